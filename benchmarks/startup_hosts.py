@@ -27,10 +27,10 @@ from pathlib import Path
 import machine
 
 from horovod.core import config
+from horovod.runner.external.mpi.command import Launch, command_line, variables
+from horovod.runner.external.mpi.kinds import find
 from horovod.runner.hosts.slots import parse_hosts
 from horovod.runner.reach import ssh
-from horovod.runner.whole_job.mpi.command import Launch, command_line, variables
-from horovod.runner.whole_job.mpi.kinds import find
 
 MEETING = """
 from horovod.common import basics

@@ -5,6 +5,8 @@ docstring, stale after each change of one, while whoever has the source has the 
 
 The source is parsed by griffe and never imported, so no framework is needed. Docstrings are read as this project writes them:
 prose with ``literals`` and :role:`names`, sections such as ``Args:``, simple tables, and indented code after ``::``.
+
+The page of ``horovodrun`` comes from the launcher's own parser, which imports no framework either.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import griffe
+
+from horovod.runner.arguments import build_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -61,6 +65,9 @@ PAGES = (
     Page("mxnet", "horovod.mxnet", "`horovod.mxnet`: Horovod for MXNet"),
 )
 
+COMMAND = "horovodrun"
+"""The page of the launcher's flags."""
+
 SECTIONS = (
     ("Starting and ending", r"run|init|shutdown|is_initialized"),
     ("Who is who", r"((local|cross)_)?(rank|size)|is_homogeneous"),
@@ -92,9 +99,10 @@ def main() -> None:
     parser.add_argument("pages", nargs="*", metavar="page", help="only these (default: all)")
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "api", metavar="DIR", help="default: docs/api")
     options = parser.parse_args()
-    unknown = set(options.pages) - {page.name for page in PAGES}
+    known = [page.name for page in PAGES] + [COMMAND]
+    unknown = set(options.pages) - set(known)
     if unknown:
-        parser.error(f"no such page: {', '.join(sorted(unknown))}; there are {', '.join(page.name for page in PAGES)}")
+        parser.error(f"no such page: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     for path in write(options.to, options.pages):
         print(path)
 
@@ -103,11 +111,12 @@ def write(folder: Path, names: Sequence[str] = ()) -> list[Path]:
     """Write pages, all if none is named, and leave those alone that would not change. Returns their paths."""
     package = source()
     folder.mkdir(parents=True, exist_ok=True)
+    texts = {page.name: written(page, package) for page in PAGES if not names or page.name in names}
+    if not names or COMMAND in names:
+        texts[COMMAND] = flags()
     paths = []
-    for page in PAGES:
-        if names and page.name not in names:
-            continue
-        path, text = folder / f"{page.name}.md", written(page, package)
+    for name, text in texts.items():
+        path = folder / f"{name}.md"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
         paths.append(path)
@@ -138,6 +147,27 @@ def written(page: Page, package: griffe.Module) -> str:
             lines += ["", f"### {name}", "", *reference.entry(name, resolved(module.members[name]))]
     for title, paths in page.parts.items():
         lines += ["", f"## {title}", *reference.members("optimizer", *(named(package, path) for path in paths))]
+    return "\n".join(lines) + "\n"
+
+
+def flags() -> str:
+    """The page of ``horovodrun``: every flag, in the groups of ``--help-all``."""
+    parser = build_parser(brief=False)
+    lines = [f"# `{COMMAND}`: flags", "", f"    {parser.usage}", "", str(parser.description)]
+    lines += ["", "Every flag that sets a variable names it; a flag takes precedence over its variable."]
+    for group in parser._action_groups:
+        actions = [action for action in group._group_actions if action.help not in (None, argparse.SUPPRESS)]
+        if not actions:
+            continue
+        lines += ["", f"## {(group.title or '').capitalize()}", *(["", group.description] if group.description else [])]
+        lines += ["", "| flag | meaning |", "|---|---|"]
+        for action in actions:
+            value = action.metavar or "\\|".join(map(str, action.choices or ()))
+            words = " ".join(value) if isinstance(value, tuple) else value
+            spelt = ", ".join(f"`{name} {words}`" if words and action.nargs != 0 else f"`{name}`"
+                              for name in action.option_strings).replace("JOB|PID", "JOB\\|PID")  # fmt: skip
+            lines.append(f"| {spelt} | {inline((action.help or '').replace('%%', '%'), {})} |")
+    lines += ["", "## Examples", "", *(f"    {line.strip()}" for line in (parser.epilog or "").splitlines()[1:])]
     return "\n".join(lines) + "\n"
 
 

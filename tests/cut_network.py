@@ -13,7 +13,7 @@ import fcntl, select, socket, struct, time
 from datetime import timedelta
 
 from horovod.comm.base import PeerFailure
-from horovod.comm.exchange.base import Collective
+from horovod.comm.exchange.base import CollectiveKind
 from horovod.comm.tcp.transport import TcpExchange
 from horovod.control.channel import Channel, ChannelClosed
 

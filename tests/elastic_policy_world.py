@@ -5,10 +5,18 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
-from horovod.control.elastic_messages import Connected, HostUpdateResult, Ready
+from horovod.control.elastic_messages import Connected, HostUpdateResult, ReadyForRound
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.blacklist import Blacklist
-from horovod.runner.elastic.decisions import Announce, Begin, Dismiss, EndRound, Kill, Start, Stop
+from horovod.runner.elastic.decisions import (
+    BeginRound,
+    Dismiss,
+    EndRound,
+    KillProcess,
+    NotifyHostsChanged,
+    StartProcess,
+    StopProcess,
+)
 from horovod.runner.elastic.job_state import Limits
 from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.hosts.slots import HostInfo, SlotInfo
@@ -50,17 +58,17 @@ class PolicyWorld:
 
     def do(self, decisions: Sequence[object]) -> None:
         for decision in decisions:
-            if isinstance(decision, Start):
+            if isinstance(decision, StartProcess):
                 assert decision.number not in self.asked, "a number is given once"
                 self.alive[decision.number] = decision.host.hostname
                 self.asked[decision.number] = -1
-            elif isinstance(decision, Begin):
+            elif isinstance(decision, BeginRound):
                 self.places = {number: slot for number, _, slot in decision.places}
                 self.announced = HostUpdateResult.no_update
                 self.same_state = decision.same_state
                 assert all(number in self.alive for number in self.places)
                 assert all(self.asked[number] == question for number, question, _ in decision.places)
-            elif isinstance(decision, Announce):
+            elif isinstance(decision, NotifyHostsChanged):
                 self.announced |= decision.result
             elif isinstance(decision, EndRound):
                 self.ended_rounds.append(decision.round)
@@ -70,7 +78,7 @@ class PolicyWorld:
                 self.timers[decision.reason] = decision.seconds
             elif isinstance(decision, Say):
                 self.said += decision.text + "\n"
-            elif isinstance(decision, Stop | Kill):
+            elif isinstance(decision, StopProcess | KillProcess):
                 self.killed.append(decision.number)
                 self.end(decision.number, KILLED)
 
@@ -85,7 +93,7 @@ class PolicyWorld:
             self.asked[number] += 1
             self.places.pop(number, None)
             has_state = number in self.have_state
-            ready = Ready(self.asked[number], before, failed, "why", has_state=has_state, keeps_state=keep)
+            ready = ReadyForRound(self.asked[number], before, failed, "why", has_state=has_state, keeps_state=keep)
             self.do(self.policy.told(number, ready))
 
     def connect(self) -> None:

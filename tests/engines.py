@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 
 from horovod.comm.base import Communicator, give_up
 from horovod.comm.bytewise.communicator import PIECE_BYTES
-from horovod.comm.engine import Bootstrap, Group
+from horovod.comm.ccl.collectives import OneCclCollectives
+from horovod.comm.ccl.engine import OneCclCommunicator
+from horovod.comm.engine import Bootstrap, EngineGroup
 from horovod.comm.gloo.engine import GlooCommunicator
 from horovod.comm.hierarchical.communicator import PIECE_BYTES as HIERARCHICAL_PIECE_BYTES
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
-from horovod.comm.hierarchical.placement import Placement
-from horovod.comm.oneccl.collectives import OneCclCollectives
-from horovod.comm.oneccl.engine import OneCclCommunicator
+from horovod.comm.hierarchical.placement import RankGrid
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.shm.engine import SharedProposals
@@ -140,7 +140,9 @@ def proposals_of(size: int, contributions: bool = True) -> list[Proposals]:
     kind, descriptor = SharedProposals(contributions), created(memory_bytes(size))
     try:
         hosts = ("here",) * size
-        return [kind.build(Group(rank, size, hosts), Bootstrap(descriptor=descriptor), 0.0) for rank in range(size)]
+        return [
+            kind.build(EngineGroup(rank, size, hosts), Bootstrap(descriptor=descriptor), 0.0) for rank in range(size)
+        ]
     finally:
         os.close(descriptor)
 
@@ -226,7 +228,7 @@ def _hierarchical(
     hosts: str, timeout: timedelta, cross: Factory, piece_bytes: int = HIERARCHICAL_PIECE_BYTES
 ) -> list[Communicator]:
     size = len(hosts)
-    placements = [Placement.of(hosts, rank) for rank in range(size)]
+    placements = [RankGrid.of(hosts, rank) for rank in range(size)]
     flat = cross(size, timeout)
     inside: dict[int, Communicator] = {}
     across: dict[int, Communicator] = {}

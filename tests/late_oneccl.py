@@ -25,7 +25,7 @@ class _Meeting:
 
 
 class LateLibrary:
-    """As :class:`horovod.comm.oneccl.library.Library`; one object for all ranks of one group. Knows what it must not
+    """As :class:`horovod.comm.ccl.library.Library`; one object for all ranks of one group. Knows what it must not
     be asked."""
 
     def __init__(self) -> None:

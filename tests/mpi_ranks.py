@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import horovod
 from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.datatypes import Array
-from horovod.comm.engine import Bootstrap, Group, MpiRanks, Settings
+from horovod.comm.engine import Bootstrap, EngineGroup, EngineSettings, MpiRanks
 from horovod.comm.mpi.engine import MpiEngine
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Vectors, arrays_of
@@ -234,7 +234,9 @@ def serve(path: str, seconds: str, piece_bytes: str) -> None:
     connection.connect(path)
     send(connection, rank)
     where = MpiRanks(None, size, tuple(range(size)))
-    group = Group(rank, size, ("here",) * size, Settings(stall_timeout=timedelta(seconds=float(seconds))), where)
+    group = EngineGroup(
+        rank, size, ("here",) * size, EngineSettings(stall_timeout=timedelta(seconds=float(seconds))), where
+    )
     engine = MpiEngine()
     assert not engine.obstacle(group), engine.obstacle(group)
     communicator: Communicator

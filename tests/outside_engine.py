@@ -14,7 +14,7 @@ from horovod.comm.base import Aborted, PeerFailure
 from horovod.comm.bytewise.base import ByteCollectives
 from horovod.comm.bytewise.communicator import BytewiseCommunicator
 from horovod.comm.datatypes import Array
-from horovod.comm.engine import Bootstrap, Engine, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineGroup
 
 
 class SocketCollectives(ByteCollectives):
@@ -76,8 +76,8 @@ class OutsideCommunicator(BytewiseCommunicator):
 class OutsideEngine(Engine):
     name: ClassVar[str] = "outside"
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         return ""
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> OutsideCommunicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> OutsideCommunicator:
         return OutsideCommunicator(group.rank, group.size, SocketCollectives(group.rank, group.connect()))

@@ -10,7 +10,7 @@ import pytest
 from cluster.conftest import Cluster
 from horovod.core import config
 from horovod.diagnose.findings import findings
-from horovod.diagnose.job import Job
+from horovod.diagnose.job import DumpedJob
 from horovod.diagnose.report import text
 from horovod.observe.dump import read
 
@@ -25,7 +25,7 @@ for step in range(10**6):
 
 
 @pytest.fixture
-def job(cluster: Cluster, tmp_path: Path) -> Job:
+def job(cluster: Cluster, tmp_path: Path) -> DumpedJob:
     """A job of two ranks on each host, in the middle of which hostB's cable was pulled out."""
     env = {config.TIMEOUT_SECONDS: "6", config.FLIGHT_RECORDER_DIR: str(tmp_path / "recorders")}
     process = cluster.start("-np", "4", "-H", "hostA:2,hostB:2", "python", cluster.script(LARGE), **env)
@@ -38,10 +38,10 @@ def job(cluster: Cluster, tmp_path: Path) -> Job:
         cluster.hosts.mend()
     assert done.returncode != 0
     assert f"python -m horovod.diagnose {shlex.quote(str(tmp_path / 'recorders'))}" in done.stderr, done.stderr
-    return Job(read([tmp_path / "recorders"]))
+    return DumpedJob(read([tmp_path / "recorders"]))
 
 
-def test_a_link_that_is_down(job: Job) -> None:
+def test_a_link_that_is_down(job: DumpedJob) -> None:
     found = findings(job)
     print(text(job, found))
     assert sorted(job.dumps) == [0, 1, 2, 3], "the ranks on both sides of the broken link write"

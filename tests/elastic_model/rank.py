@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from horovod.control.elastic_messages import Connected, NoPlace, Place, Ready
+from horovod.control.elastic_messages import Connected, NoPlace, Place, ReadyForRound
 from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoNextRound
 from horovod.elastic.loop import outcome_of
 from horovod.elastic.policy import Begun, Call, Completed, Outcome, RankPolicy
-from horovod.elastic.progress import Report, furthest
+from horovod.elastic.progress import StateReport, furthest
 from horovod.elastic.updates import Heard, hear
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Rank:
         has_state = self._connected if self.has_state is None else self.has_state
         self.world.tells(
             self,
-            Ready(question, self._left, failed, "why", has_state=has_state, keeps_state=keeps_state),
+            ReadyForRound(question, self._left, failed, "why", has_state=has_state, keeps_state=keeps_state),
             in_order=True,
         )
         answer: Place | NoPlace = yield Asks(question)
@@ -177,7 +177,7 @@ class Rank:
 
     def _sync(self) -> Waits:
         assert self.place is not None
-        reports = yield Calls(("gather", 0), Report(self.rounds, self.saved, self.saved))
+        reports = yield Calls(("gather", 0), StateReport(self.rounds, self.saved, self.saved))
         root = furthest(reports) if self.world.settings.furthest else None
         steps = yield Calls(("broadcast", 0), self.saved)
         step = steps[0 if root is None else root.rank]

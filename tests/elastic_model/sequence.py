@@ -9,7 +9,7 @@ from typing import NamedTuple
 from elastic_model.rank import Imports, Rank
 from elastic_model.world import Pick, Settings, World
 from horovod.runner.agent.messages import Exit
-from horovod.runner.elastic.job_state import Finishing, Limits, Running, Training, Waiting
+from horovod.runner.elastic.job_state import Finishing, Limits, Running, Training, WaitingForRound
 
 HOSTS = ["alpha", "beta", "gamma", "delta"]
 EVENTS = 250
@@ -212,7 +212,7 @@ def _check_end(world: World) -> None:
     if world.policy.stopped.startswith("no rank is left"):
         left = [rank.number for rank in world.ranks.values() if rank.rounds and not rank.stopped]
         assert not left or world.all_ended, f"{left} have the state"
-    assert not any(isinstance(each.state, Waiting) for each in job.processes.values()) or world.all_ended
+    assert not any(isinstance(each.state, WaitingForRound) for each in job.processes.values()) or world.all_ended
 
 
 def _describe(world: World) -> str:

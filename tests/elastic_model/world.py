@@ -9,12 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from elastic_model.rank import Asks, Calls, Imports, Rank
-from horovod.control.elastic_messages import Leaving, NoPlace, Place, RankFailed, Ready, Told
+from horovod.control.elastic_messages import Leaving, NoPlace, Place, RankFailed, ReadyForRound, Told
 from horovod.core.errors import HorovodInternalError
-from horovod.elastic.progress import Report
+from horovod.elastic.progress import StateReport
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.blacklist import Blacklist
-from horovod.runner.elastic.decisions import Announce, Begin, Dismiss, EndRound, Kill, Start, Stop
+from horovod.runner.elastic.decisions import (
+    BeginRound,
+    Dismiss,
+    EndRound,
+    KillProcess,
+    NotifyHostsChanged,
+    StartProcess,
+    StopProcess,
+)
 from horovod.runner.elastic.job_state import Limits, Running
 from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.hosts.slots import HostInfo
@@ -115,20 +123,20 @@ class World:
 
     def _carry_out(self, decision: object) -> None:
         self.note(f"  -> {decision}")
-        if isinstance(decision, Start):
+        if isinstance(decision, StartProcess):
             assert decision.number not in self.ranks, "a number is given once"
             self.unstarted[decision.number] = decision.host.hostname
-        elif isinstance(decision, Begin):
+        elif isinstance(decision, BeginRound):
             self._begin(decision)
-        elif isinstance(decision, Announce):
+        elif isinstance(decision, NotifyHostsChanged):
             self.news[decision.round].append(int(decision.result))
         elif isinstance(decision, EndRound):
             self.rounds[decision.round].over = True
         elif isinstance(decision, Dismiss):
             self.answers[decision.number, decision.question] = NoPlace(decision.reason, decision.job_ends)
-        elif isinstance(decision, Stop):
+        elif isinstance(decision, StopProcess):
             self._stop(decision.number)
-        elif isinstance(decision, Kill):
+        elif isinstance(decision, KillProcess):
             self.kill(decision.number)
         elif isinstance(decision, Wake):
             self.timers["policy", decision.reason] = self.now + decision.seconds
@@ -139,7 +147,7 @@ class World:
         else:
             assert isinstance(decision, Say), decision
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, begin: BeginRound) -> None:
         limits = self.settings.limits
         size = len(begin.places)
         hands_on = limits.most == 1 and size == 2  # the only rank hands on the state to the next one
@@ -235,7 +243,7 @@ class World:
         self.trained = True
         self.furthest_step = max(self.furthest_step, rank.step)
 
-    def adopts(self, rank: Rank, step: int, reports: Sequence[Report]) -> None:
+    def adopts(self, rank: Rank, step: int, reports: Sequence[StateReport]) -> None:
         if self.settings.furthest:
             assert step == max(each.saved for each in reports if each.rounds or not any(r.rounds for r in reports))
         elif any(each.rounds for each in reports):
@@ -333,7 +341,7 @@ class World:
 
     def _tell(self, number: int) -> None:
         told = self.told[number].popleft()
-        if isinstance(told, Ready) and number in self.policy.running:
+        if isinstance(told, ReadyForRound) and number in self.policy.running:
             self.answers = {key: value for key, value in self.answers.items() if key[0] != number}
         self.do(self.policy.told(number, told))
 

@@ -84,6 +84,26 @@ def test_what_autotuning_chose_is_compared_with_the_best_by_hand(publish: Module
     assert f"| {best} | 5.00 | 100 % |" in rows and rows[-1] == "    autotuning is over"
 
 
+def test_a_table_of_collectives_has_a_row_for_each_operation_and_a_column_for_each_size(publish: ModuleType) -> None:
+    steps = [{"model": "mlp", "horovod": 0.1, "gloo": 0.15, "silent": 0.08, "ratio": 1.5}]
+    moved = [
+        {"operation": name, "bytes": size, "horovod": seconds, "gloo": 2 * seconds, "ratio": 2.0, "fastest": 2.1}
+        for size, seconds in ((1 << 20, 2e-3), (64 << 10, 1e-4))
+        for name in ("all_reduce", "broadcast")
+    ]
+    record = {"machine": RECORD["machine"], "ranks": 2, "training": steps, "collectives": moved}
+    assert list(publish.TABLES["torch_distributed"](record)) == [
+        "| a step of DDP on 2 ranks | ms on horovod | ms on gloo | ms without communication | gloo to horovod |",
+        "|---|---:|---:|---:|---:|",
+        "| mlp | 100 | 150 | 80 | 1.50 |",
+        "",
+        "| ms on horovod, and gloo to horovod | 64 KiB | 1 MiB |",
+        "|---|---:|---:|",
+        "| `all_reduce` | 0.10; 2.0 | 2.00; 2.0 |",
+        "| `broadcast` | 0.10; 2.0 | 2.00; 2.0 |",
+    ]
+
+
 def test_a_picture_is_that_of_its_record(publish: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image = pytest.importorskip("PIL.Image")
     monkeypatch.setitem(publish.PICTURES, "training", lambda _, path: image.new("RGB", (2, 2)).save(path))

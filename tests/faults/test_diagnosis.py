@@ -26,7 +26,7 @@ from horovod.core import config
 from horovod.core.lifecycle.context import current
 from horovod.diagnose.finding import Finding
 from horovod.diagnose.findings import findings
-from horovod.diagnose.job import Job
+from horovod.diagnose.job import DumpedJob
 from horovod.diagnose.report import text
 from horovod.observe.dump import read
 from launcher.harness import Launcher
@@ -54,13 +54,13 @@ def generation(env: dict[str, str], function: Callable[[], None]) -> str:
             del os.environ[name]
 
 
-def play(pool: RankPool, folder: Path, env: dict[str, str], function: Callable[[], None]) -> Job:
+def play(pool: RankPool, folder: Path, env: dict[str, str], function: Callable[[], None]) -> DumpedJob:
     """Play a scene to its end; what the ranks have written."""
     pool.run(generation, {**env, config.FLIGHT_RECORDER_DIR: str(folder)}, function)
-    return Job(read([folder]))
+    return DumpedJob(read([folder]))
 
 
-def first(job: Job) -> Finding:
+def first(job: DumpedJob) -> Finding:
     """What the diagnosis says first. Shown in full where the test fails."""
     found = findings(job)
     print(text(job, found))
@@ -173,7 +173,7 @@ def test_a_rank_in_input(ranks: Ranks, tmp_path: Path) -> None:
     call = pool.start(with_terminal, str(tmp_path), env)
     with (tmp_path / "terminal").open("w") as terminal:
         await_files(folder, 0, 1, 2)
-        job = Job(read([folder]))
+        job = DumpedJob(read([folder]))
         terminal.write("yes\n")
     call.results()
     said = first(job)
@@ -203,7 +203,7 @@ def test_a_stopped_rank(ranks: Ranks, tmp_path: Path) -> None:
     pool.kill(1, signal.SIGSTOP)
     try:
         await_files(folder, 0, 2)
-        job = Job(read([folder]))
+        job = DumpedJob(read([folder]))
         (tmp_path / "ready.goes.on").touch()
     finally:
         pool.kill(1, signal.SIGCONT)
@@ -232,7 +232,7 @@ def test_a_rank_whose_interpreter_is_held(ranks: Ranks, tmp_path: Path) -> None:
     while not (folder / "rank-1.stacks").exists():  # another rank writes it
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    job = Job(read([folder]))
+    job = DumpedJob(read([folder]))
     call.results()
     said = first(job)
     assert sorted(job.dumps) == [0, 2]
@@ -301,7 +301,7 @@ def test_all_ranks_hang_in_one_collective(ranks: Ranks, tmp_path: Path) -> None:
     time.sleep(1.0)
     pool.kill(2, signal.SIGURG)  # any rank: it asks the others
     await_files(folder, 0, 1, 2)
-    job = Job(read([folder]))
+    job = DumpedJob(read([folder]))
     over.touch()
     call.results()
     said = first(job)
@@ -348,7 +348,7 @@ for step in range(5):
 
 def ended(
     launcher: Launcher, script: str, ranks: int = 3, **extra: str
-) -> tuple[Job, subprocess.CompletedProcess[str]]:
+) -> tuple[DumpedJob, subprocess.CompletedProcess[str]]:
     """Run a script that ends badly; what its ranks have written."""
     cluster = str(Path(__file__).parents[1] / "cluster")
     (launcher.folder / "train.py").write_text(PLAIN.format(cluster=cluster) + script)
@@ -356,7 +356,7 @@ def ended(
     named = [line for line in done.stderr.splitlines() if "python -m horovod.diagnose" in line]
     assert named, done.stderr
     assert named == [done.stderr.splitlines()[-1]]
-    return Job(read([Path(shlex.split(named[0])[-1])])), done
+    return DumpedJob(read([Path(shlex.split(named[0])[-1])])), done
 
 
 @pytest.fixture

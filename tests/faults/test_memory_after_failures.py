@@ -69,7 +69,7 @@ def work(engine: str, elements: int, marker: str) -> str:
     places: dict[str, tuple[Any, str]] = {
         "shm": (spans.Spans, "write"),
         "direct": (direct, "reduce_into"),
-        "tcp": (link.Link, "receive"),
+        "tcp": (link.TcpLink, "receive"),
     }
     owner, name = places[engine]
     original = getattr(owner, name)

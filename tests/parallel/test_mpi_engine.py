@@ -205,6 +205,51 @@ if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))) == 1:
     assert "Segmentation" not in said
 
 
+WITHOUT_RANK_1 = """
+from horovod.comm.mpi import runtime
+if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))) == 1:
+    runtime.started = not_started
+began = time.monotonic()
+try:
+    hvd.init()
+except (RuntimeError, OSError) as error:
+    say("after", "long" if time.monotonic() - began > 20 else "some", "seconds:", error)
+    open(f"gave-up-{os.getpid()}", "x")
+    raise
+"""
+
+
+@pytest.mark.parametrize("wheel", WHEELS)
+def test_ranks_that_wait_for_mpis_start_give_up_in_time(tmp_path: Path, wheel: str) -> None:
+    """Rank 1 has met the others, and lives, but does not start MPI. ``MPI_Init`` would wait for it without end."""
+    come = """
+import glob
+def not_started(*arguments):
+    for _ in range(600):  # until both others have given up, for a minute at most
+        if len(glob.glob("gave-up-*")) == 2:
+            break
+        time.sleep(0.1)
+    os._exit(3)
+"""
+    done = play(tmp_path, wheel, come + WITHOUT_RANK_1, flags=LENIENT[wheel], HOROVOD_START_TIMEOUT="3")
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    told = [line for line in done.stdout.splitlines() if "rank 1 did not take part in the choice of an engine" in line]
+    assert len(told) == 2, said
+    assert "Segmentation" not in said
+
+
+@pytest.mark.skipif("mpich" not in WHEELS, reason="Open MPI's launcher ends the others all the same")
+def test_ranks_that_wait_for_mpis_start_give_up_when_one_has_ended(tmp_path: Path) -> None:
+    """Long before the time for the start is over."""
+    end = "def not_started(*arguments):\n    os._exit(3)\n"
+    done = play(tmp_path, "mpich", end + WITHOUT_RANK_1, flags=LENIENT["mpich"], HOROVOD_START_TIMEOUT="80")
+    said = done.stdout + done.stderr
+    found = [line for line in done.stdout.splitlines() if line.startswith("after some seconds:")]
+    assert len(found) == 2 and all("rank 1 did not take part" in line for line in found), said
+    assert "Segmentation" not in said
+
+
 @pytest.mark.parametrize("wheel", WHEELS)
 def test_a_communicator_that_one_rank_does_not_make_is_given_up_and_the_process_ends(
     tmp_path: Path, wheel: str
@@ -317,8 +362,8 @@ os._exit(0)  # MPI would wait for what was sent
 
 
 def test_without_an_mpi_launcher_the_error_says_how_to_start() -> None:
-    program = "from horovod.comm.engine import Group, MpiRanks; from horovod.comm.mpi.engine import MpiEngine\n"
-    program += "print(MpiEngine().obstacle(Group(0, 2, ('a', 'a'), mpi=MpiRanks(None, 2, (0, 1)))))"
+    program = "from horovod.comm.engine import EngineGroup, MpiRanks; from horovod.comm.mpi.engine import MpiEngine\n"
+    program += "print(MpiEngine().obstacle(EngineGroup(0, 2, ('a', 'a'), mpi=MpiRanks(None, 2, (0, 1)))))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == (
         "its process was not started by an MPI launcher: start the job with mpirun, mpiexec or srun"

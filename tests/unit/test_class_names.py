@@ -17,13 +17,6 @@ PUBLIC = {
     "RankLostError", "RankRaisedError", "RendezvousServer", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
 }  # fmt: skip
 """Names of the interface, which each binding has for its framework."""
-LEFT = {
-    "Announce", "Begin", "Collective", "Direct", "Entry", "Event", "Exchange", "Failure", "Finding", "Flow", "Group",
-    "HostList", "HostMemory", "Identity", "Job", "JobFailed", "Link", "Listener", "Member", "Membership", "Memory", "Output",
-    "Placement", "Process", "Progress", "Ready", "Recorded", "Reducing", "Reduction", "Report", "Settings", "Start", "Stop",
-    "Tensor", "Waiting", "Wanted", "_Cast", "_InFront", "_Started",
-}  # fmt: skip
-"""Names that still mean several things. Rename one of them and take it out here; put none in."""
 
 
 def places() -> dict[str, list[str]]:
@@ -37,5 +30,5 @@ def places() -> dict[str, list[str]]:
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    several = {name: files for name, files in places().items() if len(files) > 1 and name not in PUBLIC | LEFT}
+    several = {name: files for name, files in places().items() if len(files) > 1 and name not in PUBLIC}
     assert not several, f"a name for two things: {several}"

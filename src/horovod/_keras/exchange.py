@@ -10,23 +10,23 @@ from collections.abc import Hashable, Sequence
 from horovod._keras.settings import KerasSettings
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.requests.handle import Handle, all_of
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.collectives import prepared_allreduce, submit
 from horovod.core.submission.prepared import device_of
 
 
-class Exchange:
+class InPlaceReducer:
     """Reduces one optimizer's gradients, as the core takes them."""
 
     def __init__(self, settings: KerasSettings) -> None:
         self._settings = settings
         self._name = OptimizerName()
 
-    def reduction(self, op: ReduceOp, factor: float) -> Reducing:
+    def reduction(self, op: ReduceOp, factor: float) -> ReductionArguments:
         """How :meth:`reduce` reduces."""
-        return Reducing(op, *self._settings.scales(op, factor), self._settings.process_set)
+        return ReductionArguments(op, *self._settings.scales(op, factor), self._settings.process_set)
 
     def reduce(
         self,

@@ -27,7 +27,7 @@ class CallableList(list[Any]):
         return self
 
 
-class _InFront:
+class _OptimizerOverrides:
     """The methods that override those of the wrapped optimizer's class."""
 
     _horovod: Distribution
@@ -164,7 +164,9 @@ _derived: dict[type[Any], type[Any]] = {}
 def derived(kind: type[Any]) -> type[Any]:
     """The class of distributed optimizers that behave like ``kind``. It has the same name and is derived from ``kind``."""
     if kind not in _derived:
-        _derived[kind] = type(kind.__name__, (_InFront, kind), {"__module__": MODULE, "__doc__": kind.__doc__})
+        _derived[kind] = type(
+            kind.__name__, (_OptimizerOverrides, kind), {"__module__": MODULE, "__doc__": kind.__doc__}
+        )
         naming.save_as(_derived[kind], kind)
     return _derived[kind]
 

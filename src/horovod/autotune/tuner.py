@@ -26,7 +26,7 @@ from horovod.core.config import MEBIBYTE
 
 
 @dataclass(frozen=True)
-class Job:
+class TunedJob:
     """What the tuner must know of the job.
 
     Attributes:
@@ -78,7 +78,7 @@ class Tuner:
         over: nothing will be due any more.
     """
 
-    def __init__(self, job: Job, remembered: Kept | None, recuts: Callable[[], bool], records: Records) -> None:
+    def __init__(self, job: TunedJob, remembered: Kept | None, recuts: Callable[[], bool], records: Records) -> None:
         self._job = job
         self._remembered = remembered
         self._recuts = recuts

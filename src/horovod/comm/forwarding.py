@@ -1,4 +1,4 @@
-"""A communicator that has another one carry out everything."""
+"""A communicator that forwards every collective to another one."""
 
 from __future__ import annotations
 
@@ -57,6 +57,9 @@ class ForwardingCommunicator(Communicator):
 
     def tune(self, settings: TunedSettings) -> None:
         self.target.tune(settings)
+
+    def called_by_waiting_thread(self, waiting: bool) -> None:
+        self.target.called_by_waiting_thread(waiting)
 
     def abort(self) -> None:
         self.target.abort()

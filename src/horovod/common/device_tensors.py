@@ -18,7 +18,7 @@ from horovod.comm.spans import Spans, layout_of
 from horovod.core.config import GPU_OPERATIONS
 from horovod.core.lifecycle.context import running
 from horovod.core.requests import devices
-from horovod.core.requests.devices import Ready, Reduction, carries_out, device_name
+from horovod.core.requests.devices import DeviceReadiness, ReductionTraits, carries_out, device_name
 from horovod.core.requests.tensor import Tensor
 
 _NOTHING = np.empty(0, np.uint8)
@@ -85,7 +85,7 @@ class CudaDevices:
         with self._lock:
             self._runtime = None
 
-    def engine(self, data_types: Sequence[DataType], reduction: Reduction | None) -> str:
+    def engine(self, data_types: Sequence[DataType], reduction: ReductionTraits | None) -> str:
         """The engine that carries out a collective on these devices' memory, "" where host memory must serve.
 
         The same on all ranks for the same arguments.
@@ -106,7 +106,7 @@ class OnDevice:
     def __init__(self, runtime: CudaRuntime, engine: str) -> None:
         self.device = device_name(engine)
         self._runtime = runtime
-        self._ready = Ready(self.device, runtime.record(runtime.current_stream()), [])
+        self._ready = DeviceReadiness(self.device, runtime.record(runtime.current_stream()), [])
 
     def release(self) -> None:
         """The device has done with all tensors, as the caller has waited for it."""

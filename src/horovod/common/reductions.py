@@ -56,7 +56,7 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
         raise ValueError(f"op={shown(op)} is no reduction; use one of {names}") from None
 
 
-class Reducing(msgspec.Struct, frozen=True):
+class ReductionArguments(msgspec.Struct, frozen=True):
     """How a collective reduces: the checked arguments of allreduce and reducescatter.
 
     Attributes:
@@ -84,7 +84,7 @@ class Reducing(msgspec.Struct, frozen=True):
 
 def reducing(
     op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet
-) -> Reducing:
+) -> ReductionArguments:
     """Check the arguments that the user passed.
 
     Raises:
@@ -93,7 +93,7 @@ def reducing(
     if type(process_set) is not ProcessSet:
         set_id(process_set)
     prescale, postscale = real(prescale_factor, "prescale_factor"), real(postscale_factor, "postscale_factor")
-    return Reducing(reduction(op, average), prescale, postscale, process_set)
+    return ReductionArguments(reduction(op, average), prescale, postscale, process_set)
 
 
 def check_predivide(factor: float, op: ReduceOp) -> None:

@@ -3,9 +3,9 @@
 The launcher gives each process a number, which it keeps for life, and which no other process of the job gets. Ranks change
 from round to round. A round is the rendezvous of certain processes in ``init()``, and the training that follows.
 
-A process tells the launcher something with a ``Put`` under :func:`told_key`. It asks for its place in the next round with
-:class:`Ready`, and waits for the answer with a ``Get`` of :func:`answer_key`. During a round, a thread of each process waits
-with a ``Get`` of :func:`news_key` for the launcher's word.
+A process tells the launcher something with a ``Put`` under :func:`told_key`. It asks for its rank in the next round with
+:class:`ReadyForRound`, and waits for the answer with a ``Get`` of :func:`answer_key`. During a round, a thread of each process
+waits with a ``Get`` of :func:`news_key` for the launcher's messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOLD = "elastic/told/"
 """What keys begin with under which processes tell the launcher something. The server stores nothing of it."""
 
 
-class Ready(msgspec.Struct, tag=True, frozen=True):
+class ReadyForRound(msgspec.Struct, tag=True, frozen=True):
     """A process waits in ``init()``, or on the way to it, for its place in the next round."""
 
     question: int
@@ -59,7 +59,7 @@ class Leaving(msgspec.Struct, tag=True, frozen=True):
 ENDING = "elastic/ending"
 """A key with a value once the launcher ends the job: a process that is asked to end need not send :class:`Leaving`."""
 
-Told = Ready | Connected | RankFailed | Leaving
+Told = ReadyForRound | Connected | RankFailed | Leaving
 
 
 class Place(msgspec.Struct, tag=True, frozen=True):

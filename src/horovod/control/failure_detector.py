@@ -124,6 +124,10 @@ class FailureDetector:
             self._late |= now - question.asked > self._answer_seconds / 2
             self._settle()
 
+    def waits_for(self, peer: int) -> bool:
+        """Whether a peer owes an answer."""
+        return peer in self._questions
+
     def left(self, peer: int) -> None:
         """A peer has left and answers no more."""
         if self._questions.pop(peer, None) is not None:

@@ -26,7 +26,7 @@ Welcome = Callable[[socket.socket, bytes, bytes], None]
 """Called with each authenticated, non-blocking connection, its purpose, and the bytes that followed the handshake."""
 
 
-class Listener:
+class ConnectionListener:
     """Accepts on ``listeners`` and authenticates with ``secret``, in callbacks of ``selector``.
 
     ``preface`` is what every connection is sent before the handshake. It must fit into a socket's buffer, so a few KiB.

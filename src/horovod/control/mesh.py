@@ -22,7 +22,7 @@ import psutil
 
 from horovod.control.descriptors import DescriptorLimitError, make_room
 from horovod.control.dial import Address, dial_until
-from horovod.control.listener import Listener
+from horovod.control.listener import ConnectionListener
 from horovod.control.networks import Network, common_links, networks_of
 from horovod.control.processes import own_process_namespace
 from horovod.control.wakeup import WakeUp
@@ -232,7 +232,7 @@ class Mesh:
                 self._early[generation, key] = connection
 
         with selectors.DefaultSelector() as selector:
-            listener = Listener(selector, self._listeners, secret, welcome)
+            listener = ConnectionListener(selector, self._listeners, secret, welcome)
             selector.register(self._wake_up, selectors.EVENT_READ, lambda _: None)
             try:
                 while expected:

@@ -24,7 +24,7 @@ class Network(msgspec.Struct, array_like=True, frozen=True):
     """In Mbit/s, as the kernel knows it; 0 where it does not, as on many virtual machines."""
 
 
-class Link(NamedTuple):
+class AddressPair(NamedTuple):
     """Two addresses between which ranks of two hosts can connect, in one network."""
 
     own: str
@@ -48,7 +48,7 @@ def networks_of(addresses: Collection[str], named: bool) -> tuple[Network, ...]:
     return tuple(found)
 
 
-def common_links(own: Sequence[Network], other: Sequence[Network]) -> list[Link]:
+def common_links(own: Sequence[Network], other: Sequence[Network]) -> list[AddressPair]:
     """The links by which data travels between two hosts: one for each network that both are in, those of the highest speed.
 
     Slower networks than the fastest are left out: what is cut into equal shares takes as long as the slowest of them. Where the
@@ -57,11 +57,11 @@ def common_links(own: Sequence[Network], other: Sequence[Network]) -> list[Link]
     Both hosts find the same links in the same order, each with its own address first.
     """
     ours, theirs = _by_network(own), _by_network(other)
-    found: list[tuple[int, Link]] = []
+    found: list[tuple[int, AddressPair]] = []
     for network in sorted(set(ours) & set(theirs)):
         for here, there in zip(ours[network], theirs[network], strict=False):
             if here.address != there.address:  # else it is a bridge inside each host, and leads to itself
-                found.append((min(here.speed, there.speed), Link(here.address, there.address)))
+                found.append((min(here.speed, there.speed), AddressPair(here.address, there.address)))
     fastest = max((speed for speed, _ in found), default=0)
     links = [link for speed, link in found if speed == fastest]
     return links if fastest else links[:1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -39,6 +39,10 @@ def why_not_running(pid: int) -> str | None:
     return STOPPED if status == psutil.STATUS_STOPPED else ""
 
 
-def any_ended(pids: Iterable[int]) -> bool:
-    """Whether one of these processes has ended."""
-    return any(why_not_running(pid) == KILLED for pid in pids)
+def ended(processes: Mapping[int, int]) -> list[int]:
+    """The ranks whose processes have ended.
+
+    Args:
+        processes: ids of processes that this one can see, by rank.
+    """
+    return [rank for rank, pid in processes.items() if why_not_running(pid) == KILLED]

@@ -27,12 +27,13 @@ HOSTNAME = "HOROVOD_HOSTNAME"
 RENDEZVOUS_ADDRESS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
 RENDEZVOUS_PORT = "HOROVOD_GLOO_RENDEZVOUS_PORT"
 NETWORK_INTERFACE = "HOROVOD_GLOO_IFACE"
-"""The network interface to use. A launcher of ours sets it to the first of those in NETWORK_INTERFACES that the host has."""
+"""The network interface to use. ``horovodrun`` sets it to the first of NETWORK_INTERFACES that the host has."""
 NETWORK_INTERFACES = "_HOROVOD_NETWORK_INTERFACES"
-"""All network interfaces to use, separated by commas. It holds where NETWORK_INTERFACE is one of them, or is not set."""
+"""All network interfaces to use, separated by commas. Ignored if NETWORK_INTERFACE is set to one that is not in the list."""
 SECRET_KEY = "_HOROVOD_SECRET_KEY"
 USER_SECRET = "HOROVOD_SECRET_KEY"
-"""What ranks know one another by where no launcher of ours started them. Set by the user, the same on all ranks."""
+"""The secret with which ranks authenticate each other if ``horovodrun`` did not start them. The user sets it, the same on
+all ranks."""
 SSH_COMMAND = "HOROVOD_SSH_COMMAND"
 """What the launcher runs instead of ``ssh``."""
 ELASTIC = "HOROVOD_ELASTIC"
@@ -87,7 +88,7 @@ THREADS = "OMP_NUM_THREADS"
 """How many threads a rank computes with; horovodrun gives each rank an equal share of the cores."""
 MALLOC_MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
 MALLOC_MMAP_THRESHOLD_BYTES = 32 << 20
-"""What the launcher sets it to: the most that every glibc takes."""
+"""The value that the launcher sets: the highest that every version of glibc accepts."""
 TIMELINE = "HOROVOD_TIMELINE"
 TIMELINE_MARK_CYCLES = "HOROVOD_TIMELINE_MARK_CYCLES"
 TIMELINE_ALL_RANKS = "HOROVOD_TIMELINE_ALL_RANKS"
@@ -104,7 +105,7 @@ AUTOTUNE_STEPS_PER_SAMPLE = "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE"
 AUTOTUNE_MAX_SAMPLES = "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES"
 AUTOTUNE_NOISE = "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE"
 AUTOTUNE_FILE = "HOROVOD_AUTOTUNE_FILE"
-"""Where what was chosen is kept for the next run."""
+"""The file in which autotuning keeps its choice for the next run."""
 
 DYNAMIC = "DYNAMIC"
 """The value of TIMELINE with which the script starts the timeline."""
@@ -189,7 +190,7 @@ def _controller(text: str) -> None:
 
 
 LONGEST = timedelta(days=20)
-"""The longest duration; a longer one counts as this. The kernel counts the milliseconds of a sleep in 31 bits."""
+"""The longest duration; longer ones are cut to it. The kernel counts the milliseconds of a sleep in 31 bits."""
 
 
 def _seconds(minimum: float, unit: float = 1.0) -> Callable[[str], timedelta]:
@@ -205,7 +206,7 @@ def network_interfaces(env: Mapping[str, str]) -> str:
 
 
 def user_cache() -> tuple[str, str]:
-    """The user's folder, and that for files which can be made again, "" where the user has not said."""
+    """The user's home folder and cache folder; "" for one that is not set."""
     return str(Path.home()), os.environ.get("XDG_CACHE_HOME", "").strip()
 
 
@@ -257,9 +258,9 @@ class Config:
     bucket_bytes: int = _setting(BUCKET_BYTES, 0, _integer(1), common=True)
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
     check: str = _setting(CHECK, "warn", _one_of("warn", "error", "off"), common=True)
-    """What follows if ranks step with different hyper-parameters or begin with different parameters."""
+    """What to do if ranks step with different hyper-parameters or start with different parameters."""
     debug: bool = _setting(DEBUG, False, _flag, common=True)
-    """Usual mistakes of scripts are looked for, which costs time."""
+    """Check for common mistakes of scripts, which costs time."""
     debug_steps: int = _setting(DEBUG_STEPS, 100, _integer(1), common=True)
     """After how many steps the ranks' parameters are compared, with ``debug``."""
     thread_affinity: tuple[int, ...] = _setting(THREAD_AFFINITY, (), _cores)
@@ -286,24 +287,24 @@ class Config:
     flight_recorder_dir: str = _setting(FLIGHT_RECORDER_DIR, "", str)
     """The folder that ranks write their flight recorders to; "": one of the job in the folder for temporary files."""
     straggler_percent: float = _setting(STRAGGLER_PERCENT, 10.0, _at_least(0))
-    """The share of a step from which on a rank that holds the others up is named; 0: none is."""
+    """The smallest share of a step by which a rank must delay the others to be named; 0: never name one."""
     metrics: str = _setting(METRICS, "", str)
     """Where rank 0 serves metrics: ``PORT``, ``HOST:PORT`` or ``unix:PATH``; "": nowhere."""
     log_level: str = _setting(LOG_LEVEL, "warning", str.lower)
     """The lowest level of messages that are shown. An unknown level means "warning"."""
     log_hide_time: bool = _setting(LOG_HIDE_TIME, False, _flag)
     autotune: bool = _setting(AUTOTUNE, False, _flag, common=True)
-    """Whether the settings that make steps quickest are searched for while the job runs."""
+    """Whether to search for the fastest settings while the job runs."""
     autotune_log: str = _setting(AUTOTUNE_LOG, "", str)
     """The CSV file that rank 0 writes a line to for each trial; "": none."""
     autotune_warmup: int = _setting(AUTOTUNE_WARMUP_SAMPLES, 3, _integer(0))
     """How many trials are made before the first that counts."""
     autotune_steps: int = _setting(AUTOTUNE_STEPS_PER_SAMPLE, 10, _integer(0))
-    """How often a tensor is seen in one measurement; 0 counts as 1."""
+    """How many times each tensor is reduced in one measurement; 0 counts as 1."""
     autotune_trials: int = _setting(AUTOTUNE_MAX_SAMPLES, 20, _integer(0))
     """How many trials the search makes at most."""
     autotune_noise: float = _setting(AUTOTUNE_NOISE, 0.8, _share)
-    """How little a single measurement says: 0, all; 1, the least."""
+    """How noisy a single measurement is, from 0 (exact) to 1 (noisiest)."""
     autotune_file: str = _setting(AUTOTUNE_FILE, "", str)
     """The file in which the choice is kept for the next run; "": one of the job in the user's cache."""
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
@@ -311,7 +312,7 @@ class Config:
 
     @property
     def stall_limit(self) -> timedelta:
-        """How long a rank is waited for before the job is ended; 0: without end, also where a warning would come later."""
+        """How long to wait for a rank before the job is ended; 0: without limit, even if the warning is due later."""
         off = not self.stall_check or self.stall_shutdown_time < self.stall_warning_time
         return timedelta(0) if off else self.stall_shutdown_time
 

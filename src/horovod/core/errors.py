@@ -17,13 +17,13 @@ _recent: deque[tuple[str, type[HorovodInternalError], dict[str, Any]]] = deque(m
 class HorovodInternalError(RuntimeError):
     """A collective failed: ranks disagreed, a rank left or died, or the runtime was shut down.
 
-    Its subclasses say what kind of failure it is. Elastic jobs recover from those that another round may not have.
+    Its subclasses say what kind of failure it is. Elastic jobs recover from those that may not come again in another round.
 
     Attributes:
-        ranks: the global ranks that the failure is about, ascending; empty where they are not known.
-        tensor: the name of the tensor or the request; "" if the failure is not of one.
+        ranks: the global ranks that the failure is about, ascending; empty if they are not known.
+        tensor: the name of the tensor or the request; "" if the failure is not about one.
         call_sites: by global rank, the line of the script that submitted it, or at which the rank is; as far as known.
-        reason: why, in a sentence, without what all messages of this kind say.
+        reason: the cause in one sentence.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class HorovodInternalError(RuntimeError):
             _recent.append((text, type(self), self.__dict__))
 
     def again(self: _Error) -> _Error:
-        """The same error, for another place that raises it: without a traceback or a context."""
+        """A copy of the error to raise elsewhere, without traceback and context."""
         return copy.copy(self)
 
     def adopt(self, other: HorovodInternalError) -> None:
-        """Take over what is known of a failure from the error that this one stands for."""
+        """Copy the attributes of the error that this one replaces."""
         self.ranks, self.tensor, self.call_sites, self.reason = (
             other.ranks,
             other.tensor,
@@ -64,7 +64,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class MismatchError(HorovodInternalError):
-    """Ranks submitted different things under one name. All of them raise it. Elastic jobs end by it: they would meet it again.
+    """Ranks submitted different requests under one name. All of them raise it. It ends elastic jobs, too: it would come again.
 
     ``ranks`` are those that submitted something, ``call_sites`` the lines that did.
     """
@@ -79,8 +79,8 @@ class RankRaisedError(RankLostError):
 
 
 class RepeatedFailureError(RankRaisedError):
-    """The same exception of the script has ended several rounds of an elastic job in a row, and no step was completed between
-    them. The job ends by it."""
+    """The same exception of the script has ended several rounds of an elastic job in a row, without a completed step between
+    them. It ends the job."""
 
 
 class CollectiveTimeoutError(HorovodInternalError):
@@ -103,7 +103,7 @@ KINDS = (
 
 
 def recall(text: str) -> HorovodInternalError | None:
-    """The latest error of this process that ``text`` is of: its own text, or a framework's account with its type before it."""
+    """The latest error of this process with this text, which a framework may have put the error's type before."""
     for said, kind, attributes in reversed(list(_recent)):
         if said and (said == text or f"{kind.__name__}: {said}" in text):
             made: HorovodInternalError = kind(said)
@@ -151,7 +151,7 @@ SHUT_DOWN = "Horovod has been shut down."
 
 
 def shut_down_by(rank: int, reason: str, tensor: str = "") -> RankLostError:
-    """The error of what was in flight, and of all that is submitted later, when ``rank`` has left in good order."""
+    """The error of all requests in flight, and of all later submissions, after ``rank`` has shut down."""
     return RankLostError(
         f"{SHUT_DOWN} This was caused by rank {rank}: {reason}.", ranks=[rank], tensor=tensor, reason=reason
     )

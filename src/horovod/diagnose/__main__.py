@@ -11,7 +11,7 @@ import msgspec
 
 from horovod.diagnose.figure import FigureError
 from horovod.diagnose.findings import findings
-from horovod.diagnose.job import Job
+from horovod.diagnose.job import DumpedJob
 from horovod.diagnose.report import diagnosis, text
 from horovod.observe.dump import DumpError, read
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     asked = parser.parse_args(arguments)
     try:
-        job = Job(read(asked.folder))
+        job = DumpedJob(read(asked.folder))
         if asked.pytorch is not None:
             from horovod.diagnose.pytorch import write_traces
 

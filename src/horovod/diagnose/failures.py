@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import Job, longest, named, ranks_in_words, waiters_in_words
+from horovod.diagnose.job import DumpedJob, longest, named, ranks_in_words, waiters_in_words
 from horovod.observe.dump import RankDump
 
 
-def failure(job: Job) -> list[Finding]:
+def failure(job: DumpedJob) -> list[Finding]:
     """Which rank failed first, and why; nothing where none has, or where what is in flight says more."""
     failed = [dump for dump in job.dumps.values() if dump.why == "failure"]
     if not failed:
@@ -44,7 +44,7 @@ def failure(job: Job) -> list[Finding]:
     return [Finding("lost", [rank], f"{who} is lost: {reason}.{waiting}", waiting=_waiters(job, rank))]
 
 
-def _broken_link(job: Job, failed: Sequence[RankDump]) -> Finding | None:
+def _broken_link(job: DumpedJob, failed: Sequence[RankDump]) -> Finding | None:
     """Ranks that were lost by others and have written at the same time themselves: the network between them is broken."""
     lost = sorted({each.failed_rank for each in failed})
     alive = [
@@ -78,7 +78,7 @@ def _broken_link(job: Job, failed: Sequence[RankDump]) -> Finding | None:
     return Finding("link", lost, text, waiting=sorted(job.dumps))
 
 
-def _only_the_launcher_knows(job: Job) -> list[Finding]:
+def _only_the_launcher_knows(job: DumpedJob) -> list[Finding]:
     launcher = job.launcher
     if launcher is None or launcher.first < 0 or job.dumps:
         return []
@@ -86,7 +86,7 @@ def _only_the_launcher_knows(job: Job) -> list[Finding]:
     return [Finding("lost", [launcher.first], text)]
 
 
-def _how_it_ended(job: Job, rank: int) -> str:
+def _how_it_ended(job: DumpedJob, rank: int) -> str:
     exits = [each for each in job.launcher.exits if each.rank == rank] if job.launcher is not None else []
     if exits and exits[0].signal:
         name = {int(each): each.name for each in signal.Signals}.get(exits[0].signal, f"signal {exits[0].signal}")
@@ -96,7 +96,7 @@ def _how_it_ended(job: Job, rank: int) -> str:
     return "its process crashed or was killed, or its host went away"
 
 
-def _memory(job: Job, rank: int) -> str:
+def _memory(job: DumpedJob, rank: int) -> str:
     host = job.host(rank)
     counts = [dump.killed_for_memory for dump in job.dumps.values() if dump.host == host]
     most = max(counts, default=-1)
@@ -131,11 +131,11 @@ def _hint(reason: str) -> str:
     return next((f" {text}" for pattern, text in _HINTS if re.search(pattern, reason)), "")
 
 
-def _waiters(job: Job, culprit: int) -> list[int]:
+def _waiters(job: DumpedJob, culprit: int) -> list[int]:
     return sorted({rank for item in job.waiting() for rank in item.holders if rank != culprit})
 
 
-def _waits_for(job: Job, culprit: int) -> str:
+def _waits_for(job: DumpedJob, culprit: int) -> str:
     """Who waits for what because of a rank."""
     for item in job.waiting():
         holders = {rank: each for rank, each in item.holders.items() if rank != culprit and each.ended is None}

@@ -1,4 +1,4 @@
-"""The rules that say what happened in a job. Pure: a :class:`Job` in, findings out, the most important first."""
+"""The rules that say what happened in a job. Pure: a :class:`DumpedJob` in, findings out, the most important first."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from horovod.diagnose import stragglers
 from horovod.diagnose.activity import main_activity, main_thread_of
 from horovod.diagnose.failures import failure
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import Job, Waiting, duration, longest, named, ranks_in_words, waiters_in_words
-from horovod.observe.dump import Tensor
+from horovod.diagnose.job import (
+    DumpedJob,
+    UnfinishedCollective,
+    duration,
+    longest,
+    named,
+    ranks_in_words,
+    waiters_in_words,
+)
+from horovod.observe.dump import TensorRecord
 
 
-def findings(job: Job) -> list[Finding]:
+def findings(job: DumpedJob) -> list[Finding]:
     """What happened, the most important first; never empty."""
     found = [*failure(job), *_mismatch(job)]
     ended = {rank for each in found for rank in each.ranks if each.kind in ("raised", "killed", "left", "lost", "link")}
@@ -44,9 +52,9 @@ _ORDER = (
 )
 
 
-def _main_of_each_set(job: Job, waiting: list[Waiting]) -> list[Waiting]:
+def _main_of_each_set(job: DumpedJob, waiting: list[UnfinishedCollective]) -> list[UnfinishedCollective]:
     """Of each process set, the collective that would have come next: by its past, else the one that most have submitted."""
-    found: dict[int, Waiting] = {}
+    found: dict[int, UnfinishedCollective] = {}
     for number in dict.fromkeys(item.process_set for item in waiting):
         items = [item for item in waiting if item.process_set == number]
         expected = _expected(job, items)
@@ -57,7 +65,7 @@ def _main_of_each_set(job: Job, waiting: list[Waiting]) -> list[Waiting]:
     return list(found.values())
 
 
-def _expected(job: Job, items: Sequence[Waiting]) -> str:
+def _expected(job: DumpedJob, items: Sequence[UnfinishedCollective]) -> str:
     """Which of these names the past of their process set makes expect first; "" if it tells nothing."""
     names = {item.name for item in items}
     ranks = sorted({rank for item in items for rank in item.holders})
@@ -67,7 +75,7 @@ def _expected(job: Job, items: Sequence[Waiting]) -> str:
 # Collectives that ranks disagree about.
 
 
-def _mismatch(job: Job) -> list[Finding]:
+def _mismatch(job: DumpedJob) -> list[Finding]:
     for rank, dump in job.dumps.items():
         failed = [
             each for each in dump.collectives if each.error.startswith(("Mismatched", "Process-set rank zero tried"))
@@ -97,7 +105,7 @@ def _mismatch(job: Job) -> list[Finding]:
     return []
 
 
-def _view(operation: str, tensors: Sequence[Tensor]) -> str:
+def _view(operation: str, tensors: Sequence[TensorRecord]) -> str:
     shown = ", ".join(f"{each.dtype} {each.shape}" for each in tensors[:3])
     return f"{operation.lower()} of {shown}" if shown else operation.lower()
 
@@ -114,7 +122,9 @@ def _minority(groups: dict[str, list[int]]) -> list[int]:
 # Collectives that are not over.
 
 
-def _of_waiting(job: Job, item: Waiting, every: list[Waiting], ended: set[int]) -> list[Finding]:
+def _of_waiting(
+    job: DumpedJob, item: UnfinishedCollective, every: list[UnfinishedCollective], ended: set[int]
+) -> list[Finding]:
     stopped = _stopped(job)
     found: list[Finding] = []
     unheard = [rank for rank in item.unknown if rank not in ended]
@@ -139,19 +149,19 @@ def _of_waiting(job: Job, item: Waiting, every: list[Waiting], ended: set[int]) 
     return found
 
 
-def _about(item: Waiting) -> tuple[str, int, int, list[int], dict[int, str]]:
+def _about(item: UnfinishedCollective) -> tuple[str, int, int, list[int], dict[int, str]]:
     lines = {rank: each.call_site for rank, each in item.holders.items()}
     holders = [rank for rank, each in item.holders.items() if each.ended is None]
     return item.name, item.process_set, item.first.occurrence, holders, lines
 
 
-def _stopped(job: Job) -> set[int]:
+def _stopped(job: DumpedJob) -> set[int]:
     return {
         rank for dump in job.dumps.values() for rank, reason in dump.neighbours.items() if "is stopped" in reason
     } - set(job.dumps)
 
 
-def _stopped_finding(job: Job, item: Waiting, rank: int) -> Finding:
+def _stopped_finding(job: DumpedJob, item: UnfinishedCollective, rank: int) -> Finding:
     text = (
         f"Rank {rank} (host {job.host(rank)}) does not run: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger). "
         f"{waiters_in_words(item, longest(job, item))}"
@@ -159,7 +169,7 @@ def _stopped_finding(job: Job, item: Waiting, rank: int) -> Finding:
     return Finding("stopped", [rank], text, *_about(item))
 
 
-def _held(job: Job, item: Waiting, rank: int) -> Finding:
+def _held(job: DumpedJob, item: UnfinishedCollective, rank: int) -> Finding:
     frames = main_thread_of(job.stacks[rank])
     users = next((frame for frame in frames if frame.users), frames[0] if frames else None)
     place = "" if users is None else f" at {users.file}:{users.line} in {users.function}"
@@ -170,7 +180,7 @@ def _held(job: Job, item: Waiting, rank: int) -> Finding:
     return Finding("held", [rank], text, *_about(item))
 
 
-def _silent(job: Job, item: Waiting, rank: int) -> Finding:
+def _silent(job: DumpedJob, item: UnfinishedCollective, rank: int) -> Finding:
     doing = main_activity(job.dumps[rank])
     idle, last = job.idle(rank), job.last(rank)
     before = "no collective at all" if last is None else f"nothing since {named(last.name, last.occurrence)}"
@@ -182,7 +192,9 @@ def _silent(job: Job, item: Waiting, rank: int) -> Finding:
     return Finding("silent", [rank], text, *_about(item))
 
 
-def _apart(job: Job, item: Waiting, every: list[Waiting], missing: list[int]) -> list[Finding]:
+def _apart(
+    job: DumpedJob, item: UnfinishedCollective, every: list[UnfinishedCollective], missing: list[int]
+) -> list[Finding]:
     """Ranks that have submitted other collectives instead."""
     others = [each for each in every if each.process_set == item.process_set and each is not item]
     own = {
@@ -211,7 +223,7 @@ def _apart(job: Job, item: Waiting, every: list[Waiting], missing: list[int]) ->
     return found + [_silent(job, item, rank) for rank in missing if rank not in instead]
 
 
-def _odd(item: Waiting, instead: dict[int, Waiting]) -> list[int]:
+def _odd(item: UnfinishedCollective, instead: dict[int, UnfinishedCollective]) -> list[int]:
     """Whose doing it is that the ranks are apart, where their past does not tell: of the fewer; nobody's, if none are fewer."""
     groups = {item.name: list(item.holders)}
     for rank, each in instead.items():
@@ -219,7 +231,13 @@ def _odd(item: Waiting, instead: dict[int, Waiting]) -> list[int]:
     return _minority(groups)
 
 
-def _why_apart(job: Job, item: Waiting, instead: dict[int, Waiting], expected: str, wrong: list[int]) -> str:
+def _why_apart(
+    job: DumpedJob,
+    item: UnfinishedCollective,
+    instead: dict[int, UnfinishedCollective],
+    expected: str,
+    wrong: list[int],
+) -> str:
     if not expected or not wrong:
         same_lines = len({each.call_site for each in item.holders.values()} | {
             each.holders[rank].call_site for rank, each in instead.items()
@@ -240,7 +258,7 @@ def _why_apart(job: Job, item: Waiting, instead: dict[int, Waiting], expected: s
     )
 
 
-def _inside(job: Job, item: Waiting) -> Finding:
+def _inside(job: DumpedJob, item: UnfinishedCollective) -> Finding:
     """All ranks are in one collective, and it does not end."""
     seconds = longest(job, item)
     over = [rank for rank, each in item.holders.items() if each.ended is not None]
@@ -258,7 +276,7 @@ def _inside(job: Job, item: Waiting) -> Finding:
     return Finding("inside", sorted(inside), " ".join(filter(None, parts)), *_about(item))
 
 
-def _links(job: Job, ranks: list[int], engine: str) -> str:
+def _links(job: DumpedJob, ranks: list[int], engine: str) -> str:
     """Where the data do not get on."""
     pairs: Counter[tuple[str, str]] = Counter()
     accused: Counter[int] = Counter()

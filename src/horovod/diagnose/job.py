@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from horovod.diagnose.clocks import Offset, offsets
-from horovod.observe.dump import Collective, Folder, RankDump
+from horovod.observe.dump import CollectiveRecord, Folder, RankDump
 
 
-class Waiting(NamedTuple):
+class UnfinishedCollective(NamedTuple):
     """A collective that is not over.
 
     Attributes:
@@ -21,17 +21,17 @@ class Waiting(NamedTuple):
 
     process_set: int
     name: str
-    holders: dict[int, Collective]
+    holders: dict[int, CollectiveRecord]
     running: list[int]
     missing: list[int]
     unknown: list[int]
 
     @property
-    def first(self) -> Collective:
+    def first(self) -> CollectiveRecord:
         return self.holders[min(self.holders)]
 
 
-class Job:
+class DumpedJob:
     """What is known of a job.
 
     Attributes:
@@ -78,14 +78,14 @@ class Job:
                 found.setdefault(each.id, each.ranks)
         return dict(sorted(found.items()))
 
-    def collectives(self, rank: int, process_set: int) -> list[Collective]:
+    def collectives(self, rank: int, process_set: int) -> list[CollectiveRecord]:
         """What a rank has of a process set, in the order of submission."""
         found = [each for each in self.dumps[rank].collectives if each.process_set == process_set]
         return sorted(found, key=lambda each: each.number)
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[UnfinishedCollective]:
         """All collectives that are not over on some rank, the oldest first."""
-        found: list[Waiting] = []
+        found: list[UnfinishedCollective] = []
         for number, ranks in self.members().items():
             present = [rank for rank in ranks if rank in self.dumps]
             unknown = [rank for rank in ranks if rank not in self.dumps]
@@ -94,8 +94,10 @@ class Job:
             found += [self._waiting(number, name, known, unknown) for name in names]
         return sorted(found, key=self._since)
 
-    def _waiting(self, number: int, name: str, known: dict[int, list[Collective]], unknown: list[int]) -> Waiting:
-        holders: dict[int, Collective] = {}
+    def _waiting(
+        self, number: int, name: str, known: dict[int, list[CollectiveRecord]], unknown: list[int]
+    ) -> UnfinishedCollective:
+        holders: dict[int, CollectiveRecord] = {}
         missing: list[int] = []
         pending = [each for records in known.values() for each in records if each.name == name and each.ended is None]
         occurrence, latest = max(each.occurrence for each in pending), max(each.order for each in pending)
@@ -106,16 +108,16 @@ class Job:
             else:
                 holders[rank] = own
         running = [rank for rank, each in holders.items() if each.state == "running"]
-        return Waiting(number, name, holders, running, missing, unknown)
+        return UnfinishedCollective(number, name, holders, running, missing, unknown)
 
-    def _since(self, item: Waiting) -> float:
+    def _since(self, item: UnfinishedCollective) -> float:
         return min(self.time(rank, each.submitted) for rank, each in item.holders.items())
 
-    def waited(self, rank: int, record: Collective) -> float:
+    def waited(self, rank: int, record: CollectiveRecord) -> float:
         """For how long a rank has waited for a collective when it wrote."""
         return max(0.0, self.dumps[rank].monotonic - record.submitted)
 
-    def last(self, rank: int) -> Collective | None:
+    def last(self, rank: int) -> CollectiveRecord | None:
         """The last collective that a rank has completed, of any process set."""
         over = [each for each in self.dumps[rank].collectives if each.ended is not None and not each.error]
         return max(over, key=lambda each: each.ended or 0.0, default=None)
@@ -180,7 +182,7 @@ def named(name: str, occurrence: int) -> str:
     return f"'{name}'" if occurrence <= 1 else f"'{name}' (the {ordinal(occurrence)} of that name)"
 
 
-def waiters_in_words(item: Waiting, seconds: float | None = None) -> str:
+def waiters_in_words(item: UnfinishedCollective, seconds: float | None = None) -> str:
     """Who waits for it, since when if that is given, and where it was submitted."""
     holders = [rank for rank, each in item.holders.items() if each.ended is None]
     verb = "waits" if len(holders) == 1 else "wait"
@@ -191,6 +193,6 @@ def waiters_in_words(item: Waiting, seconds: float | None = None) -> str:
     )
 
 
-def longest(job: Job, item: Waiting) -> float:
+def longest(job: DumpedJob, item: UnfinishedCollective) -> float:
     """For how many seconds a rank has waited for it."""
     return max(job.waited(rank, each) for rank, each in item.holders.items() if each.ended is None)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.diagnose.figure import rows_over_time
-from horovod.diagnose.job import Job
+from horovod.diagnose.job import DumpedJob
 
 SECONDS = 20.0
 """How much time before the end the picture shows, at most."""
@@ -14,7 +14,7 @@ MOST_RANKS = 64
 _WAIT, _RUN, _OPEN, _FAILED = "#e8a33d", "#3b7dd8", "#c0392b", "#7b3fa0"
 
 
-def plot(job: Job, path: Path) -> None:
+def plot(job: DumpedJob, path: Path) -> None:
     """Draw ``job`` into a file, whose suffix says the format.
 
     Raises:
@@ -45,7 +45,7 @@ def plot(job: Job, path: Path) -> None:
             _label_open(axes, job, rank, row)
 
 
-def _window(job: Job, ranks: list[int]) -> tuple[float, float]:
+def _window(job: DumpedJob, ranks: list[int]) -> tuple[float, float]:
     """The end, and the beginning of what is shown: what is not over takes a quarter of it at most."""
     end = job.end
     over = [
@@ -56,7 +56,7 @@ def _window(job: Job, ranks: list[int]) -> tuple[float, float]:
     return end, max(min(first, default=end - 1.0), end - max(SECONDS, idle * 4 / 3))
 
 
-def _label_open(axes: Any, job: Job, rank: int, row: int) -> None:
+def _label_open(axes: Any, job: DumpedJob, rank: int, row: int) -> None:
     waiting = [each for each in job.dumps[rank].collectives if each.ended is None]
     if waiting:
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""

@@ -12,8 +12,8 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from horovod.diagnose.job import Job
-from horovod.observe.dump import Collective, DumpError, RankDump
+from horovod.diagnose.job import DumpedJob
+from horovod.observe.dump import CollectiveRecord, DumpError, RankDump
 
 VERSION = "2.10"
 PREFIX = "rank_"
@@ -35,7 +35,7 @@ _DTYPES = {
 _BY_ROWS = ("ALLGATHER", "ALLTOALL", "REDUCESCATTER")
 
 
-def write_traces(job: Job, folder: Path) -> None:
+def write_traces(job: DumpedJob, folder: Path) -> None:
     """One file a rank, ``rank_<number>``.
 
     Raises:
@@ -49,7 +49,7 @@ def write_traces(job: Job, folder: Path) -> None:
         raise DumpError(f"{folder} cannot be written: {error.strerror}") from error
 
 
-def trace(job: Job, rank: int, dump: RankDump) -> dict[str, Any]:
+def trace(job: DumpedJob, rank: int, dump: RankDump) -> dict[str, Any]:
     """The content of a rank's file."""
     entries: list[dict[str, Any]] = []
     status: dict[str, dict[str, int]] = {}
@@ -78,7 +78,7 @@ def trace(job: Job, rank: int, dump: RankDump) -> dict[str, Any]:
     }
 
 
-def _entry(job: Job, rank: int, number: int, record: Collective) -> dict[str, Any]:
+def _entry(job: DumpedJob, rank: int, number: int, record: CollectiveRecord) -> dict[str, Any]:
     file, _, line = record.call_site.rpartition(":")
     sizes = [_size(record.operation, tensor.shape) for tensor in record.tensors] or [[]]
     dtypes = [_DTYPES.get(tensor.dtype, tensor.dtype) for tensor in record.tensors] or ["Byte"]

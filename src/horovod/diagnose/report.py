@@ -8,7 +8,7 @@ import msgspec
 
 from horovod.diagnose.activity import main_activity, main_thread_of
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import Job, duration, ordinal, ranks_in_words
+from horovod.diagnose.job import DumpedJob, duration, ordinal, ranks_in_words
 
 SCHEMA = 1
 MOST_ROWS = 24
@@ -57,7 +57,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     silent: list[int]
 
 
-def diagnosis(job: Job, found: Sequence[Finding]) -> Diagnosis:
+def diagnosis(job: DumpedJob, found: Sequence[Finding]) -> Diagnosis:
     """Everything that is known, for tools."""
     known = job.any
     name = known.job if known is not None else job.launcher.job if job.launcher is not None else ""
@@ -67,7 +67,7 @@ def diagnosis(job: Job, found: Sequence[Finding]) -> Diagnosis:
     )
 
 
-def _summary(job: Job, rank: int) -> RankSummary:
+def _summary(job: DumpedJob, rank: int) -> RankSummary:
     dump = job.dumps.get(rank)
     if dump is None:
         frames = main_thread_of(job.stacks.get(rank, ""))
@@ -101,7 +101,7 @@ def _summary(job: Job, rank: int) -> RankSummary:
     )
 
 
-def text(job: Job, found: Sequence[Finding]) -> str:
+def text(job: DumpedJob, found: Sequence[Finding]) -> str:
     """The diagnosis in words."""
     known = job.any
     lines = ["What happened", *(f"  {each.text}" for each in found)]
@@ -114,7 +114,7 @@ def text(job: Job, found: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def _rows(job: Job) -> list[str]:
+def _rows(job: DumpedJob) -> list[str]:
     """Where ranks are; those that are at the same place in one row."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank in range(job.size):
@@ -133,7 +133,7 @@ def _rows(job: Job) -> list[str]:
     return rows
 
 
-def _row(job: Job, rank: int) -> tuple[str, ...]:
+def _row(job: DumpedJob, rank: int) -> tuple[str, ...]:
     summary, dump = _summary(job, rank), job.dumps[rank]
     lines = [str(main_activity(dump))]
     if summary.waits_for:

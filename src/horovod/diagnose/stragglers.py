@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import Job, ranks_in_words
-from horovod.observe.dump import Collective
+from horovod.diagnose.job import DumpedJob, ranks_in_words
+from horovod.observe.dump import CollectiveRecord
 
 LEAST_SHARE = 0.05
 """The share of the time by which a rank must hold up the others, more than any other does, to be named."""
@@ -71,7 +71,7 @@ def lost_time(collectives: Iterable[Submissions]) -> dict[int, dict[str, float]]
     return lost
 
 
-def findings(job: Job) -> list[Finding]:
+def findings(job: DumpedJob) -> list[Finding]:
     """The rank that holds the others up, if one does."""
     delays = [
         delay
@@ -82,7 +82,7 @@ def findings(job: Job) -> list[Finding]:
     return [_finding(job, max(delays, key=lambda each: each.share))] if delays else []
 
 
-def delay_of(job: Job, process_set: int, ranks: list[int]) -> Delay | None:
+def delay_of(job: DumpedJob, process_set: int, ranks: list[int]) -> Delay | None:
     """The rank that holds the others of a process set up; None if none does."""
     known = {rank: {each.order: each for each in job.collectives(rank, process_set) if each.order} for rank in ranks}
     common = sorted(set.intersection(*(set(each) for each in known.values())))
@@ -104,7 +104,7 @@ def delay_of(job: Job, process_set: int, ranks: list[int]) -> Delay | None:
     return Delay(process_set, rank, share, len(common), dict(lost[rank]), after[0][0] if after else "")
 
 
-def _submissions(job: Job, records: Mapping[int, Collective]) -> Submissions:
+def _submissions(job: DumpedJob, records: Mapping[int, CollectiveRecord]) -> Submissions:
     """What the ranks' records of one collective say."""
     return Submissions(
         next(iter(records.values())).name,
@@ -113,7 +113,7 @@ def _submissions(job: Job, records: Mapping[int, Collective]) -> Submissions:
     )
 
 
-def _finding(job: Job, delay: Delay) -> Finding:
+def _finding(job: DumpedJob, delay: Delay) -> Finding:
     most = max(delay.lost, key=lambda name: delay.lost[name])
     records = {each.name: each for each in job.collectives(delay.rank, delay.process_set)}
     part = delay.lost[most] / sum(delay.lost.values())

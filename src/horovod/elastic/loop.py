@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoNextRound
 from horovod.elastic import launched
 from horovod.elastic.notification import notification_manager
-from horovod.elastic.policy import Begun, Call, Completed, Failed, Failure, Interrupted, Outcome, RankPolicy
+from horovod.elastic.policy import Begun, Call, Completed, ErrorKind, Failed, Interrupted, Outcome, RankPolicy
 from horovod.elastic.repetition import Repetition
 from horovod.elastic.rounds import Reason, Reset
 from horovod.elastic.state import State
@@ -105,9 +105,9 @@ class _Rank(Generic[_Result]):
         outcome = outcome_of(error, self._policy.call, own_reset=not isinstance(self._reset, Reset))
         if isinstance(outcome, Interrupted) and isinstance(error, HostsUpdatedInterrupt):
             self._reason = error
-        elif isinstance(outcome, Failed) and outcome.kind is Failure.CONNECTION:
+        elif isinstance(outcome, Failed) and outcome.kind is ErrorKind.CONNECTION:
             self._reason = HorovodInternalError(f"The next round could not begin: {str(error).rstrip('.')}.")
-        elif isinstance(error, HorovodInternalError) and outcome == Failed(Failure.COLLECTIVE):
+        elif isinstance(error, HorovodInternalError) and outcome == Failed(ErrorKind.COLLECTIVE):
             _log.warning("going back to the last commit: %s", error)
             self._reason = self._repetition.after(error, self._state.checks)
         return outcome
@@ -139,7 +139,7 @@ def outcome_of(error: Exception, call: Call, *, own_reset: bool = False) -> Outc
     if isinstance(error, HostsUpdatedInterrupt):
         return Interrupted(error.skip_sync)
     if isinstance(error, NoNextRound | NotImplementedError):
-        return Failed(Failure.FINAL)
+        return Failed(ErrorKind.FINAL)
     if call is Call.INIT and not own_reset and isinstance(error, OSError | RuntimeError):  # TimeoutError is an OSError
-        return Failed(Failure.CONNECTION)
-    return Failed(Failure.COLLECTIVE if isinstance(error, HorovodInternalError) else Failure.FINAL)
+        return Failed(ErrorKind.CONNECTION)
+    return Failed(ErrorKind.COLLECTIVE if isinstance(error, HorovodInternalError) else ErrorKind.FINAL)

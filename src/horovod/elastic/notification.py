@@ -11,7 +11,7 @@ from horovod.elastic import rounds
 from horovod.elastic.updates import HostUpdateResult
 
 
-class Listener(Protocol):
+class HostUpdateListener(Protocol):
     """A state."""
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
@@ -23,18 +23,18 @@ class NotificationManager:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listeners: list[Listener] = []
+        self._listeners: list[HostUpdateListener] = []
         self._latest = -math.inf
 
     def init(self) -> None:
         """Called when ``hvd.elastic.run`` begins. There is nothing to set up: each check asks the connected launcher."""
 
-    def register_listener(self, listener: Listener) -> None:
+    def register_listener(self, listener: HostUpdateListener) -> None:
         with self._lock:
             if listener not in self._listeners:
                 self._listeners.append(listener)
 
-    def remove_listener(self, listener: Listener) -> None:
+    def remove_listener(self, listener: HostUpdateListener) -> None:
         """Harmless if it is not registered."""
         with self._lock:
             if listener in self._listeners:

@@ -43,7 +43,7 @@ class Call(Enum):
     """Raise the error of the last call."""
 
 
-class Failure(Enum):
+class ErrorKind(Enum):
     """What kind of error ended a call."""
 
     COLLECTIVE = auto()
@@ -68,7 +68,7 @@ class Begun(NamedTuple):
 class Failed(NamedTuple):
     """A call has raised an error."""
 
-    kind: Failure
+    kind: ErrorKind
 
 
 class Interrupted(NamedTuple):
@@ -126,7 +126,7 @@ class RankPolicy:
             self.keeps_state = outcome.skip_sync and self.has_state
             return Call.SAVE
         self.keeps_state = False
-        if outcome.kind is Failure.FINAL:
+        if outcome.kind is ErrorKind.FINAL:
             return Call.RAISE
         # Before RESET the state is as it was saved when the last round ended.
         return Call.SHUTDOWN if self.call is Call.INIT else Call.RESTORE

@@ -1,6 +1,6 @@
 """Which rank's state the ranks of a new round take over: that of a rank which has come furthest.
 
-Pure but for :meth:`Progress.gather`.
+Pure but for :meth:`CommitProgress.gather`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NOWHERE = -1
 """A rank whose live state is of no step: the failure came in the middle of one."""
 
 
-class Report(NamedTuple):
+class StateReport(NamedTuple):
     """How far one rank has come.
 
     Attributes:
@@ -40,7 +40,7 @@ class Root(NamedTuple):
     live: bool
 
 
-def furthest(reports: Sequence[Report]) -> Root:
+def furthest(reports: Sequence[StateReport]) -> Root:
     """The rank to take the state from. Every rank comes to the same answer from the same reports, in rank order.
 
     A process that has taken part before goes before one that is new, whose state is that of its start. Where the live and a
@@ -52,11 +52,11 @@ def furthest(reports: Sequence[Report]) -> Root:
     return Root(rank, best.live >= best.saved)
 
 
-class Progress:
+class CommitProgress:
     """How far this rank has come, by its commits.
 
     Attributes:
-        rounds, step, saved: as in :class:`Report`; ``step`` is that of the last commit.
+        rounds, step, saved: as in :class:`StateReport`; ``step`` is that of the last commit.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Progress:
 
     def gather(self, live: int) -> Root:
         """Whose state all ranks take over. Every rank calls it, with the step its live state is of."""
-        return furthest(allgather_object(Report(self.rounds, live, self.saved), name="elastic.progress"))
+        return furthest(allgather_object(StateReport(self.rounds, live, self.saved), name="elastic.progress"))
 
     def adopt(self, step: int) -> None:
         """All ranks have, and have saved, the state of ``step``."""

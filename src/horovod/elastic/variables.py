@@ -13,7 +13,7 @@ from horovod.common.basics import rank
 from horovod.common.objects import broadcast_object
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
-from horovod.elastic.progress import Progress
+from horovod.elastic.progress import CommitProgress
 from horovod.elastic.state import ObjectState
 
 
@@ -37,7 +37,7 @@ class VariablesState(ObjectState):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        self._progress = Progress()
+        self._progress = CommitProgress()
         self._saved_variables: list[Any] = []
         self._saved_arrays: list[Array] = []
         super().__init__(broadcast_object, rank, **kwargs)

@@ -1,4 +1,4 @@
-"""Which rank is this process? Reads the variables of the launcher that started it as one :class:`Identity`.
+"""Which rank is this process? Reads the variables of the launcher that started it as one :class:`ProcessIdentity`.
 
 The core asks :func:`identity` once at ``init()``. A new launcher is one sibling file and one line in ``ENVIRONMENTS``.
 """
@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from horovod.environments.base import Environment, HostList, Identity, Rank0
+from horovod.environments.base import Environment, HostList, ProcessIdentity, Rank0
 from horovod.environments.horovodrun import HorovodRun
 from horovod.environments.jsrun import JSRun
 from horovod.environments.kubeflow_trainer import KubeflowTrainer
@@ -22,7 +22,7 @@ from horovod.environments.torch_distributed import TorchDistributed
 from horovod.environments.torchrun import TorchRun
 from horovod.environments.unclear import Unclear
 
-__all__ = ["ENVIRONMENTS", "Environment", "HostList", "Identity", "Rank0", "detect", "host_list", "identity"]
+__all__ = ["ENVIRONMENTS", "Environment", "HostList", "ProcessIdentity", "Rank0", "detect", "host_list", "identity"]
 
 # Batch systems start other launchers, so a launcher that starts ranks itself comes before the batch systems.
 ENVIRONMENTS: tuple[Environment, ...] = (
@@ -46,7 +46,7 @@ def detect(env: Mapping[str, str] | None = None) -> Environment:
     return next(environment for environment in ENVIRONMENTS if environment.detect(env))
 
 
-def identity(env: Mapping[str, str] | None = None) -> Identity:
+def identity(env: Mapping[str, str] | None = None) -> ProcessIdentity:
     """Who the process with the variables ``env`` (default: this process) is.
 
     Raises:

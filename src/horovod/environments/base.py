@@ -1,6 +1,6 @@
-"""What a process learns about itself from its launcher, in one form for all launchers: :class:`Identity`.
+"""What a process learns about itself from its launcher, in one form for all launchers: :class:`ProcessIdentity`.
 
-A sibling file per launcher turns that launcher's variables into an Identity; the core asks for it once at ``init()``.
+A sibling file per launcher turns that launcher's variables into a ``ProcessIdentity``; the core asks for it once at ``init()``.
 Nothing here opens a connection, starts a process or imports a framework.
 """
 
@@ -35,7 +35,7 @@ class HostList(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Identity:
+class ProcessIdentity:
     """Who this process is among the processes of its job."""
 
     rank: int
@@ -77,7 +77,7 @@ class Environment(ABC):
 
     @staticmethod
     @abstractmethod
-    def identity(env: Mapping[str, str]) -> Identity:
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
         """Read the identity. Called only where :meth:`detect` is true.
 
         Raises:
@@ -147,8 +147,8 @@ class EnvironmentVariables:
         placed: bool = True,
         node: str = "",
         rank_0: Rank0 | None = None,
-    ) -> Identity:
-        """Check the numbers against one another and make them an Identity."""
+    ) -> ProcessIdentity:
+        """Check the numbers against one another and make them a ProcessIdentity."""
         for position, count in ((rank, size), (local_rank, local_size), (cross_rank, cross_size)):
             if count.value < 1:
                 raise self.error(f"{count.source} must be at least 1")
@@ -157,7 +157,7 @@ class EnvironmentVariables:
         for part in (local_size, cross_size):
             if part.value > size.value:
                 raise self.error(f"{part.source} exceeds the size of the whole job, {size.source}")
-        return Identity(
+        return ProcessIdentity(
             rank=rank.value,
             size=size.value,
             local_rank=local_rank.value,
@@ -172,8 +172,8 @@ class EnvironmentVariables:
             rank_0=rank_0,
         )
 
-    def unplaced(self, *, rank: Number, size: Number, hostname: str, rank_0: Rank0 | None = None) -> Identity:
-        """An Identity whose local and cross numbers the rendezvous finds from the ranks' hosts."""
+    def unplaced(self, *, rank: Number, size: Number, hostname: str, rank_0: Rank0 | None = None) -> ProcessIdentity:
+        """A ProcessIdentity whose local and cross numbers the rendezvous finds from the ranks' hosts."""
         one, zero = Number(1, "1"), Number(0, "0")
         return self.identity(
             rank=rank, size=size, local_rank=zero, local_size=one, cross_rank=zero, cross_size=one,

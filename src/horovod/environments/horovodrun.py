@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from horovod.core import config
-from horovod.environments.base import Environment, EnvironmentVariables, Identity
+from horovod.environments.base import Environment, EnvironmentVariables, ProcessIdentity
 
 _LOCAL = (config.LOCAL_RANK, config.LOCAL_SIZE)
 _CROSS = (config.CROSS_RANK, config.CROSS_SIZE)
@@ -19,7 +19,7 @@ class HorovodRun(Environment):
         return config.RANK in env or config.SIZE in env
 
     @staticmethod
-    def identity(env: Mapping[str, str]) -> Identity:
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
         read = EnvironmentVariables(
             env,
             HorovodRun.name,

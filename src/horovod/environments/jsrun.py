@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, EnvironmentVariables, HostList, Identity, consecutive
+from horovod.environments.base import Environment, EnvironmentVariables, HostList, ProcessIdentity, consecutive
 from horovod.environments.lsf_hosts import lsf_hosts
 
 
@@ -19,7 +19,7 @@ class JSRun(Environment):
         return "JSM_NAMESPACE_RANK" in env
 
     @staticmethod
-    def identity(env: Mapping[str, str]) -> Identity:
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
         read = _variables(env)
         rank = read.number("JSM_NAMESPACE_RANK")
         size = read.number(_first(env, "JSM_NAMESPACE_SIZE", "OMPI_COMM_WORLD_SIZE"))

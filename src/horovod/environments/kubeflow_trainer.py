@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, EnvironmentVariables, Identity, Number, Rank0
+from horovod.environments.base import Environment, EnvironmentVariables, Number, ProcessIdentity, Rank0
 
 
 class KubeflowTrainer(Environment):
@@ -15,7 +15,7 @@ class KubeflowTrainer(Environment):
         return bool(env.get("PET_NNODES", "").strip())
 
     @staticmethod
-    def identity(env: Mapping[str, str]) -> Identity:
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
         read = EnvironmentVariables(
             env,
             KubeflowTrainer.name,

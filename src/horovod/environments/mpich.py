@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from horovod.environments.base import Environment, EnvironmentVariables, Identity, consecutive
+from horovod.environments.base import Environment, EnvironmentVariables, ProcessIdentity, consecutive
 from horovod.environments.slurm import Slurm
 
 # One proxy runs per host and job, so it is the nearest ancestor that all ranks of a host share and no other job has.
@@ -24,7 +24,7 @@ class MPICH(Environment):
         return "MPI_LOCALRANKID" in env or not Slurm.detect(env)
 
     @staticmethod
-    def identity(env: Mapping[str, str]) -> Identity:
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
         read = EnvironmentVariables(
             env, MPICH.name, "start the script with `mpiexec -n N python ...` and leave its variables as they are."
         )

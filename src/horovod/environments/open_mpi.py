@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, EnvironmentVariables, Identity, consecutive
+from horovod.environments.base import Environment, EnvironmentVariables, ProcessIdentity, consecutive
 
 
 class OpenMPI(Environment):
@@ -16,7 +16,7 @@ class OpenMPI(Environment):
         return "OMPI_COMM_WORLD_RANK" in env
 
     @staticmethod
-    def identity(env: Mapping[str, str]) -> Identity:
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
         read = EnvironmentVariables(
             env, OpenMPI.name, "start the script with `mpirun -np N python ...` and leave its variables as they are."
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, EnvironmentVariables, Identity, consecutive
+from horovod.environments.base import Environment, EnvironmentVariables, ProcessIdentity, consecutive
 
 
 class PALS(Environment):
@@ -20,7 +20,7 @@ class PALS(Environment):
         return "PALS_RANKID" in env or "ALPS_APP_PE" in env
 
     @staticmethod
-    def identity(env: Mapping[str, str]) -> Identity:
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
         read = EnvironmentVariables(
             env,
             PALS.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, Identity
+from horovod.environments.base import Environment, ProcessIdentity
 
 
 class Single(Environment):
@@ -16,8 +16,8 @@ class Single(Environment):
         return True
 
     @staticmethod
-    def identity(env: Mapping[str, str]) -> Identity:
-        return Identity(
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
+        return ProcessIdentity(
             rank=0,
             size=1,
             local_rank=0,

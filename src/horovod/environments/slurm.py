@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, EnvironmentVariables, HostList, Identity, Number
+from horovod.environments.base import Environment, EnvironmentVariables, HostList, Number, ProcessIdentity
 from horovod.environments.slurm_nodes import expand_nodes, expand_ports
 
 # Slurm numbers a batch script, an interactive shell and the like from here; srun's own steps count up from 0.
@@ -24,7 +24,7 @@ class Slurm(Environment):
         return not (step.isdecimal() and int(step) >= _FIRST_SPECIAL_STEP)
 
     @staticmethod
-    def identity(env: Mapping[str, str]) -> Identity:
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
         read = _variables(env)
         # The step's own count comes first: a step may use fewer tasks than the job was given.
         size = read.number("SLURM_STEP_NUM_TASKS" if env.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, EnvironmentVariables, Identity, Rank0
+from horovod.environments.base import Environment, EnvironmentVariables, ProcessIdentity, Rank0
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -18,7 +18,7 @@ class TorchDistributed(Environment):
         return all(env.get(name, "").strip() for name in VARIABLES)
 
     @staticmethod
-    def identity(env: Mapping[str, str]) -> Identity:
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
         read = EnvironmentVariables(
             env,
             TorchDistributed.name,

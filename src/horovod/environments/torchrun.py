@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, EnvironmentVariables, Identity, Rank0
+from horovod.environments.base import Environment, EnvironmentVariables, ProcessIdentity, Rank0
 
 
 class TorchRun(Environment):
@@ -16,7 +16,7 @@ class TorchRun(Environment):
         return "TORCHELASTIC_RUN_ID" in env and "RANK" in env and "WORLD_SIZE" in env
 
     @staticmethod
-    def identity(env: Mapping[str, str]) -> Identity:
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
         read = EnvironmentVariables(
             env,
             TorchRun.name,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from horovod.core import config
-from horovod.environments.base import Environment, Identity
+from horovod.environments.base import Environment, ProcessIdentity
 
 
 class Sign(NamedTuple):
@@ -87,5 +87,5 @@ class Unclear(Environment):
         return bool(problem(env))
 
     @staticmethod
-    def identity(env: Mapping[str, str]) -> Identity:
+    def identity(env: Mapping[str, str]) -> ProcessIdentity:
         raise ValueError(problem(env))

@@ -19,7 +19,7 @@ from horovod.observe.threads import ThreadState
 SCHEMA = 1
 
 
-class Tensor(msgspec.Struct, frozen=True):
+class TensorRecord(msgspec.Struct, frozen=True):
     """One tensor of a collective."""
 
     name: str
@@ -27,7 +27,7 @@ class Tensor(msgspec.Struct, frozen=True):
     shape: list[int]
 
 
-class Collective(msgspec.Struct, frozen=True):
+class CollectiveRecord(msgspec.Struct, frozen=True):
     """One collective on one rank.
 
     Times are of the rank's ``time.monotonic``, in seconds; null: not yet.
@@ -53,7 +53,7 @@ class Collective(msgspec.Struct, frozen=True):
     order: int
     name: str
     operation: str
-    tensors: list[Tensor]
+    tensors: list[TensorRecord]
     bytes: int
     call_site: str
     submitted: float
@@ -135,7 +135,7 @@ class RankDump(msgspec.Struct, frozen=True):
     boot: str
     hosts: list[str]
     process_sets: list[ProcessSetState]
-    collectives: list[Collective]
+    collectives: list[CollectiveRecord]
     threads: list[ThreadState]
     neighbours: dict[int, str] = {}
     no_progress: list[NoProgressReport] = []

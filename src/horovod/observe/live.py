@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from horovod.observe.progress import PHASES, Progress
+from horovod.observe.progress import PHASES, StepProgress
 
 _RECENT = 3
 """How many reports of a rank make up its present rates."""
@@ -58,13 +58,13 @@ class _ReportedRank:
     """What is known of a rank."""
 
     def __init__(self) -> None:
-        self.recent: deque[Progress] = deque(maxlen=_RECENT)
+        self.recent: deque[StepProgress] = deque(maxlen=_RECENT)
         self.came = 0.0
         self.steps = self.samples = self.bytes = self.collectives = 0
         self.phases = [0.0] * len(PHASES)
         self.communication = self.waiting = 0.0
 
-    def add(self, progress: Progress, now: float) -> None:
+    def add(self, progress: StepProgress, now: float) -> None:
         self.recent.append(progress)
         self.came = now
         self.steps += progress.steps
@@ -92,7 +92,7 @@ class LiveJob:
         self._ranks = [_ReportedRank() for _ in hosts]
         self.straggler = ""
 
-    def add(self, rank: int, progress: Progress, now: float) -> None:
+    def add(self, rank: int, progress: StepProgress, now: float) -> None:
         """A rank has reported."""
         self._ranks[rank].add(progress, now)
 

@@ -31,7 +31,7 @@ _LONE_RECORDS = 200
 """After so many collectives in which a name has not come again, steps are counted by another."""
 
 
-class Progress(msgspec.Struct, array_like=True, frozen=True, tag=0):
+class StepProgress(msgspec.Struct, array_like=True, frozen=True, tag=0):
     """What a rank has done in a stretch of time. It travels to rank 0.
 
     Attributes:
@@ -114,7 +114,7 @@ class ProgressMeter:
         self._lone = 0
         self._trains = False  # whether an optimizer has made a step
 
-    def take(self, rings: Mapping[int, Ring], spans: Iterable[PhaseSpan], now: float) -> Progress:
+    def take(self, rings: Mapping[int, Ring], spans: Iterable[PhaseSpan], now: float) -> StepProgress:
         """What was done since the last call.
 
         Args:
@@ -176,7 +176,7 @@ class ProgressMeter:
         else:
             phases[_OWN_WORK] = max(0.0, now - since - length(standing) - spent[DATA])
         name, line = max(waits, key=lambda key: waits[key]) if waits else ("", "")
-        return Progress(
+        return StepProgress(
             now - since,
             steps if trains else recurrences,
             samples,

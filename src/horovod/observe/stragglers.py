@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from horovod.observe.progress import PHASES, Progress
+from horovod.observe.progress import PHASES, StepProgress
 
 STEPS = 100
 """Over how many steps the ranks are compared."""
@@ -30,7 +30,7 @@ class Total:
         self.waiting_by_set: dict[int, float] = {}
         self.awaited = self.line = ""
 
-    def add(self, progress: Progress) -> None:
+    def add(self, progress: StepProgress) -> None:
         self.seconds += progress.seconds
         self.steps += progress.steps
         self.phases = [one + two for one, two in zip(self.phases, progress.phases, strict=True)]
@@ -108,7 +108,7 @@ class StragglerWatch:
         self._begun: set[int] = set()
         self._said: dict[tuple[int, int, str], float] = {}
 
-    def add(self, rank: int, progress: Progress) -> None:
+    def add(self, rank: int, progress: StepProgress) -> None:
         """Take a rank's progress. What comes before its first steps, and with them, is not compared: it starts up."""
         if rank not in self._begun:
             if progress.steps:

@@ -13,7 +13,7 @@ from horovod.comm import select
 from horovod.comm.device import GPU
 from horovod.comm.spans import HOST
 from horovod.runner import probes
-from horovod.runner.probes import Finding
+from horovod.runner.probes import ProbeResult
 
 _FRAMEWORKS = {
     "TensorFlow": ("tensorflow", "horovod.tensorflow", "pip install tensorflow"),
@@ -38,7 +38,7 @@ _PROGRAMS = {
     "torchrun": ((), "pip install torch"),
     "kubectl": (("version", "--client"), "apt-get install kubernetes-client"),
 }
-_LATER = Finding(False, "there is none in this version of Horovod")
+_LATER = ProbeResult(False, "there is none in this version of Horovod")
 _TABLE = {
     "Available Frameworks": ("TensorFlow", "PyTorch", "MXNet"),
     "Available Controllers": ("MPI", "Gloo"),
@@ -57,18 +57,18 @@ def check_build() -> str:
     return render(engines | frameworks | {name: _library(*words) for name, words in _LIBRARIES.items()})
 
 
-def _library(name: str, device: str, remedy: str) -> Finding:
+def _library(name: str, device: str, remedy: str) -> ProbeResult:
     version = select.engine(name, device).installed()
-    return Finding(bool(version), version or "not installed", remedy)
+    return ProbeResult(bool(version), version or "not installed", remedy)
 
 
-def render(findings: dict[str, Finding]) -> str:
+def render(findings: dict[str, ProbeResult]) -> str:
     """The text for findings of all probes. Pure."""
     launches = any(findings[name].usable for name in _ENGINES)
     findings = {
         **dict.fromkeys((*_LIBRARIES, "DDL"), _LATER),
         **findings,
-        "horovodrun": Finding(launches, "starts ranks on this host, and by ssh on others"),
+        "horovodrun": ProbeResult(launches, "starts ranks on this host, and by ssh on others"),
     }
     lines = [f"Horovod v{horovod.__version__}:"]
     for title, names in _TABLE.items():
@@ -95,9 +95,9 @@ def render(findings: dict[str, Finding]) -> str:
     return "\n".join(lines)
 
 
-def _of(findings: dict[str, Finding], name: str) -> Finding:
+def _of(findings: dict[str, ProbeResult], name: str) -> ProbeResult:
     return findings.get(name, _LATER)
 
 
-def _advice(finding: Finding) -> str:
+def _advice(finding: ProbeResult) -> str:
     return f". To add it: {finding.remedy}" if finding.remedy and not finding.usable else ""

@@ -37,8 +37,8 @@ from horovod.runner.loop import Loop
 from horovod.runner.machine import port_below_ephemeral, usable_cores
 from horovod.runner.options import Options
 from horovod.runner.output.notices import without_effect
-from horovod.runner.output.outcome import Failure, Outcome
-from horovod.runner.output.output import Output, Sink
+from horovod.runner.output.outcome import Outcome, ReportedFailure
+from horovod.runner.output.output import JobOutput, Sink
 from horovod.runner.output.standard_input import choose_reader, in_background
 from horovod.runner.policy import StaticPolicy
 from horovod.runner.signals import SignalPipe
@@ -127,7 +127,7 @@ class Job:
             LaunchError: a host cannot take part, or a process could not be started.
         """
         options = self._options
-        output = Output(
+        output = JobOutput(
             stdout,
             stderr,
             len(self.slots),
@@ -257,7 +257,7 @@ class Job:
         """One line for each flag that has been given and has no effect."""
         return without_effect(self._options, several_hosts=bool(self._elsewhere))
 
-    def _say_what_has_no_effect(self, output: Output) -> None:
+    def _say_what_has_no_effect(self, output: JobOutput) -> None:
         for notice in self._notices():
             output.say(f"horovodrun: {notice}")
         if self._reader is not None and in_background():
@@ -354,7 +354,7 @@ class Job:
             )
         return found
 
-    def _start_guardian(self, cleanup: Cleanup, mark: bytes, output: Output) -> Guardian | None:
+    def _start_guardian(self, cleanup: Cleanup, mark: bytes, output: JobOutput) -> Guardian | None:
         environment = {
             name: value for name, value in self._launcher_environment.items() if name != config.SECRET_KEY
         }  # fmt: skip
@@ -368,13 +368,13 @@ class Job:
             )
             return None
 
-    def _reported_failure(self) -> Failure | None:
+    def _reported_failure(self) -> ReportedFailure | None:
         value = self.delivered(FAILURE_KEY)
         if value is None:
             awaited = None if self._server is None else self._server.awaited_in_vain()
-            return None if awaited is None else Failure(*awaited)
+            return None if awaited is None else ReportedFailure(*awaited)
         try:
             content = json.loads(value)
-            return Failure(int(content["rank"]), str(content["reason"]))
+            return ReportedFailure(int(content["rank"]), str(content["reason"]))
         except (ValueError, KeyError, TypeError):
             return None  # not written by the runtime of this version

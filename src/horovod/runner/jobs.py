@@ -14,11 +14,11 @@ def make_job(options: Options, environment: Mapping[str, str], *, hosts_python: 
     if elastic_job.is_wanted(options):
         return elastic_job.ElasticJob(options, environment, hosts_python=hosts_python)
     if options.use_mpi:
-        from horovod.runner.whole_job.mpi.job import MpiJob  # costs time, which other jobs need not spend
+        from horovod.runner.external.mpi.job import MpiJob  # costs time, which other jobs need not spend
 
         return MpiJob(options, environment, hosts_python=hosts_python)
     if options.use_jsrun or environment.get("LSB_JOBID"):
-        from horovod.runner.whole_job import jsrun  # costs time, which other jobs need not spend
+        from horovod.runner.external import jsrun  # costs time, which other jobs need not spend
 
         if jsrun.is_wanted(options, environment):
             return jsrun.JsrunJob(options, environment, hosts_python=hosts_python)

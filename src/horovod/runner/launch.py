@@ -133,7 +133,7 @@ def _carry_out(options: Options) -> tuple[int, str]:
     # These imports cost time, so they come after the command line has been checked.
     from horovod.runner.jobs import make_job
     from horovod.runner.output.output import console
-    from horovod.runner.signals import Insisted, SignalPipe
+    from horovod.runner.signals import SecondSignal, SignalPipe
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide how the ranks end
     _open_standard_streams()
@@ -150,10 +150,10 @@ def _carry_out(options: Options) -> tuple[int, str]:
                 if text:
                     stderr.write(text + "\n")
             return outcome.status, words
-    except Insisted as insisted:
+    except SecondSignal as second:
         words = "horovodrun: killed the job"
         stderr.write(words + "\n")
-        return 128 + insisted.number, words
+        return 128 + second.number, words
 
 
 def _check_build() -> int:

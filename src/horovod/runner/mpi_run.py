@@ -1,4 +1,4 @@
-"""Which MPI the ``mpirun`` on PATH belongs to, for scripts that ask. ``horovodrun --mpi`` itself asks ``whole_job.mpi.kinds``.
+"""Which MPI the ``mpirun`` on PATH belongs to, for scripts that ask. ``horovodrun --mpi`` itself asks ``external.mpi.kinds``.
 
 Each function runs ``mpirun --version``, and takes the environment to run it in (default: this process's).
 """
@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 
 from horovod.runner.errors import LaunchError
-from horovod.runner.whole_job.mpi.kinds import MpiKind, find
+from horovod.runner.external.mpi.kinds import MpiKind, find
 
 
 def mpi_available(env: Mapping[str, str] | None = None) -> bool:

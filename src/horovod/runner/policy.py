@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from horovod.runner.agent.messages import Exit
 from horovod.runner.agent.process_tree import GRACE_SECONDS
-from horovod.runner.output.outcome import Failure
+from horovod.runner.output.outcome import ReportedFailure
 
 _REPORTED_SECONDS = 1.0
 """How long to wait until a rank that others have reported as failed ends by itself, before all ranks are ended."""
@@ -92,7 +92,7 @@ class Policy(ABC):
         """Whether the job goes on although no process of it may run."""
 
     @abstractmethod
-    def ended(self, number: int, end: Exit, reported: Failure | None) -> Decisions:
+    def ended(self, number: int, end: Exit, reported: ReportedFailure | None) -> Decisions:
         """A process has ended.
 
         Args:
@@ -100,7 +100,7 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def woken(self, reason: str, reported: Failure | None) -> Decisions:
+    def woken(self, reason: str, reported: ReportedFailure | None) -> Decisions:
         """The time of a :class:`Wake` is over."""
 
     def signalled(self, number: int) -> list[Decision]:
@@ -163,7 +163,7 @@ class StaticPolicy(Policy):
         # It waits for a moment before it says which rank failed first.
         return self._deciding and self.first_failure is None and not self.ending
 
-    def ended(self, rank: int, end: Exit, reported: Failure | None) -> list[Decision]:
+    def ended(self, rank: int, end: Exit, reported: ReportedFailure | None) -> list[Decision]:
         self._running.discard(rank)
         self.exits[rank] = end
         if self.ending:
@@ -177,14 +177,14 @@ class StaticPolicy(Policy):
             self._first_failed = rank
         return self._name_first_failure(reported, wait_for_it=True)
 
-    def woken(self, reason: str, reported: Failure | None) -> list[Decision]:
+    def woken(self, reason: str, reported: ReportedFailure | None) -> list[Decision]:
         if self.ending:
             return []
         if reason == "reported" and self.first_failure is None:
             return self._name_first_failure(reported, wait_for_it=False)
         return self._end_all() if reason == "final output" else []
 
-    def _name_first_failure(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
+    def _name_first_failure(self, reported: ReportedFailure | None, wait_for_it: bool) -> list[Decision]:
         """Decide which rank failed first: one that suffers from another's failure may well end before it."""
         if self._first_failed is None:
             return []

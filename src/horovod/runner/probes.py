@@ -26,7 +26,7 @@ BACK_ENDS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax[cpu]"}
 """Modules without which a framework may not be imported, and the distribution of each."""
 
 
-class Finding(NamedTuple):
+class ProbeResult(NamedTuple):
     """The outcome of a probe."""
 
     usable: bool
@@ -36,14 +36,14 @@ class Finding(NamedTuple):
     """The command that adds what is missing."""
 
 
-Probe = Callable[[int], Finding]
+Probe = Callable[[int], ProbeResult]
 """Gets a descriptor; once that can be read, the probe is given up."""
 
 
-def together(probes: Mapping[str, Probe]) -> dict[str, Finding]:
+def together(probes: Mapping[str, Probe]) -> dict[str, ProbeResult]:
     """Run probes at the same time; findings by name. A signal ends them, and is handled then."""
 
-    def run(interrupted: int) -> dict[str, Finding]:
+    def run(interrupted: int) -> dict[str, ProbeResult]:
         with ThreadPoolExecutor(len(probes)) as pool:
             started = {name: pool.submit(probe, interrupted) for name, probe in probes.items()}
             while wait(started.values(), children.LONGEST_WAIT_SECONDS).not_done:
@@ -63,20 +63,20 @@ print("found", getattr(framework, "__version__", "of unknown version") + (f", wi
 """
 
 
-def framework(module: str, binding: str, remedy: str, cancel: int = -1) -> Finding:
+def framework(module: str, binding: str, remedy: str, cancel: int = -1) -> ProbeResult:
     """Import a framework, and Horovod's binding of it."""
     if _spec(module) is None:
-        return Finding(False, "not installed", remedy)
+        return ProbeResult(False, "not installed", remedy)
     done = _run([sys.executable, "-c", _IMPORT, module, binding], {"TF_CPP_MIN_LOG_LEVEL": "3"}, SECONDS, cancel)
     if done is None:
-        return Finding(
+        return ProbeResult(
             True, f"{_installed(module)}; importing it takes more than {SECONDS:g} s here, and was not tried to its end"
         )
     found = re.search(r"^found (.*)$", done.output, re.MULTILINE)
     if done.status or found is None:
         reason = _last_line(done)
-        return Finding(False, f"installed, and cannot be imported: {reason}", _repair(module, reason, remedy))
-    return Finding(True, found[1])
+        return ProbeResult(False, f"installed, and cannot be imported: {reason}", _repair(module, reason, remedy))
+    return ProbeResult(True, found[1])
 
 
 def _repair(module: str, reason: str, remedy: str) -> str:
@@ -87,32 +87,32 @@ def _repair(module: str, reason: str, remedy: str) -> str:
     return f"{remedy} --force-reinstall"
 
 
-def engine(name: str, cancel: int = -1) -> Finding:
+def engine(name: str, cancel: int = -1) -> ProbeResult:
     """Run a job of two ranks whose data travel by this engine."""
     words = ["-m", "horovod.runner.launch", "-np", "2", "-H", "localhost:2"]
     words += [sys.executable, "-m", "horovod.common.trial"]
     done = _run([sys.executable, *words], {config.CPU_OPERATIONS: name, config.TIMELINE: ""}, JOB_SECONDS, cancel)
     if done is None:
-        return Finding(False, f"a job of two ranks did not end within {JOB_SECONDS:g} seconds")
+        return ProbeResult(False, f"a job of two ranks did not end within {JOB_SECONDS:g} seconds")
     if done.status:
         said = re.findall(r"^\[\d+\]<stderr>:(\w[\w.]*(?:Error|Exception|Interrupt): .*)$", done.errors, re.M)
-        return Finding(False, f"a job of two ranks failed: {said[0] if said else _last_line(done)}")
-    return Finding(True, "a job of two ranks on this host ran with it")
+        return ProbeResult(False, f"a job of two ranks failed: {said[0] if said else _last_line(done)}")
+    return ProbeResult(True, "a job of two ranks on this host ran with it")
 
 
-def program(name: str, arguments: Sequence[str], remedy: str, cancel: int = -1) -> Finding:
+def program(name: str, arguments: Sequence[str], remedy: str, cancel: int = -1) -> ProbeResult:
     """Ask a program for its version; with no arguments for that, only look for it."""
     if shutil.which(name) is None:
-        return Finding(False, "not found on the PATH", remedy)
+        return ProbeResult(False, "not found on the PATH", remedy)
     if not arguments:
-        return Finding(True, "found on the PATH")
+        return ProbeResult(True, "found on the PATH")
     done = _run([name, *arguments], {}, SECONDS, cancel)
     if done is None:
-        return Finding(False, f"it does not answer within {SECONDS:g} seconds")
+        return ProbeResult(False, f"it does not answer within {SECONDS:g} seconds")
     text = done.output + done.errors
     if done.status:
-        return Finding(False, f"it fails: {_last_line(done)}")
-    return Finding(True, _version(text))
+        return ProbeResult(False, f"it fails: {_last_line(done)}")
+    return ProbeResult(True, _version(text))
 
 
 def _version(text: str) -> str:

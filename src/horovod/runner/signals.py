@@ -9,13 +9,13 @@ from types import FrameType, TracebackType
 
 _SAME_SIGNAL_SECONDS = 0.3
 """A wrapper that forwards Ctrl-C beside the terminal's own must not count as a second one."""
-_INSISTING_SECONDS = 1.0
+_TWICE_SECONDS = 1.0
 """A second Ctrl-C within this time, after one that was passed on to a rank, ends the job."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TAKEN = (*ENDING_SIGNALS, signal.SIGTSTP, signal.SIGURG)
 
 
-class Insisted(BaseException):
+class SecondSignal(BaseException):
     """A second signal came while the job was ending: kill everything at once."""
 
     def __init__(self, number: int) -> None:
@@ -24,7 +24,7 @@ class Insisted(BaseException):
 
 
 class SignalPipe:
-    """While active, signals that ask the launcher to end arrive at :meth:`fileno`; a second one may raise ``Insisted``.
+    """While active, signals that ask the launcher to end arrive at :meth:`fileno`; a second one may raise ``SecondSignal``.
 
     Ctrl-Z arrives there, too, and SIGURG, by which the user has all ranks write down what they do. A signal that was ignored
     when the launcher started (``nohup``, a background job) stays ignored. Main thread only.
@@ -37,11 +37,11 @@ class SignalPipe:
         self._first_at = 0.0
         self.ends_at_once = False
         """Whether a signal ends this process at once: the job has not begun."""
-        self.may_insist = False
-        """Whether a second signal raises ``Insisted``. Set where that is caught; the exception resets it, so it comes once."""
+        self.may_raise = False
+        """Whether a second signal raises ``SecondSignal``. The code that catches it sets this; raising it resets this."""
         self.passes_interrupts_on = False
         """Whether Ctrl-C is for a rank that reads from the terminal, unless two come in quick succession."""
-        self._passed_on_at = -_INSISTING_SECONDS
+        self._passed_on_at = -_TWICE_SECONDS
         self._before: dict[signal.Signals, object] = {}
         self._wakeup_before = -1
 
@@ -92,12 +92,12 @@ class SignalPipe:
         now = time.monotonic()
         if self.passes_interrupts_on and number == signal.SIGINT and not self._first_at:
             since = now - self._passed_on_at
-            if since >= _INSISTING_SECONDS:
+            if since >= _TWICE_SECONDS:
                 self._passed_on_at = now
-            if since >= _INSISTING_SECONDS or since <= _SAME_SIGNAL_SECONDS:
+            if since >= _TWICE_SECONDS or since <= _SAME_SIGNAL_SECONDS:
                 return
         if not self._first_at:
             self._first_at = now
-        elif self.may_insist and now - self._first_at > _SAME_SIGNAL_SECONDS:
-            self.may_insist = False
-            raise Insisted(number)
+        elif self.may_raise and now - self._first_at > _SAME_SIGNAL_SECONDS:
+            self.may_raise = False
+            raise SecondSignal(number)

@@ -13,27 +13,26 @@ from functools import partial
 
 from horovod.runner.agent.base import Agent
 from horovod.runner.agent.messages import (
+    AgentEvent,
     Closed,
     Ended,
-    Event,
     Exit,
+    InputConsumed,
     Lost,
     NotStarted,
-    Output,
+    OutputData,
     ProcessPlan,
     Signalled,
-    Wanted,
 )
 from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.agent.processes import STREAMS
 from horovod.runner.errors import LaunchError
 from horovod.runner.loop import Loop
 from horovod.runner.output import standard_input
-from horovod.runner.output.outcome import Failure, Outcome
-from horovod.runner.output.output import Output as JobOutput
-from horovod.runner.output.output import RankStream, ReaderGone
+from horovod.runner.output.outcome import Outcome, ReportedFailure
+from horovod.runner.output.output import JobOutput, RankStream, ReaderGone
 from horovod.runner.policy import Decisions, EndAll, Policy, Say, Wake
-from horovod.runner.signals import Insisted, SignalPipe
+from horovod.runner.signals import SecondSignal, SignalPipe
 
 _PROMPT_SECONDS = 0.05
 """How long the rank that reads standard input may pause within a line until the line is taken for a prompt."""
@@ -65,7 +64,7 @@ class Supervisor:
         policy: Policy,
         *,
         places: Mapping[int, str],
-        reported_failure: Callable[[], Failure | None],
+        reported_failure: Callable[[], ReportedFailure | None],
         departed: Callable[[int, Exit], None],
         signals: SignalPipe | None = None,
         reader: int | None = None,
@@ -98,7 +97,7 @@ class Supervisor:
 
         Raises:
             LaunchError: a host cannot take part, or a process could not be started; those that were have been ended.
-            Insisted: a second signal came; everything has been killed.
+            SecondSignal: a second signal came; everything has been killed.
         """
         self._agents = list(agents)
 
@@ -117,25 +116,25 @@ class Supervisor:
             try:
                 if self._signals is not None:
                     self._loop.watch(self._signals.fileno(), self._on_signals)
-                    self._signals.may_insist = True
+                    self._signals.may_raise = True
                 begin()
                 self._loop.run(self._finished)
             finally:
                 if self._signals is not None:
-                    self._signals.may_insist = False  # from here on everything ends soon, and must not be interrupted
+                    self._signals.may_raise = False  # from here on everything ends soon, and must not be interrupted
             if self._refusal:
                 raise LaunchError(self._refusal)
         except BaseException as error:
-            grace = 0 if isinstance(error, Insisted) else GRACE_SECONDS
+            grace = 0 if isinstance(error, SecondSignal) else GRACE_SECONDS
             self._policy.ending = True
             raise
         finally:
             self._close(grace)
         return self._outcome()
 
-    def report(self, agent: Agent, event: Event) -> None:
+    def report(self, agent: Agent, event: AgentEvent) -> None:
         """Called by agents with what has happened."""
-        if isinstance(event, Output):
+        if isinstance(event, OutputData):
             self._show(event.process, event.stream, event.data)
         elif isinstance(event, Ended):
             self._on_end(event.process, event.exit)
@@ -147,7 +146,7 @@ class Supervisor:
             self._do(self._policy.signalled(event.number))
         elif isinstance(event, Lost):
             self._on_lost(agent, event.reason)
-        elif isinstance(event, Wanted):
+        elif isinstance(event, InputConsumed):
             self._input.pass_on(agent, event.process)
 
     def _await_agents(self, seconds: float) -> None:

@@ -11,7 +11,7 @@ from horovod.common.compression import CastCompressor, Compressor, NoneCompresso
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class _Cast(CastCompressor):
+class _TensorFlowCast(CastCompressor):
     @staticmethod
     def can_cast(tensor: Any) -> bool:
         return bool(tensor.dtype.is_floating)
@@ -21,13 +21,13 @@ class _Cast(CastCompressor):
         return tf.cast(tensor, dtype)
 
 
-class FP16Compressor(_Cast):
+class FP16Compressor(_TensorFlowCast):
     """float16: three more bits of precision than bfloat16, but gradients above 65504 overflow."""
 
     narrow = tf.float16
 
 
-class BF16Compressor(_Cast):
+class BF16Compressor(_TensorFlowCast):
     """bfloat16: the range of float32 with 8 bits of precision."""
 
     narrow = tf.bfloat16

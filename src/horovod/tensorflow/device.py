@@ -21,7 +21,7 @@ from horovod.comm.datatypes import COMPLEX, Array
 from horovod.comm.spans import Vectors
 from horovod.common.device_tensors import CudaDevices, OnDevice
 from horovod.common.dlpack import address_in
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.lifecycle import context
 from horovod.core.requests import devices
 from horovod.core.requests.handle import Handle
@@ -53,7 +53,7 @@ class Room(Protocol):
         """An eager tensor in this memory, when the collective is over. The core must not write it afterwards."""
 
 
-class Memory(Protocol):
+class TensorFlowMemory(Protocol):
     """The memory of one submission."""
 
     def read(self, tensors: Sequence[Any]) -> list[Tensor]:
@@ -73,7 +73,7 @@ class Memory(Protocol):
         """
 
 
-class HostMemory:
+class TensorFlowHostMemory:
     """Host memory, which the core reads and writes without a copy. Tensors on devices are copied by TensorFlow."""
 
     def read(self, tensors: Sequence[Any]) -> list[Tensor]:
@@ -92,7 +92,7 @@ class HostMemory:
         return [room.tensor() for room in rooms]
 
 
-class DeviceMemory:
+class TensorFlowDeviceMemory:
     """Memory of a GPU, where the tensors lie.
 
     Args:
@@ -106,8 +106,8 @@ class DeviceMemory:
     def __init__(self, tensors: Sequence[Any], engine: str) -> None:
         places = {id(tensor): _address(tensor) for tensor in tensors}
         for first in {tensor.backing_device: place for tensor in tensors if (place := places[id(tensor)])}.values():
-            own.use(first)
-        self._runtime = own.runtime()
+            tensorflow_devices.use(first)
+        self._runtime = tensorflow_devices.runtime()
         self._submission = OnDevice(self._runtime, engine)
         self._places = places
 
@@ -142,7 +142,7 @@ class DeviceMemory:
 class _DeviceRoom:
     """A tensor that nobody else has yet."""
 
-    def __init__(self, memory: DeviceMemory, tensor: Any) -> None:
+    def __init__(self, memory: TensorFlowDeviceMemory, tensor: Any) -> None:
         self._tensor = tensor
         # Waits for the GPU once more: what its memory was used for before may not be over.
         self._described = memory.described(tensor, _address(tensor))
@@ -160,7 +160,7 @@ class _DeviceRoom:
         return self._tensor
 
 
-host_memory = HostMemory()
+host_memory = TensorFlowHostMemory()
 
 _log = logging.getLogger("horovod.tensorflow")
 _told = False
@@ -177,7 +177,7 @@ def tell_of_graphs() -> None:
         )
 
 
-def memory_of(tensors: Sequence[Any], how: Reducing | None = None) -> Memory:
+def memory_of(tensors: Sequence[Any], how: ReductionArguments | None = None) -> TensorFlowMemory:
     """The memory of a submission's eager tensors: of one kind on all ranks whose tensors are of the same types and on the same
     kind of device.
 
@@ -187,13 +187,13 @@ def memory_of(tensors: Sequence[Any], how: Reducing | None = None) -> Memory:
     if not tensors or _GPUS not in tensors[0].backing_device:
         return host_memory
     data_types = [DATA_TYPES[tensor.dtype] for tensor in tensors]
-    engine = own.engine(data_types, how)
+    engine = tensorflow_devices.engine(data_types, how)
     # TensorFlow keeps some types in host memory, whatever device it names.
     if not engine or not all(_GPUS in tensor.backing_device for tensor in tensors):
         return host_memory
     if any(data_type in COMPLEX for data_type in data_types) or not all(map(_has_room, tensors)):
         return host_memory
-    return DeviceMemory(tensors, engine)
+    return TensorFlowDeviceMemory(tensors, engine)
 
 
 def _address(tensor: Any) -> int:
@@ -226,5 +226,5 @@ def _first() -> tuple[int, object]:
     return _address(made), made
 
 
-own = CudaDevices(_lacking, _first)
-devices.provide(own)
+tensorflow_devices = CudaDevices(_lacking, _first)
+devices.provide(tensorflow_devices)

@@ -47,11 +47,11 @@ class MismatchError(PreconditionFailed, errors.MismatchError):
     """The ranks do not agree."""
 
 
-class JobFailed(_WithMessage, tf.errors.UnknownError, HorovodInternalError):  # type: ignore[misc]  # untyped base
+class TensorFlowInternalError(_WithMessage, tf.errors.UnknownError, HorovodInternalError):  # type: ignore[misc]  # untyped base
     """Horovod was shut down."""
 
 
-class RankLostError(JobFailed, errors.RankLostError):
+class RankLostError(TensorFlowInternalError, errors.RankLostError):
     """A rank was lost, or has left the job."""
 
 
@@ -59,11 +59,11 @@ class RankRaisedError(RankLostError, errors.RankRaisedError):
     """A rank's script ended with an exception."""
 
 
-class CollectiveTimeoutError(JobFailed, errors.CollectiveTimeoutError):
+class CollectiveTimeoutError(TensorFlowInternalError, errors.CollectiveTimeoutError):
     """A rank has not done its part within a time limit."""
 
 
-class EngineFailureError(JobFailed, errors.EngineFailureError):
+class EngineFailureError(TensorFlowInternalError, errors.EngineFailureError):
     """An engine, a device or the runtime failed on a rank."""
 
 
@@ -85,7 +85,7 @@ def of_both_kinds() -> Iterator[None]:
         raise
     except HorovodInternalError as error:
         failed = context.is_initialized() and context.current().stopped is not None
-        made = _OF_KIND.get(type(error), JobFailed if failed else PreconditionFailed)(str(error))
+        made = _OF_KIND.get(type(error), TensorFlowInternalError if failed else PreconditionFailed)(str(error))
         made.adopt(error)
         raise made from None
     except ValueError as error:

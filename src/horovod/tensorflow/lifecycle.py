@@ -15,7 +15,7 @@ from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.tensorflow.data_order import follow_datasets
-from horovod.tensorflow.device import own
+from horovod.tensorflow.device import tensorflow_devices
 from horovod.tensorflow.graph import completions
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.graph.names import collective_name
@@ -31,7 +31,7 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
     TensorFlow's own variables set has precedence, and threads that TensorFlow has already started are kept.
     """
     if not basics.is_initialized():
-        own.forget()
+        tensorflow_devices.forget()
     basics.init(comm, process_sets)
     order.wanted = running().config.debug and running().identity.size > 1
     order.held.clear()
@@ -57,7 +57,7 @@ def shutdown() -> None:
     """Stop Horovod on this rank, which ends it on all ranks."""
     basics.shutdown()
     completions.stop()
-    own.forget()
+    tensorflow_devices.forget()
 
 
 class Join(Collective, frozen=True):

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common.basics import size
-from horovod.common.reductions import Reducing, Sum
+from horovod.common.reductions import ReductionArguments, Sum
 from horovod.core.lifecycle.process_set import global_process_set
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import collective_name
@@ -133,5 +133,5 @@ def _gather(row: Any) -> Any:
 
 def _add_up(sums: Any) -> Any:
     names = collective_name(_REDUCE, "sync_batch_norm", [sums], ignore_name_scope=True)
-    submission = allreduce_submission(_REDUCE, names.negotiated, [sums], Reducing(Sum))
+    submission = allreduce_submission(_REDUCE, names.negotiated, [sums], ReductionArguments(Sum))
     return run(names.node, [submission])[0][0]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from horovod.observe.all_ranks import COLLECTIVE, MARK, PHASE, PHASE_NAMES
-from horovod.timeline.collectives import Recorded
+from horovod.timeline.collectives import RecordedCollective
 from horovod.timeline.summary import Interval, length, union
 
 _REDUCTION = "reduction"
@@ -35,7 +35,7 @@ def is_of_all_ranks(events: Sequence[Event]) -> bool:
     return bool(events) and events[0].get("name") == MARK
 
 
-def collectives_of_all_ranks(events: Iterable[Event]) -> list[Recorded]:
+def collectives_of_all_ranks(events: Iterable[Event]) -> list[RecordedCollective]:
     """The collectives that several ranks have recorded or one alone, with the times of the lowest rank's engine."""
     known: dict[tuple[int, int], dict[int, Event]] = defaultdict(dict)
     ends: dict[tuple[int, int, float], float] = {}
@@ -52,7 +52,7 @@ def collectives_of_all_ranks(events: Iterable[Event]) -> list[Recorded]:
         event = by_rank[rank]
         shown, begun = event["args"], event["ts"]
         found.append(
-            Recorded(
+            RecordedCollective(
                 event["name"],
                 shown["operation"],
                 shown["engine"],

@@ -18,7 +18,7 @@ class TimelineError(Exception):
     """A timeline cannot be read or shown; says why."""
 
 
-class Recorded(NamedTuple):
+class RecordedCollective(NamedTuple):
     """One collective on one tensor, as rank 0 has recorded it. Times are seconds since the recording began.
 
     Attributes:
@@ -57,13 +57,13 @@ def load(path: Path) -> list[dict[str, Any]]:
     return events
 
 
-def read(path: Path) -> list[Recorded]:
+def read(path: Path) -> list[RecordedCollective]:
     """The collectives of rank 0's timeline (:func:`recorded`)."""
     events = load(path)
     return recorded(path, lambda: collectives(events))
 
 
-def recorded(path: Path, reads: Callable[[], Iterable[Recorded]]) -> list[Recorded]:
+def recorded(path: Path, reads: Callable[[], Iterable[RecordedCollective]]) -> list[RecordedCollective]:
     """The collectives that ``reads`` finds, in the order in which they began. What had not ended is left out.
 
     Raises:
@@ -80,10 +80,10 @@ def recorded(path: Path, reads: Callable[[], Iterable[Recorded]]) -> list[Record
     return found
 
 
-def collectives(events: Iterable[Mapping[str, Any]]) -> list[Recorded]:
+def collectives(events: Iterable[Mapping[str, Any]]) -> list[RecordedCollective]:
     """The collectives that events describe, which stand in the order in which they were recorded."""
     rows: dict[int, _Row] = {}
-    found: list[Recorded] = []
+    found: list[RecordedCollective] = []
     for event in events:
         kind, pid = event["ph"], event["pid"]
         if kind == "M" and event["name"] == "process_name" and "name" in event["args"]:
@@ -116,7 +116,7 @@ class _Row:
         self._engine = event.get("args", {}).get("engine", self._engine)
         self._open.append((name, event["ts"] / 1e6))
 
-    def end(self, event: Mapping[str, Any]) -> Recorded | None:
+    def end(self, event: Mapping[str, Any]) -> RecordedCollective | None:
         """The collective that is over with this event, if one is."""
         name, begun = self._open.pop()
         at = event["ts"] / 1e6
@@ -130,4 +130,4 @@ class _Row:
         size = _ITEM_BYTES.get(data_type, 0) * math.prod(json.loads(shape))
         agreed = begun if self._agreed is None else self._agreed  # None: submitted before the recording began
         marks, self.marks, self._agreed = self.marks, {}, None
-        return Recorded(self._tensor, name, self._engine, marks, agreed, begun, at, data_type, shape, size)
+        return RecordedCollective(self._tensor, name, self._engine, marks, agreed, begun, at, data_type, shape, size)

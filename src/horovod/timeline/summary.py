@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from horovod.diagnose.stragglers import LEAST_COLLECTIVES, LEAST_SHARE, Submissions, lost_time
-from horovod.timeline.collectives import Recorded
+from horovod.timeline.collectives import RecordedCollective
 
 Interval = tuple[float, float]
 
@@ -23,7 +23,7 @@ class Batch(NamedTuple):
     engine: str
     begun: float
     ended: float
-    tensors: list[Recorded]
+    tensors: list[RecordedCollective]
 
     @property
     def bytes(self) -> int:
@@ -110,7 +110,7 @@ class Summary(NamedTuple):
     straggler: int | None
 
 
-def summarize(found: Sequence[Recorded]) -> Summary:
+def summarize(found: Sequence[RecordedCollective]) -> Summary:
     """Sum up the collectives of a timeline, of which there is at least one."""
     cut = batches(found)
     first = min(min(each.submitted.values(), default=each.begun) for each in found)
@@ -132,9 +132,9 @@ def summarize(found: Sequence[Recorded]) -> Summary:
     )
 
 
-def batches(found: Iterable[Recorded]) -> list[Batch]:
+def batches(found: Iterable[RecordedCollective]) -> list[Batch]:
     """The batches, in the order in which they began. Tensors of one batch have the same times."""
-    cut: dict[tuple[float, float, str, str], list[Recorded]] = defaultdict(list)
+    cut: dict[tuple[float, float, str, str], list[RecordedCollective]] = defaultdict(list)
     for each in found:
         cut[each.begun, each.ended, each.operation, each.engine].append(each)
     return [
@@ -188,8 +188,8 @@ def _operations(cut: Iterable[Batch]) -> list[OperationTotal]:
     return sorted(totals, key=lambda each: -each.seconds)
 
 
-def _tensors(found: Iterable[Recorded]) -> list[TensorTotal]:
-    names: dict[str, list[Recorded]] = defaultdict(list)
+def _tensors(found: Iterable[RecordedCollective]) -> list[TensorTotal]:
+    names: dict[str, list[RecordedCollective]] = defaultdict(list)
     for each in found:
         names[each.tensor].append(each)
     totals = [

@@ -16,7 +16,7 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.torch.device import staging
-from horovod.torch.device.runtime import own as devices
+from horovod.torch.device.runtime import torch_devices
 from horovod.torch.ops import handles
 from horovod.torch.ops.allgather import (
     HorovodAllgather,
@@ -107,7 +107,7 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
     """As :func:`horovod.common.basics.init`. Handles of an earlier job are forgotten."""
     if not basics.is_initialized():
         handles.clear()
-        devices.forget()
+        torch_devices.forget()
     basics.init(comm, process_sets)
 
 
@@ -115,7 +115,7 @@ def shutdown() -> None:
     """As :func:`horovod.common.basics.shutdown`. Handles are forgotten."""
     basics.shutdown()
     handles.clear()
-    devices.forget()
+    torch_devices.forget()
 
 
 def join(device: int = -1) -> int:
@@ -145,7 +145,7 @@ def join(device: int = -1) -> int:
         The global rank that joined last.
     """
     if running().device_engine:
-        devices.use(None if device < 0 else torch.device("cuda", device))
+        torch_devices.use(None if device < 0 else torch.device("cuda", device))
     staging.drain()  # what was submitted before comes before
     handle = collectives.join()
     handle.wait()

@@ -62,13 +62,13 @@ def generation(gpus: int = 2) -> Iterator[Any]:
     hvd.shutdown()
     names = ("_computes_on_host", "_in_host_memory", "buffer_callback")
     before = {name: getattr(backend, name) for name in names}
-    lacking = backend.own._lacking
+    lacking = backend.jax_devices._lacking
     try:
         with recorded.with_nccl(gpus) as (cuda, nccl):
             backend._computes_on_host = lambda: False
             backend._in_host_memory = lambda buffers: False
             backend.buffer_callback = late(before["buffer_callback"], cuda)
-            backend.own._lacking = lambda: ""
+            backend.jax_devices._lacking = lambda: ""
             hvd.init()
             yield cuda
             hvd.shutdown()
@@ -76,8 +76,8 @@ def generation(gpus: int = 2) -> Iterator[Any]:
     finally:
         for name, value in before.items():
             setattr(backend, name, value)
-        backend.own._lacking = lacking
-        backend.own.forget()
+        backend.jax_devices._lacking = lacking
+        backend.jax_devices.forget()
 
 
 def on(job: Job, size: int, function: Callable[..., Any], gpus: Callable[[int], int] = lambda rank: 2) -> list[Any]:

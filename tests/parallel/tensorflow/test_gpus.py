@@ -66,14 +66,14 @@ def generation(sets: list[list[int]], gpus: int = 2, native: str = "") -> Iterat
     made = [hvd.ProcessSet(ranks) for ranks in sets]
     before = device._GPUS, device._FIRST_GPU, device._lacking
     device._GPUS, device._FIRST_GPU = f"device:{GPU}", GPU
-    device.own._lacking = lambda: ""
+    device.tensorflow_devices._lacking = lambda: ""
     try:
         with libraries(gpus, native):
             hvd.init(process_sets=made)
             yield made
             hvd.shutdown()
     finally:
-        device._GPUS, device._FIRST_GPU, device.own._lacking = before
+        device._GPUS, device._FIRST_GPU, device.tensorflow_devices._lacking = before
 
 
 def on(job: Job, size: int, function: Callable[..., Any], *args: Any, **keywords: Any) -> list[Any]:
@@ -420,10 +420,10 @@ def test_a_second_init_changes_nothing(job: Job) -> None:
     def check() -> None:
         device = importlib.import_module("horovod.tensorflow.device")
         hvd.allreduce(made((2,)))
-        runtime = device.own.runtime()
+        runtime = device.tensorflow_devices.runtime()
         hvd.init()
         assert hvd.allgather(made((2,))).numpy().tolist() == [1.0, 2.0, 2.0, 3.0]
-        assert device.own.runtime() is runtime
+        assert device.tensorflow_devices.runtime() is runtime
 
     on(job, 2, check)
 

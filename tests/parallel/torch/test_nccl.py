@@ -616,12 +616,12 @@ def test_a_rank_that_dies_ends_what_the_others_have_queued(job: Job) -> None:
 def test_a_second_init_changes_nothing(job: Job) -> None:
     def check() -> None:
         handle = hvd.allreduce_async(made(LATE, (2,)), name="before", op=hvd.Sum)
-        runtime = importlib.import_module("horovod.torch.device.runtime").own.runtime()
+        runtime = importlib.import_module("horovod.torch.device.runtime").torch_devices.runtime()
         hvd.init()
         assert hvd.synchronize(handle).tolist() == [3.0, 5.0]
         rows = hvd.allgather(made(LATE, (2,)))
         assert rows.tolist() == [1.0, 2.0, 2.0, 3.0]
-        assert importlib.import_module("horovod.torch.device.runtime").own.runtime() is runtime
+        assert importlib.import_module("horovod.torch.device.runtime").torch_devices.runtime() is runtime
 
     on(job, "late", 2, check)
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 from horovod.autotune.kept import Fit, Kept
-from horovod.autotune.tuner import Job, Tuner
+from horovod.autotune.tuner import TunedJob, Tuner
 from horovod.comm.tuned import TunedSettings
 
 INITIAL = TunedSettings(128 << 20, 0, "shm", "auto", True, True)
@@ -60,9 +60,9 @@ def job(
     explicit: frozenset[str] = frozenset(),
     warmup: int = 1,
     trials: int = 20,
-) -> Job:
+) -> TunedJob:
     engines = ("shm", "tcp")
-    return Job("1", hosts, initial, explicit, engines, frozenset(engines), 4, warmup, trials, 0.8)
+    return TunedJob("1", hosts, initial, explicit, engines, frozenset(engines), 4, warmup, trials, 0.8)
 
 
 class Simulation:

@@ -11,7 +11,7 @@ import pytest
 
 from horovod.comm.base import PeerFailure
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
-from horovod.comm.hierarchical.placement import Placement
+from horovod.comm.hierarchical.placement import RankGrid
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import Vectors, arrays_of
@@ -67,7 +67,7 @@ class Across(SingleCommunicator):
 def engine(fails: bool = False) -> HierarchicalCommunicator:
     inside = Inside()
     across = Across(inside, fails)
-    return HierarchicalCommunicator(Placement.of("aabb", 0), inside, across, SingleCommunicator(), piece_bytes=64)
+    return HierarchicalCommunicator(RankGrid.of("aabb", 0), inside, across, SingleCommunicator(), piece_bytes=64)
 
 
 @pytest.mark.parametrize("lengths", [[40, 3, 0, 7], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 200, 0]])

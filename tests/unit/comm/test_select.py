@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.comm.engine import Group
+from horovod.comm.engine import EngineGroup
 from horovod.comm.select import ENGINES, EngineError, Support, candidates, obstacles
 from horovod.comm.spans import HOST
 
@@ -54,7 +54,7 @@ def test_a_group_that_no_engine_can_serve_is_told_why() -> None:
 
 
 def test_only_engines_that_may_be_chosen_are_asked() -> None:
-    group = Group(0, 2, ("a", "a"))
+    group = EngineGroup(0, 2, ("a", "a"))
     assert set(obstacles(group)) == {each.name for each in ENGINES[HOST] if each.automatic}
     assert set(obstacles(group, forced="tcp")) == {"tcp"}
     assert set(obstacles(group, names=["gloo", "tcp"])) == {"gloo", "tcp"}

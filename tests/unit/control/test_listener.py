@@ -12,7 +12,7 @@ import pytest
 
 from horovod.control import listener as listener_module
 from horovod.control.handshake import GREETING, MAC, ClientHandshake
-from horovod.control.listener import LARGEST_QUEUE, Listener, is_same_user
+from horovod.control.listener import LARGEST_QUEUE, ConnectionListener, is_same_user
 from unit.control.together import wait_until
 
 SECRET = b"s" * 32
@@ -30,7 +30,7 @@ class Door:
         else:
             self.server_socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
         self.guests: list[tuple[socket.socket, bytes, bytes]] = []
-        self.listener = Listener(self.selector, [self.server_socket], SECRET, self.welcome, same_user)
+        self.listener = ConnectionListener(self.selector, [self.server_socket], SECRET, self.welcome, same_user)
         self.clients: list[socket.socket] = []
 
     def welcome(self, connection: socket.socket, purpose: bytes, rest: bytes) -> None:

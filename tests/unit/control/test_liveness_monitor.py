@@ -10,13 +10,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import msgspec
 import pytest
 
 from horovod.control.channel import Channel, ChannelClosed, frame
 from horovod.control.failure import ENGINE, Cause, FailureKind
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS, STUCK, UNRESPONSIVE
-from horovod.control.liveness_monitor import Bye, Failure, LivenessMonitor, Message, NoProgress, Ping, Pong, Report
+from horovod.control.liveness_messages import Bye, Failure, FailureReport, NoProgress, Ping, Pong, decode, encode
+from horovod.control.liveness_monitor import LivenessMonitor
+from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED, STOPPED
 from unit.control.together import wait_until
 
@@ -24,14 +25,13 @@ ANSWER = 0.15
 """Seconds that a peer may take to answer, where a test is about one that does not."""
 LONG = 60.0
 
-_decode = msgspec.msgpack.Decoder(Message).decode
-_encode = msgspec.msgpack.Encoder().encode
-
 
 class Rank:
     """One rank's liveness monitor and what it was told."""
 
-    def __init__(self, rank: int, links: dict[int, Channel], answer_seconds: float) -> None:
+    def __init__(
+        self, rank: int, links: dict[int, Channel], answer_seconds: float, tree: LivenessTree | None = None
+    ) -> None:
         self.links = links
         self.failures: list[tuple[int, str]] = []
         self.causes: list[Cause] = []
@@ -40,6 +40,7 @@ class Rank:
         """What it sees of the processes of others, as far as it sees them."""
         self.monitor = LivenessMonitor(
             rank,
+            tree or LivenessTree(max([rank, *links]) + 1),
             links,
             answer_seconds,
             0,
@@ -84,7 +85,7 @@ class Peer:
         self._inbox: list[object] = []
 
     def say(self, message: object) -> None:
-        self.channel.send(_encode(message))
+        self.channel.send(encode(message))
 
     def hear(self) -> object:
         """The next message; None at the end of the connection."""
@@ -92,7 +93,7 @@ class Peer:
         def arrived() -> bool:
             if not self._inbox:
                 try:
-                    self._inbox += [_decode(body) for body in self.channel.receive()]
+                    self._inbox += [decode(body) for body in self.channel.receive()]
                 except ChannelClosed:
                     self._inbox.append(None)
             return bool(self._inbox)
@@ -102,7 +103,7 @@ class Peer:
 
     def heard_nothing(self) -> bool:
         if not self._inbox:
-            self._inbox += [_decode(body) for body in self.channel.receive()]
+            self._inbox += [decode(body) for body in self.channel.receive()]
         return not self._inbox
 
 
@@ -369,7 +370,7 @@ def test_nobody_is_asked_twice_at_a_time(job: Job) -> None:
 def test_a_members_report_goes_to_rank_0_whose_word_counts(job: Job) -> None:
     rank, peers = job.alone(1, [0])
     rank.monitor.report(2, "I saw it fail")
-    assert peers[0].hear() == Report(2, "I saw it fail", False)
+    assert peers[0].hear() == FailureReport(2, "I saw it fail", False)
     peers[0].say(Failure(3, "it was the first"))
     assert rank.wait() == (3, "it was the first")
 
@@ -391,7 +392,7 @@ def test_a_member_whose_rank_0_is_stopped_accuses_rank_0(job: Job) -> None:
     rank.seen[0] = STOPPED
     rank.monitor.report(2, "I saw it fail")
     assert rank.wait() == (0, STOPPED)
-    assert peers[0].hear() == Report(2, "I saw it fail", False)
+    assert peers[0].hear() == FailureReport(2, "I saw it fail", False)
 
 
 def test_a_member_whose_rank_0_is_gone_in_good_order_decides_itself(job: Job) -> None:
@@ -479,7 +480,7 @@ def test_a_member_whose_report_found_rank_0_dead_sleeps_afterwards(job: Job) -> 
 
     def remote_call() -> None:  # in one turn, so that the sending is what notices
         peers[0].channel.close()
-        rank.monitor._reported(Report(2, "failed", False))
+        rank.monitor._reported(FailureReport(2, "failed", False))
 
     rank.monitor._post(remote_call)
     assert rank.wait() == (0, KILLED)
@@ -516,7 +517,7 @@ def test_a_huge_length_is_that_peers_failure(job: Job) -> None:
 
 def test_several_messages_in_one_piece(job: Job) -> None:
     rank, peers = job.alone(1, [0])
-    pieces = b"".join(frame(_encode(message)) for message in (Ping(), Ping(), Failure(2, "w"), Bye()))
+    pieces = b"".join(frame(encode(message)) for message in (Ping(), Ping(), Failure(2, "w"), Bye()))
     peers[0].channel.socket.send(pieces)
     assert rank.wait() == (2, "w")
     wait_until(lambda: not rank.monitor._links, "the good-bye")
@@ -535,7 +536,15 @@ def test_leaving_before_the_start_gives_everything_back() -> None:
     own, other = socket.socketpair()
     with other:
         LivenessMonitor(
-            1, {0: Channel(own)}, LONG, 0, str, lambda rank: None, str, lambda rank, reason, cause: None
+            1,
+            LivenessTree(2),
+            {0: Channel(own)},
+            LONG,
+            0,
+            str,
+            lambda rank: None,
+            str,
+            lambda rank, reason, cause: None,
         ).leave()
         assert other.recv(1) == b""
 

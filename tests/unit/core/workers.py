@@ -37,7 +37,7 @@ from horovod.core.negotiation.messages import (
 )
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
-from horovod.core.worker.cpu_affinity import Placement
+from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.progress import QUICK_BYTES
 from horovod.core.worker.waiting import WorkerState
 from horovod.core.worker.worker import WorkerThread
@@ -91,6 +91,7 @@ class Noting(Communicator):
         self.batches: list[int] = []
         self.before: Callable[[], None] = lambda: None
         self.aborts = 0
+        self.by_waiting_thread = False
 
     def allreduce(self, inputs: Sequence[Array], *rest: Any) -> None:
         self.batches.append(len(inputs))
@@ -99,6 +100,10 @@ class Noting(Communicator):
 
     def tune(self, settings: TunedSettings) -> None:
         self._engine.tune(settings)
+
+    def called_by_waiting_thread(self, waiting: bool) -> None:
+        self.by_waiting_thread = waiting
+        self._engine.called_by_waiting_thread(waiting)
 
     def allgather(self, inputs: Sequence[Array], *rest: Any) -> None:
         self.batches.append(len(inputs))
@@ -190,7 +195,7 @@ class Set:
         def on_stopped(rank: int, reason: str, interrupted: bool) -> None:
             stopped.append((rank, reason, interrupted))
 
-        placement = Placement(spins=len(ranks) <= len(os.sched_getaffinity(0)))  # all ranks are in this process
+        placement = CpuPlacement(spins=len(ranks) <= len(os.sched_getaffinity(0)))  # all ranks are in this process
         worker = WorkerThread(
             f"test-{index}", ranks, index, channels, noting, config, watch, on_stopped, placement, proposals
         )

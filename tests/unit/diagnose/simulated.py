@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from horovod.observe.dump import SCHEMA, Collective, Folder, ProcessSetState, RankDump, Tensor
+from horovod.observe.dump import SCHEMA, CollectiveRecord, Folder, ProcessSetState, RankDump, TensorRecord
 from horovod.observe.threads import Frame, ThreadState
 
 WAITING = Frame("/x/horovod/core/requests/handle.py", 1, "wait")
@@ -29,7 +29,7 @@ def run(
     size = len(scripts)
     now = [0.0] * size
     done = [0] * size
-    records: list[list[Collective]] = [[] for _ in range(size)]
+    records: list[list[CollectiveRecord]] = [[] for _ in range(size)]
     counts: list[dict[str, int]] = [{} for _ in range(size)]
     open_: list[tuple[str, float] | None] = [None] * size
     order = 0
@@ -74,17 +74,18 @@ def run(
 
 def _record(
     rank: int, number: int, counts: dict[str, int], submitted: tuple[str, float] | None, order: int, agreed: float, took: float
-) -> Collective:  # fmt: skip
+) -> CollectiveRecord:  # fmt: skip
     assert submitted is not None
     name, at = submitted
     over = order > 0
-    return Collective(
-        0, number, counts[name], order, name, "ALLREDUCE", [Tensor(name, "float32", [4])], 16, f"train.py:{len(name)}", at,
+    return CollectiveRecord(
+        0, number, counts[name], order, name, "ALLREDUCE", [TensorRecord(name, "float32", [4])], 16, f"train.py:{len(name)}",
+        at,
         agreed if over else None, agreed if over else None, agreed + took if over else None, "shm" if over else "", "",
     )  # fmt: skip
 
 
-def _shifted(record: Collective, shift: float) -> Collective:
+def _shifted(record: CollectiveRecord, shift: float) -> CollectiveRecord:
     import msgspec
 
     times = {

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.diagnose.findings import findings
-from horovod.diagnose.job import Job, duration, ordinal, ranks_in_words
+from horovod.diagnose.job import DumpedJob, duration, ordinal, ranks_in_words
 from horovod.diagnose.report import diagnosis, text
 from horovod.observe.dump import Folder, LauncherDump, RankExit
 from unit.diagnose.simulated import run
@@ -33,7 +33,7 @@ def test_a_rank_that_skips_one(case: tuple[int, int, int, int, int]) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
     del scripts[odd][step * layers + layer]
-    said = findings(Job(run(scripts)))[0]
+    said = findings(DumpedJob(run(scripts)))[0]
     assert (said.kind, said.ranks) == ("apart", [odd])
     assert (said.collective, said.occurrence) == (f"layer{layer}", step + 1)
     assert f"skipped 'layer{layer}'" in said.text
@@ -45,7 +45,7 @@ def test_a_rank_that_calls_two_in_another_order(case: tuple[int, int, int, int, 
     scripts = [script(layers) for _ in range(size)]
     at = step * layers + layer
     scripts[odd][at], scripts[odd][at + 1] = scripts[odd][at + 1], scripts[odd][at]
-    said = findings(Job(run(scripts)))[0]
+    said = findings(DumpedJob(run(scripts)))[0]
     assert (said.kind, said.ranks, said.collective) == ("apart", [odd], f"layer{layer}")
     assert "another order" in said.text
 
@@ -55,7 +55,7 @@ def test_a_rank_that_uses_another_name(case: tuple[int, int, int, int, int]) -> 
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
     scripts[odd][step * layers + layer] = "other"
-    said = findings(Job(run(scripts)))[0]
+    said = findings(DumpedJob(run(scripts)))[0]
     assert (said.kind, said.ranks) == ("apart", [odd])
     assert said.collective == f"layer{layer}" and "submitted 'other' instead" in said.text
 
@@ -65,7 +65,7 @@ def test_a_rank_that_stops_calling(case: tuple[int, int, int, int, int]) -> None
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
     del scripts[odd][step * layers + layer :]
-    said = findings(Job(run(scripts)))[0]
+    said = findings(DumpedJob(run(scripts)))[0]
     assert (said.kind, said.ranks, said.collective, said.occurrence) == ("silent", [odd], f"layer{layer}", step + 1)
     assert said.waiting == [rank for rank in range(size) if rank != odd]
     assert "train.py:7" in said.text
@@ -76,24 +76,24 @@ def test_what_was_forgotten_does_not_matter(case: tuple[int, int, int, int, int]
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
     del scripts[odd][step * layers + layer :]
-    said = findings(Job(run(scripts, ring=ring)))[0]
+    said = findings(DumpedJob(run(scripts, ring=ring)))[0]
     assert (said.kind, said.ranks, said.collective, said.occurrence) == ("silent", [odd], f"layer{layer}", step + 1)
 
 
 def test_two_ranks_that_are_apart_for_the_first_time() -> None:
     """Nothing tells whose fault it is, so nobody is blamed."""
-    said = findings(Job(run([["a", "b"], ["b", "a"]])))[0]
+    said = findings(DumpedJob(run([["a", "b"], ["b", "a"]])))[0]
     assert (said.kind, said.ranks) == ("apart", [])
     assert "the order of a loop" in said.text
 
 
 def test_all_is_well() -> None:
-    job = Job(run([script(3)] * 3))
+    job = DumpedJob(run([script(3)] * 3))
     assert [each.kind for each in findings(job)] == ["nothing"]
 
 
 def test_all_is_well_in_words_and_for_tools() -> None:
-    job = Job(run([script(3)] * 3))
+    job = DumpedJob(run([script(3)] * 3))
     found = findings(job)
     assert "No rank waits for another, and none has failed." in text(job, found)
     assert diagnosis(job, found).silent == []
@@ -125,7 +125,7 @@ def test_a_killed_rank(killed: int, number: int, said: str) -> None:
         if rank != 1
     }
     launcher = LauncherDump(1, "job", 1, ENDED, [RankExit(1, 128 + number, number)])
-    found = findings(Job(Folder(ranks, {}, launcher)))[0]
+    found = findings(DumpedJob(Folder(ranks, {}, launcher)))[0]
     assert (found.kind, found.ranks, found.waiting) == ("killed", [1], [0, 2])
     assert said in found.text and "Ranks 0 and 2 wait for it in 'layer1'" in found.text
 
@@ -138,13 +138,13 @@ def test_a_rank_that_others_have_lost_and_that_runs() -> None:
         )
         for rank, dump in folder.ranks.items()
     }
-    found = findings(Job(Folder(ranks, {}, None)))[0]
+    found = findings(DumpedJob(Folder(ranks, {}, None)))[0]
     assert found.kind == "link" and "The network of host host2 is broken" in found.text
 
 
 def test_only_the_launcher_knows() -> None:
     launcher = LauncherDump(1, "job", 1, "", [RankExit(1, 3)])
-    found = findings(Job(Folder({}, {}, launcher)))[0]
+    found = findings(DumpedJob(Folder({}, {}, launcher)))[0]
     assert (found.kind, found.ranks) == ("lost", [1]) and "exit code 3" in found.text
 
 
@@ -152,7 +152,7 @@ def test_only_the_launcher_knows() -> None:
 @given(share=st.floats(0.15, 0.6))
 def test_a_slow_rank(size: int, slow: int, share: float) -> None:
     compute = {rank: 0.01 if rank != slow else 0.01 / (1 - share) for rank in range(size)}
-    said = findings(Job(run([script(2, 30)] * size, compute)))[0]
+    said = findings(DumpedJob(run([script(2, 30)] * size, compute)))[0]
     assert (said.kind, said.ranks) == ("straggler", [slow])
 
 

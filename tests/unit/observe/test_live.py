@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 from horovod.observe.live import LiveJob
-from horovod.observe.progress import Progress
+from horovod.observe.progress import StepProgress
 
 
-def progress(seconds: float, steps: int) -> Progress:
+def progress(seconds: float, steps: int) -> StepProgress:
     part = seconds / 4
-    return Progress(
+    return StepProgress(
         seconds, steps, 10 * steps, [part, part, 0.0, 0.0, 0.0], part, part, {0: part}, 2 * steps, 1000 * steps
     )
 

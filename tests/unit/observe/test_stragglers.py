@@ -13,7 +13,7 @@ from horovod.comm.datatypes import DataType
 from horovod.core.negotiation.messages import Operation, Request, TensorSpec
 from horovod.observe import step_clock
 from horovod.observe.flight_recorder import FlightRecorder
-from horovod.observe.progress import PHASES, Progress, ProgressMeter, merged, overlap
+from horovod.observe.progress import PHASES, ProgressMeter, StepProgress, merged, overlap
 from horovod.observe.step_clock import BACKWARD, DATA, FORWARD, REDUCTION, UPDATE, StepClock
 from horovod.observe.stragglers import STEPS, StragglerWatch, in_words
 
@@ -111,7 +111,7 @@ def made_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[Simulate
     return make
 
 
-def report(ranks: Sequence[SimulatedRank], watch: StragglerWatch) -> list[Progress]:
+def report(ranks: Sequence[SimulatedRank], watch: StragglerWatch) -> list[StepProgress]:
     """Every rank measures what it has done since the last time."""
     found = [each.meter.take({0: each.recorder}, each.clock.taken(), each.at + each.offset) for each in ranks]
     for rank, progress in enumerate(found):

@@ -9,7 +9,7 @@ import pytest
 
 import horovod
 from horovod.runner import check_build, probes
-from horovod.runner.probes import Finding
+from horovod.runner.probes import ProbeResult
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
 
 def test_a_framework_that_can_be_imported(module: Callable[[str, str], None]) -> None:
     module("somenet", "__version__ = '7.1'")
-    assert probes.framework("somenet", "", "pip install somenet") == Finding(True, "7.1")
+    assert probes.framework("somenet", "", "pip install somenet") == ProbeResult(True, "7.1")
 
 
 def test_a_framework_that_is_installed_and_broken_is_not_usable(module: Callable[[str, str], None]) -> None:
@@ -67,7 +67,9 @@ def test_a_framework_whose_import_takes_long_is_not_waited_for(
 
 
 def test_a_framework_that_is_not_there_comes_with_the_command_that_adds_it() -> None:
-    assert probes.framework("no_such_net", "", "pip install it") == Finding(False, "not installed", "pip install it")
+    assert probes.framework("no_such_net", "", "pip install it") == ProbeResult(
+        False, "not installed", "pip install it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,13 +83,13 @@ def test_a_framework_that_is_not_there_comes_with_the_command_that_adds_it() -> 
 )
 def test_launchers_say_what_they_are(tool: Callable[[str, str], None], text: str, version: str) -> None:
     tool("launch", text)
-    assert probes.program("launch", ["--version"], "") == Finding(True, version)
+    assert probes.program("launch", ["--version"], "") == ProbeResult(True, version)
 
 
 def test_a_launcher_that_fails_or_is_not_there(tool: Callable[[str, str], None]) -> None:
     tool("launch", "echo no cluster >&2; exit 1")
-    assert probes.program("launch", ["--version"], "") == Finding(False, "it fails: no cluster")
-    assert probes.program("other", ["--version"], "get it") == Finding(False, "not found on the PATH", "get it")
+    assert probes.program("launch", ["--version"], "") == ProbeResult(False, "it fails: no cluster")
+    assert probes.program("other", ["--version"], "get it") == ProbeResult(False, "not found on the PATH", "get it")
 
 
 def test_engines_are_tried_with_a_job_that_has_time_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +101,9 @@ def test_engines_are_tried_with_a_job_that_has_time_on_a_busy_machine(monkeypatc
 
 FINDINGS = {
     **dict.fromkeys(
-        ("TensorFlow", "PyTorch", "Keras", *check_build._ENGINES, *check_build._PROGRAMS), Finding(True, "1.0")
+        ("TensorFlow", "PyTorch", "Keras", *check_build._ENGINES, *check_build._PROGRAMS), ProbeResult(True, "1.0")
     ),
-    "MXNet": Finding(False, "not installed", "pip install mxnet"),
+    "MXNet": ProbeResult(False, "not installed", "pip install mxnet"),
 }
 
 
@@ -119,7 +121,7 @@ def test_the_first_lines_are_those_that_tools_know() -> None:
 
 def test_where_no_engine_works_nothing_is_said_to_work() -> None:
     text = check_build.render(
-        {**FINDINGS, **dict.fromkeys(check_build._ENGINES, Finding(False, "a job of two ranks failed: x"))}
+        {**FINDINGS, **dict.fromkeys(check_build._ENGINES, ProbeResult(False, "a job of two ranks failed: x"))}
     )
     assert "[ ] Gloo" in text.split("Operations")[0] and "[ ] horovodrun" in text
     assert "  Shared memory (built in): a job of two ranks failed: x\n" in text

@@ -24,7 +24,7 @@ from horovod.runner.agent.base import HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.loop import Loop
-from horovod.runner.probes import Finding, together
+from horovod.runner.probes import ProbeResult, together
 from interruptions import every_place
 
 
@@ -143,7 +143,7 @@ def take_signal() -> None:
 
 @pytest.mark.parametrize("to_the_process", [True, False], ids=["to the process", "to a thread"])
 def test_probes_in_threads_end_with_a_signal(handler: None, to_the_process: bool) -> None:
-    def probe(cancel: int) -> Finding:
+    def probe(cancel: int) -> ProbeResult:
         if to_the_process:
             children.run(["/bin/sh", "-c", f"kill -TERM {os.getpid()}; sleep 1000"], 1000, cancel=cancel)
         else:
@@ -151,10 +151,10 @@ def test_probes_in_threads_end_with_a_signal(handler: None, to_the_process: bool
             children.run(["sleep", "1000"], 1000, cancel=cancel)
         raise AssertionError
 
-    def hangs(cancel: int) -> Finding:
+    def hangs(cancel: int) -> ProbeResult:
         with pytest.raises(children.Cancelled):
             children.run(["sleep", "1000"], 1000, cancel=cancel)
-        return Finding(True, "")
+        return ProbeResult(True, "")
 
     before = living()
     with pytest.raises((Ended, children.Cancelled)) as caught:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from horovod.runner import mpi_run
-from unit.runner.whole_job.mpi.test_command import HYDRA, INTEL, OPEN_MPI_4, OPEN_MPI_5, SPECTRUM, fake_mpirun
+from unit.runner.external.mpi.test_command import HYDRA, INTEL, OPEN_MPI_4, OPEN_MPI_5, SPECTRUM, fake_mpirun
 
 QUESTIONS = ("is_open_mpi", "is_spectrum_mpi", "is_mpich", "is_intel_mpi")
 

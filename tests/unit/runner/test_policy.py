@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from horovod.runner.agent.messages import Exit
-from horovod.runner.output.outcome import Failure
+from horovod.runner.output.outcome import ReportedFailure
 from horovod.runner.policy import EndAll, FirstFailure, Say, StaticPolicy, Wake
 
 
@@ -46,7 +46,7 @@ def test_the_job_ends_at_once_when_the_last_one_has_said_what_it_saw() -> None:
 
 
 def test_a_victim_that_ends_first_is_not_blamed() -> None:
-    policy, reported = job(2), Failure(1, "left")
+    policy, reported = job(2), ReportedFailure(1, "left")
     (wake,) = policy.ended(0, Exit(1), reported)
     assert isinstance(wake, Wake)
     said, _ = policy.ended(1, Exit(9), reported)
@@ -55,7 +55,7 @@ def test_a_victim_that_ends_first_is_not_blamed() -> None:
 
 
 def test_a_culprit_that_hangs_is_named_and_its_victims_exit_is_reported() -> None:
-    policy, reported = job(2), Failure(1, "hangs")
+    policy, reported = job(2), ReportedFailure(1, "hangs")
     (wake,) = policy.ended(0, Exit(5), reported)
     assert isinstance(wake, Wake)
     decisions = policy.woken(wake.reason, reported)
@@ -67,7 +67,7 @@ def test_a_culprit_that_hangs_is_named_and_its_victims_exit_is_reported() -> Non
 
 def test_a_rank_that_does_not_exist_cannot_be_blamed() -> None:
     policy = job(1)
-    policy.ended(0, Exit(5), Failure(77, "nonsense"))
+    policy.ended(0, Exit(5), ReportedFailure(77, "nonsense"))
     assert policy.first_failure == FirstFailure(0, 0, Exit(5), "")
 
 
@@ -119,7 +119,7 @@ def test_a_thousand_ranks_that_fall_in_any_order_have_one_failure_and_one_end() 
         shuffled = random.Random(seed)
         policy, ranks = job(1000), list(range(1000))
         shuffled.shuffle(ranks)
-        reported = Failure(ranks[500], "first of all")
+        reported = ReportedFailure(ranks[500], "first of all")
         made = [decision for rank in ranks for decision in policy.ended(rank, Exit(1), reported)]
         assert sum(isinstance(decision, EndAll) for decision in made) == 1
         assert policy.first_failure is not None and policy.first_failure.culprit == ranks[500]

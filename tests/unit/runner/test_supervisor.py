@@ -16,27 +16,26 @@ from horovod.runner.agent.base import Agent
 from horovod.runner.agent.messages import (
     GREETING,
     AgentReady,
-    Begin,
     Closed,
     End,
     Ended,
     Exit,
     Hello,
     NotStarted,
-    Output,
+    OutputData,
+    Prepare,
     ProcessPlan,
     Refused,
     Signalled,
-    Start,
+    StartProcesses,
     decode_order,
     encode,
 )
 from horovod.runner.agent.stream import MessageStream
 from horovod.runner.errors import LaunchError
 from horovod.runner.loop import Loop
-from horovod.runner.output.outcome import Failure, Outcome
-from horovod.runner.output.output import Output as JobOutput
-from horovod.runner.output.output import StreamSink
+from horovod.runner.output.outcome import Outcome, ReportedFailure
+from horovod.runner.output.output import JobOutput, StreamSink
 from horovod.runner.policy import StaticPolicy
 from horovod.runner.reach.remote import Connection, RemoteAgent
 from horovod.runner.supervisor import Supervisor
@@ -92,17 +91,17 @@ class FarAgent:
     def finish(self, rank: int, end: Exit) -> None:
         self.tell(Ended(rank, end))
         for name in ("stdout", "stderr"):
-            self.tell(Output(rank, name, b""))
+            self.tell(OutputData(rank, name, b""))
 
     def _follow(self, order: Any) -> None:
         if self._behaviour(self, order):
             return
-        if isinstance(order, Begin):
+        if isinstance(order, Prepare):
             self.tell(AgentReady(("10.0.0.1", 5)))
-        elif isinstance(order, Start):
+        elif isinstance(order, StartProcesses):
             self.ranks = [plan.number for plan in order.plans]
             for rank in self.ranks:
-                self.tell(Output(rank, "stdout", b"rank %d\n" % rank))
+                self.tell(OutputData(rank, "stdout", b"rank %d\n" % rank))
                 self.finish(rank, Exit(0))
         elif isinstance(order, End):
             self.tell(Closed([]))
@@ -116,7 +115,7 @@ class Job:
         self.out, self.err = io.StringIO(), io.StringIO()
         ranks = range(HOSTS * EACH)
         self.departed: list[int] = []
-        self.reported: Failure | None = None
+        self.reported: ReportedFailure | None = None
         self.supervisor = Supervisor(
             self.loop,
             JobOutput(StreamSink(self.out), StreamSink(self.err), len(ranks)),
@@ -126,7 +125,7 @@ class Job:
             departed=lambda rank, _: self.departed.append(rank),
         )
         keys = [ConnectionKey() for _ in range(HOSTS)]
-        begin = Begin("secret", "/", [("10.0.0.1", 5)], 5)
+        begin = Prepare("secret", "/", [("10.0.0.1", 5)], 5)
         self.agents: list[Agent] = [
             RemoteAgent(f"h{number}", self.loop, self.supervisor.report, key, begin) for number, key in enumerate(keys)
         ]
@@ -174,7 +173,7 @@ def test_all_do_well(job: Make) -> None:
 
 def stay(far: FarAgent, order: Any) -> bool:
     """Ranks run until they are told to end."""
-    if isinstance(order, Start):
+    if isinstance(order, StartProcesses):
         far.ranks = [plan.number for plan in order.plans]
         return True
     if isinstance(order, End):
@@ -186,8 +185,8 @@ def stay(far: FarAgent, order: Any) -> bool:
 def test_one_failure_among_many_ends_all_and_is_the_only_one_named(job: Make) -> None:
     def behaviour(far: FarAgent, order: Any) -> bool:
         handled = stay(far, order)
-        if isinstance(order, Start) and far.number == 37:
-            far.tell(Output(far.ranks[2], "stderr", b"out of luck\n"))
+        if isinstance(order, StartProcesses) and far.number == 37:
+            far.tell(OutputData(far.ranks[2], "stderr", b"out of luck\n"))
             far.finish(far.ranks.pop(2), Exit(9))
         return handled
 
@@ -202,7 +201,7 @@ def test_one_failure_among_many_ends_all_and_is_the_only_one_named(job: Make) ->
 def test_a_host_that_is_lost_is_named_and_the_others_end(job: Make, ending: str) -> None:
     def behaviour(far: FarAgent, order: Any) -> bool:
         handled = stay(far, order)
-        if isinstance(order, Start) and far.number == 5:
+        if isinstance(order, StartProcesses) and far.number == 5:
             if ending == "garbled":
                 far.stream.write(b"\xff" * 100)
             else:
@@ -218,7 +217,7 @@ def test_a_host_that_is_lost_is_named_and_the_others_end(job: Make, ending: str)
 def test_an_agent_that_somebody_else_asks_to_end_ends_the_job_as_if_the_launcher_had_been_asked(job: Make) -> None:
     def behaviour(far: FarAgent, order: Any) -> bool:
         handled = stay(far, order)
-        if isinstance(order, Start) and far.number == 5:
+        if isinstance(order, StartProcesses) and far.number == 5:
             far.finish(far.ranks.pop(), Exit(143, signal.SIGTERM))  # who cancels a whole job signals its ranks, too
             far.tell(Signalled(signal.SIGTERM))
         return handled
@@ -233,9 +232,9 @@ def test_all_hosts_that_refuse_are_listed_and_nothing_starts(job: Make) -> None:
     started: list[int] = []
 
     def behaviour(far: FarAgent, order: Any) -> bool:
-        if isinstance(order, Start):
+        if isinstance(order, StartProcesses):
             started.append(far.number)
-        if isinstance(order, Begin) and far.number in (3, 60):
+        if isinstance(order, Prepare) and far.number in (3, 60):
             far.tell(Refused("no such folder"))
             return True
         return False
@@ -251,11 +250,11 @@ def test_all_hosts_that_refuse_are_listed_and_nothing_starts(job: Make) -> None:
 
 def test_a_host_that_is_lost_while_others_get_ready_is_listed(job: Make) -> None:
     def behaviour(far: FarAgent, order: Any) -> bool:
-        if isinstance(order, Begin) and far.number == 7:
+        if isinstance(order, Prepare) and far.number == 7:
             far.tell(AgentReady(("10.0.0.1", 5)))
             far.stream.close()
             return True
-        if isinstance(order, Begin) and far.number == 8:
+        if isinstance(order, Prepare) and far.number == 8:
             made.loop.after("late", 0.3, lambda: far.tell(AgentReady(("10.0.0.1", 5))))
             return True
         return False
@@ -268,7 +267,7 @@ def test_a_host_that_is_lost_while_others_get_ready_is_listed(job: Make) -> None
 def test_a_process_that_cannot_start_ends_the_job(job: Make) -> None:
     def behaviour(far: FarAgent, order: Any) -> bool:
         handled = stay(far, order)
-        if isinstance(order, Start) and far.number == 63:
+        if isinstance(order, StartProcesses) and far.number == 63:
             far.tell(NotStarted(far.ranks[0], "cannot start rank 252 (x): command not found"))
         return handled
 
@@ -289,7 +288,7 @@ def test_output_of_many_hosts_waits_for_the_launcher_and_arrives_whole(job: Make
         """A rank that writes as long as it may: an agent reads no more from it while its own stream is full."""
         while left[far.number] and not far.congested:
             left[far.number] -= 1
-            far.tell(Output(far.ranks[0], "stdout", line))
+            far.tell(OutputData(far.ranks[0], "stdout", line))
         if left[far.number]:
             waited.add(far.number)
         elif left[far.number] == 0:
@@ -298,7 +297,7 @@ def test_output_of_many_hosts_waits_for_the_launcher_and_arrives_whole(job: Make
                 far.finish(rank, Exit(0))
 
     def behaviour(far: FarAgent, order: Any) -> bool:
-        if isinstance(order, Start) and far.number in left:
+        if isinstance(order, StartProcesses) and far.number in left:
             far.ranks = [plan.number for plan in order.plans]
             far.on_relief = lambda: write(far)
             write(far)
@@ -338,7 +337,7 @@ def test_hosts_that_are_lost_one_after_the_other_have_one_message(job: Make) -> 
 
     def behaviour(far: FarAgent, order: Any) -> bool:
         handled = stay(far, order)
-        if isinstance(order, Start) and far.number >= 32:
+        if isinstance(order, StartProcesses) and far.number >= 32:
             made.loop.after(("lost", far.number), 0.001 * far.number, far.stream.close)
         return handled
 

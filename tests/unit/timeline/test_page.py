@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from horovod.observe.timeline import TensorLabel, Timeline
-from horovod.timeline.collectives import Recorded
+from horovod.timeline.collectives import RecordedCollective
 from horovod.timeline.page import MOST_BATCHES, page
 from horovod.timeline.summary import Summary, summarize
 
@@ -23,7 +23,7 @@ HOSTILE = "</script><script>document.title = 'taken'</script><b>@data@ & \"quote
 def a_summary(count: int = 40, name: str = HOSTILE) -> Summary:
     return summarize(
         [
-            Recorded(
+            RecordedCollective(
                 name,
                 "ALLREDUCE",
                 "shm",

@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from horovod.observe.timeline import TensorLabel, Timeline
 from horovod.timeline.__main__ import main
-from horovod.timeline.collectives import Recorded, TimelineError, read
+from horovod.timeline.collectives import RecordedCollective, TimelineError, read
 from horovod.timeline.report import text
 from horovod.timeline.summary import length, summarize, union
 
 
 def recorded(
     tensor: str, submitted: dict[int, float], begun: float, ended: float, operation: str = "ALLREDUCE", size: int = 400
-) -> Recorded:
-    return Recorded(tensor, operation, "shm", submitted, begun, begun, ended, "float32", f"[{size // 4}]", size)
+) -> RecordedCollective:
+    return RecordedCollective(
+        tensor, operation, "shm", submitted, begun, begun, ended, "float32", f"[{size // 4}]", size
+    )
 
 
 def test_the_reader_reads_what_is_written(tmp_path: Path) -> None:
@@ -102,10 +104,10 @@ def test_unions_are_the_same_moments(pairs: list[tuple[int, int]]) -> None:
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> list[Recorded]:
+def programs(draw: st.DrawFn) -> list[RecordedCollective]:
     """Collectives of some ranks, submitted at any times and carried out one after another."""
     ranks = draw(st.integers(1, 4))
-    found: list[Recorded] = []
+    found: list[RecordedCollective] = []
     free = 0
     for number in range(draw(st.integers(1, 8))):
         submitted = {rank: float(draw(TIMES)) for rank in range(ranks)}
@@ -116,7 +118,7 @@ def programs(draw: st.DrawFn) -> list[Recorded]:
 
 
 @given(programs())
-def test_the_phases_add_up_and_no_time_is_counted_twice(found: list[Recorded]) -> None:
+def test_the_phases_add_up_and_no_time_is_counted_twice(found: list[RecordedCollective]) -> None:
     summary = summarize(found)
     assert summary.carried_out + summary.waiting + summary.idle == pytest.approx(summary.seconds)
     assert min(summary.carried_out, summary.waiting, summary.idle) >= 0
@@ -133,7 +135,7 @@ def test_the_slow_rank_is_named_whatever_the_number_of_buckets(ranks: int, data:
     """A rank that is 20 % late in each step is late with each bucket of the step, and loses the time once."""
     slow = data.draw(st.integers(0, ranks - 1))
     buckets = data.draw(st.integers(1, 10))
-    found: list[Recorded] = []
+    found: list[RecordedCollective] = []
     for step in range(30):
         for bucket in range(buckets):
             ready = step * 120.0 + 50 + 40 * bucket / buckets

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from horovod.torch.distributed.point_to_point.matching import ANY, Matching, Wanted
+from horovod.torch.distributed.point_to_point.matching import ANY, Matching, ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
 
 sends = st.tuples(st.just("send"), st.integers(0, 1), st.integers(0, 2), st.integers(0, 1))
@@ -34,7 +34,7 @@ def test_each_takes_the_oldest_that_fits(events: list[tuple[str, int, int, int]]
                 open_sends.append((number, (group, source, tag)))
         else:
             fits = [each for each, (g, s, t) in open_sends if (g, t) == (group, tag) and source in (ANY, s)]
-            found = matching.post(Wanted(group, source, tag), number)
+            found = matching.post(ReceiveFilter(group, source, tag), number)
             assert (found and found[1]) == (fits[0] if fits else None)
             if fits:
                 open_sends = [each for each in open_sends if each[0] != fits[0]]

@@ -21,7 +21,7 @@ from jax.extend.core import get_opaque_trace_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from horovod._keras.distribution import Reducer, variable_name
-from horovod._keras.exchange import Exchange
+from horovod._keras.exchange import InPlaceReducer
 from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import KerasSettings
 from horovod._models import presence
@@ -33,7 +33,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.common.compression import CastCompressor, NoneCompressor
 from horovod.common.device_tensors import CudaDevices, OnDevice
 from horovod.common.dlpack import address_in
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.config import GPU_OPERATIONS
 from horovod.core.errors import HorovodInternalError
 from horovod.core.requests import devices
@@ -50,7 +50,7 @@ except ImportError:  # JAX before 0.6
     buffer_callback = None
 
 
-class _Cast(CastCompressor):
+class _JaxCast(CastCompressor):
     @staticmethod
     def can_cast(tensor: Any) -> bool:
         return bool(jnp.issubdtype(tensor.dtype, jnp.floating))
@@ -64,13 +64,13 @@ class _Cast(CastCompressor):
         return super().compress(jnp.asarray(tensor))
 
 
-class FP16Compressor(_Cast):
+class FP16Compressor(_JaxCast):
     """float16: three more bits of precision than bfloat16, but gradients above 65504 overflow."""
 
     narrow = jnp.float16
 
 
-class BF16Compressor(_Cast):
+class BF16Compressor(_JaxCast):
     """bfloat16: the range of float32 with 8 bits of precision."""
 
     narrow = jnp.bfloat16
@@ -90,7 +90,7 @@ class JaxReducer(Reducer):
     def __init__(self, settings: KerasSettings) -> None:
         self._settings = settings
         self._compression = settings.compression
-        self._exchange = Exchange(settings)
+        self._exchange = InPlaceReducer(settings)
         self._handed_out: Any = None  # the trace in which the script got reduced gradients that it has not applied yet
 
     def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
@@ -199,7 +199,7 @@ def _arrival(gradient: Any) -> Arrival:
     return Arrival.LOCAL if "transpose(" in str(names) else Arrival.CHANGED
 
 
-def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], how: Reducing) -> list[Any]:
+def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], how: ReductionArguments) -> list[Any]:
     """Apply ``change`` to the arrays, in the computation if one is being traced. Returns the results.
 
     Args:
@@ -212,7 +212,7 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
         if _in_host_memory(outputs):
             change([_host_tensor(np.asarray(output)) for output in outputs])
             return
-        engine = own.engine(data_types, how)
+        engine = jax_devices.engine(data_types, how)
         if not engine:
             raise HorovodInternalError(
                 "this training step was compiled for an engine that moves the memory of GPUs, and the job has none any more: "
@@ -223,7 +223,7 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
         if not somewhere:
             change([_host_tensor(np.empty(each.shape, each.dtype)) for each in shapes])
             return
-        runtime = own.use(somewhere)
+        runtime = jax_devices.use(somewhere)
         with runtime.on(context.stream):
             submission = OnDevice(runtime, engine)
             change(
@@ -238,7 +238,7 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
         change([_host_tensor(copy) for copy in copies])
         return copies
 
-    if buffer_callback is not None and (_computes_on_host() or own.engine(data_types, how)):
+    if buffer_callback is not None and (_computes_on_host() or jax_devices.engine(data_types, how)):
         aliases = {number: number for number in range(len(arrays))}
         through = buffer_callback(in_place, shapes, has_side_effect=True, input_output_aliases=aliases)
         return list(through(*arrays))
@@ -272,5 +272,5 @@ def _first() -> tuple[int, object]:
     return address_in(made.__dlpack__()), made
 
 
-own = CudaDevices(_lacking, _first)
-devices.provide(own)
+jax_devices = CudaDevices(_lacking, _first)
+devices.provide(jax_devices)

@@ -15,7 +15,7 @@ from horovod._models import presence
 from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.errors import MismatchError
 from horovod.core.requests.handle import all_of
 from horovod.torch.compression import Compression
@@ -122,7 +122,7 @@ class TorchReducer(Reducer):
                         tensors,
                         labels,
                         f"{name}.{number}",
-                        Reducing(op, prescale, postscale, settings.process_set),
+                        ReductionArguments(op, prescale, postscale, settings.process_set),
                         alike,
                     )
                 )

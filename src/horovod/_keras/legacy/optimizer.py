@@ -74,7 +74,7 @@ class LegacyDistribution:
     def _by_method(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce gradients by the optimizer's method, which a class of the user's may override. That one gets no None."""
         results: list[Any] = list(gradients)
-        own = type(self._optimizer)._allreduce is _InFront._allreduce
+        own = type(self._optimizer)._allreduce is _LegacyOptimizerOverrides._allreduce
         chosen = [index for index, gradient in enumerate(results) if own or gradient is not None]
         reduced = self._optimizer._allreduce(
             [results[index] for index in chosen], [variables[index] for index in chosen]
@@ -170,7 +170,7 @@ def _readable(variables: Sequence[Any]) -> bool:
     return all(hasattr(getattr(each, "handle", None), "numpy") for each in variables)
 
 
-class _InFront:
+class _LegacyOptimizerOverrides:
     """The methods that override those of the wrapped optimizer's class."""
 
     _HAS_AGGREGATE_GRAD = True
@@ -203,7 +203,7 @@ class _InFront:
         )
 
 
-class _New(_InFront):
+class _New(_LegacyOptimizerOverrides):
     """Optimizers of TensorFlow 2.11 and newer."""
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
@@ -212,7 +212,7 @@ class _New(_InFront):
         return self._horovod.reduce(base.compute_gradients(loss, var_list, tape))
 
 
-class _Old(_InFront):
+class _Old(_LegacyOptimizerOverrides):
     """Optimizers of ``tf.keras.optimizers.legacy``."""
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:

@@ -1,9 +1,9 @@
 """Collectives on bytes by PyTorch's ``ProcessGroupGloo``, on its own: no group of ``torch.distributed`` is made or touched.
 
 * Gloo's operations run on a thread of its process group. A wait for one is cut in slices, so that it can be aborted.
-* They work on the caller's arrays. An operation cannot be taken back, so when a wait has failed the group's sockets are shut
-  down, which ends what is under way here and on all other ranks, before the error is raised.
-* Gloo does not say which rank an operation waits for; see :mod:`horovod.comm.bytewise.attendance`.
+* They work on the caller's arrays. An operation cannot be cancelled. So when a wait has failed, the group's sockets are shut
+  down before the error is raised, which ends all running operations here and on all other ranks.
+* Gloo does not say which rank an operation waits for; see :mod:`horovod.comm.bytewise.late_ranks`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 from torch import distributed
 
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall
-from horovod.comm.bytewise.attendance import Attendance
 from horovod.comm.bytewise.base import ByteCollectives
+from horovod.comm.bytewise.late_ranks import LateRanks
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import EngineError
 from horovod.comm.gloo.sockets import shut_down, sockets_of
@@ -33,10 +33,10 @@ from horovod.comm.spans import address_of, bytes_at
 _log = logging.getLogger("horovod.comm")
 
 _SLICE = timedelta(milliseconds=20)
-"""How long a wait lasts until it looks whether it was aborted."""
+"""Time between checks of a wait for an abort."""
 
 _LONGEST = timedelta(days=10)
-"""Gloo's own limit: who waits too long is decided elsewhere."""
+"""Gloo's own time limit. It is long, because stalls are detected elsewhere."""
 
 _GONE_SECONDS = 1.0
 """How long to look for the rank whose end has failed an operation."""
@@ -46,7 +46,7 @@ _SHUT_DOWN_SECONDS = 5.0
 
 _Group: Any = distributed.ProcessGroupGloo  # PyTorch declares some of its methods only
 _left = lasting_list()
-"""Groups that could not be ended, and their operations: to destroy one would wait for them, for days."""
+"""Groups that could not be ended, and their operations. Destroying such a group would wait for its operations, for days."""
 
 
 class GlooCollectives(ByteCollectives):
@@ -55,7 +55,7 @@ class GlooCollectives(ByteCollectives):
     Args:
         sockets: a connection with every other rank. Owned from now on.
         hosts: the host name of each rank.
-        interface: the network interface to use; "" for that which the connections use.
+        interface: the network interface to use; "" for the one that the sockets use.
         deadline: ``time.monotonic`` by which all ranks must have connected.
 
     Raises:
@@ -80,7 +80,7 @@ class GlooCollectives(ByteCollectives):
         self._buffers: list[Array] = []
         self._store = ConnectionStore(sockets, deadline)
         self._open: list[Any] = []
-        self._left = False  # an operation has not ended: to destroy the group would wait for it
+        self._left = False  # an operation has not ended, and destroying the group would wait for it
         try:
             if interface:
                 device = _Group.create_device(interface=interface.split(",")[0])
@@ -96,9 +96,9 @@ class GlooCollectives(ByteCollectives):
             for connection in sockets.values():
                 connection.close()
             raise EngineError(f"Gloo cannot connect its ranks: {error}") from error
-        self._attendance = Attendance(sockets)
+        self._late_ranks = LateRanks(sockets)
 
-    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _Started:
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _StartedWork:
         self._check()
         source, target = self._joined(sends), self._joined(receives)
         if source.buffer is not None:
@@ -108,11 +108,11 @@ class GlooCollectives(ByteCollectives):
         )
         return self._start(work, source, target)
 
-    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _Started:
+    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _StartedWork:
         return self.exchange([own] * len(receives), receives, longest)
 
     def _joined(self, arrays: Sequence[Array]) -> _Joined:
-        """The others' arrays one after another: as they lie where that is so, else in a buffer."""
+        """The other ranks' arrays as one: in place if they are adjacent, else in a buffer."""
         counts = [0 if rank == self._rank else array.size for rank, array in enumerate(arrays)]
         parts = [array for array, count in zip(arrays, counts, strict=True) if count]
         starts = [address_of(part) for part in parts]
@@ -126,24 +126,24 @@ class GlooCollectives(ByteCollectives):
             self._buffers = [each for each in self._buffers if each is not buffer]
         return _Joined(counts, parts, buffer[: sum(counts)], buffer)
 
-    def broadcast(self, data: Array, root: int) -> _Started:
+    def broadcast(self, data: Array, root: int) -> _StartedWork:
         self._check()
         options = distributed.BroadcastOptions()
         options.rootRank = root
         return self._start(self._group.broadcast([torch.from_numpy(bytes_at(address_of(data), data.size))], options))
 
     def _check(self) -> None:
-        """Start nothing after an abort: Gloo waits for ever for what it has received a part of when a connection ends."""
+        """Raise after an abort: if a connection ends in the middle of a message, Gloo waits for the rest for ever."""
         if self._aborted:
             self._stop()
             raise Aborted("this communicator was aborted")
 
-    def _start(self, work: Any, source: _Joined | None = None, target: _Joined | None = None) -> _Started:
+    def _start(self, work: Any, source: _Joined | None = None, target: _Joined | None = None) -> _StartedWork:
         self._number += 1
         self._open.append(work)
-        return _Started(work, self._number, source, target)
+        return _StartedWork(work, self._number, source, target)
 
-    def wait(self, started: _Started) -> None:
+    def wait(self, started: _StartedWork) -> None:
         try:
             self._wait(started.work, started.number)
         except BaseException:
@@ -164,7 +164,7 @@ class GlooCollectives(ByteCollectives):
         while True:
             if self._aborted:
                 raise Aborted("this communicator was aborted")
-            over = work.is_completed()  # asked before: it may be over just after its slice
+            over = work.is_completed()  # asked first, since it may complete just after its slice
             try:
                 work.wait(_SLICE)
                 return
@@ -174,31 +174,31 @@ class GlooCollectives(ByteCollectives):
             waited = time.monotonic() - began
             if not told and waited > self._stall_timeout / 2:
                 told = True
-                self._attendance.tell(number)
+                self._late_ranks.tell(number)
             if waited >= (stalls + 1) * self._stall_timeout:
                 stalls += 1
-                self._on_stall(Stall(self._attendance.missing(number), stalls * self._stall_timeout, stalls))
+                self._on_stall(Stall(self._late_ranks.missing(number), stalls * self._stall_timeout, stalls))
 
     def _failure(self, number: int, error: RuntimeError) -> PeerFailure | Aborted:
-        """What an operation's error amounts to: usually the end of a rank."""
+        """The exception for an operation's error, usually the end of a rank."""
         if self._aborted:
             return Aborted("this communicator was aborted")
-        gone = self._attendance.gone(_GONE_SECONDS)
+        gone = self._late_ranks.gone(_GONE_SECONDS)
         if gone:
             return PeerFailure(gone[0], "it closed its connection", suspected=True)
-        return PeerFailure(self._attendance.missing(number), f"Gloo reports: {error}", suspected=True)
+        return PeerFailure(self._late_ranks.missing(number), f"Gloo reports: {error}", suspected=True)
 
     def abort(self) -> None:
         self._aborted = True  # a wait looks every few milliseconds
 
     def descriptors(self) -> list[int]:
-        return [*self._sockets(), *self._attendance.descriptors()]
+        return [*self._sockets(), *self._late_ranks.descriptors()]
 
     def _sockets(self) -> list[int]:
         return sockets_of(self._store.own.values(), self._store.others.values())
 
     def _stop(self) -> None:
-        """End what is under way, so that nobody touches its memory any more. Waits for it only once."""
+        """End all running operations, so that nothing touches their memory any more. Waits for them only once."""
         if self._left:
             return
         if not all(work.is_completed() for work in self._open):
@@ -209,7 +209,7 @@ class GlooCollectives(ByteCollectives):
                 try:
                     work.wait(_SLICE)
                 except RuntimeError:
-                    pass  # it has failed, or has still to
+                    pass  # it has failed, or will
         if all(work.is_completed() for work in self._open):
             self._open.clear()
         else:
@@ -226,18 +226,18 @@ class GlooCollectives(ByteCollectives):
 
     def close(self) -> None:
         self._stop()
-        self._attendance.close()
+        self._late_ranks.close()
         del self._group
 
 
 class _Joined(NamedTuple):
-    """Arrays of the other ranks as one.
+    """Arrays of the other ranks, joined to one.
 
     Attributes:
         counts: bytes by rank.
-        parts: what it is made of, or goes to.
-        data: all of it.
-        buffer: whose memory that is, where it is not that of the parts.
+        parts: the arrays.
+        data: their concatenation.
+        buffer: the memory of ``data`` if it is not that of ``parts``.
     """
 
     counts: list[int]
@@ -246,7 +246,7 @@ class _Joined(NamedTuple):
     buffer: Array | None = None
 
 
-class _Started(NamedTuple):
+class _StartedWork(NamedTuple):
     """An operation, its number, and its memory."""
 
     work: Any

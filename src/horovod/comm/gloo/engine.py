@@ -1,4 +1,4 @@
-"""How Gloo is chosen and built: only where it is forced, and PyTorch brings it."""
+"""How Gloo is chosen and built: only if it is forced, from PyTorch's package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 from typing import ClassVar
 
 from horovod.comm.bytewise.communicator import BytewiseCommunicator
-from horovod.comm.engine import Bootstrap, Engine, Group, is_at_least, version_of
+from horovod.comm.engine import Bootstrap, Engine, EngineGroup, is_at_least, version_of
 
 OLDEST = "2.3"
 """The oldest PyTorch whose Gloo changes its time limit after it has begun."""
@@ -24,7 +24,7 @@ class GlooCommunicator(BytewiseCommunicator):
 
 
 class GlooEngine(Engine):
-    """Ranks of any hosts that can reach one another, where PyTorch is installed."""
+    """Serves ranks of any hosts that can reach one another, if PyTorch is installed."""
 
     name: ClassVar[str] = "gloo"
     automatic: ClassVar[bool] = False
@@ -32,7 +32,7 @@ class GlooEngine(Engine):
     def installed(self) -> str:
         return "" if importlib.util.find_spec("torch") is None or _too_old() else f"torch {version_of('torch')}"
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         if importlib.util.find_spec("torch") is None:
             return "PyTorch, which brings Gloo, is not installed: pip install torch"
         if _too_old():
@@ -44,7 +44,7 @@ class GlooEngine(Engine):
             return f"this PyTorch was built without Gloo ({error}): install one from pytorch.org or PyPI"
         return ""
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> GlooCommunicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> GlooCommunicator:
         from horovod.comm.gloo.collectives import GlooCollectives
 
         settings = group.settings

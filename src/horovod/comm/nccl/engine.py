@@ -1,4 +1,4 @@
-"""How NCCL is chosen and built: wherever each rank has a GPU of its own and PyTorch hands over its memory."""
+"""How NCCL is chosen and built: if each rank has a GPU of its own, and the framework passes its memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from weakref import WeakKeyDictionary
 from horovod.comm.base import Communicator, DeviceFailure
 from horovod.comm.datatypes import COMPLEX, FLOATING, DataType
 from horovod.comm.device import DeviceRuntime
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup
 from horovod.comm.nccl import library
 from horovod.comm.nccl.factors import device_holds, holds
 from horovod.comm.reduction import OF_BITS, ReduceOp
 
 SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""NCCL 2.30 and newer serve several ranks on one GPU where this is 1; for tests, as it is slow."""
+"""NCCL 2.30 and newer serve several ranks on one GPU if this is 1. It is slow, and meant for tests."""
 
 SERVES_SEVERAL = (2, 30, 0)
-"""The oldest NCCL that does."""
+"""The oldest NCCL that serves several ranks on one GPU."""
 
 ONE_EACH = (
     "NCCL wants one for each: start at most as many ranks as there are GPUs, or, with NCCL 2.30 or newer, set "
@@ -41,7 +41,7 @@ def stream_of(runtime: DeviceRuntime) -> Any:
 
 
 class NcclEngine(Engine):
-    """Ranks with a GPU each, on any hosts."""
+    """Serves ranks with a GPU each, on any hosts."""
 
     name: ClassVar[str] = "nccl"
 
@@ -59,7 +59,7 @@ class NcclEngine(Engine):
             return ""
         return f"{SEVERAL_RANKS}=1 needs NCCL 2.30 or newer, and this is NCCL {library.text_of(version)}"
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         facts = group.facts
         if facts.missing:
             return facts.missing
@@ -96,13 +96,13 @@ class NcclEngine(Engine):
             return f"NCCL has no {op.label} with factors"
         return ""
 
-    def bootstrap(self, group: Group) -> Bootstrap:
+    def bootstrap(self, group: EngineGroup) -> Bootstrap:
         try:
             return Bootstrap(library.loaded().unique_id())
         except DeviceFailure as error:
             raise EngineError(str(error)) from error
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> Communicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> Communicator:
         from horovod.comm.nccl.communicator import NcclCommunicator
         from horovod.comm.nccl.handle import CommHandle
 

@@ -1,4 +1,4 @@
-"""How shared memory is chosen and built: one rank makes it, and passes its descriptor to the others."""
+"""How shared memory is chosen and built: one rank creates it, and passes its descriptor to the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import msgspec
 
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.shm.memory import SharedMemory, created, duplicated
@@ -24,18 +24,18 @@ _decode = msgspec.msgpack.Decoder(_ArenaSize).decode
 
 
 class ShmEngine(Engine):
-    """Ranks of one host."""
+    """Serves ranks of one host."""
 
     name: ClassVar[str] = "shm"
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         if sys.platform != "linux":
             return f"shared memory needs Linux, this is {sys.platform}"
         if len(set(group.hosts)) > 1:
             return f"its ranks are on several hosts ({', '.join(sorted(set(group.hosts)))})"
         return ""
 
-    def bootstrap(self, group: Group) -> Bootstrap:
+    def bootstrap(self, group: EngineGroup) -> Bootstrap:
         try:
             arena = Arena.create(group.size, group.settings.piece_bytes)
         except OSError as error:
@@ -47,7 +47,7 @@ class ShmEngine(Engine):
         finally:
             arena.close()
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> ShmCommunicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> ShmCommunicator:
         _check_passed(bootstrap)
         sizes, settings = _decode(bootstrap.data), group.settings
         try:
@@ -69,10 +69,10 @@ class SharedProposals:
     def __init__(self, contributions: bool) -> None:
         self._contributions = contributions
 
-    def bootstrap(self, group: Group) -> Bootstrap:
+    def bootstrap(self, group: EngineGroup) -> Bootstrap:
         return Bootstrap(descriptor=created(memory_bytes(group.size)))
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> Proposals:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> Proposals:
         _check_passed(bootstrap)
         length = memory_bytes(group.size)
         memory = SharedMemory(duplicated(bootstrap.descriptor, length), length)

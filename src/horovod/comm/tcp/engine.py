@@ -1,22 +1,22 @@
-"""How the engine over stream sockets is chosen and built: always, and by connecting all ranks with one another."""
+"""How the engine over stream sockets is chosen and built: always possible, by connecting all ranks with one another."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from horovod.comm.engine import Bootstrap, Engine, Group
+from horovod.comm.engine import Bootstrap, Engine, EngineGroup
 from horovod.comm.tcp.communicator import TcpCommunicator
 
 
 class TcpEngine(Engine):
-    """Ranks of any hosts that can reach one another."""
+    """Serves ranks of any hosts that can reach one another."""
 
     name: ClassVar[str] = "tcp"
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         return ""
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> TcpCommunicator:
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> TcpCommunicator:
         connections = group.connect_all()
         first = {rank: some[0] for rank, some in connections.items()}
         more = {rank: some[1:] for rank, some in connections.items() if len(some) > 1}

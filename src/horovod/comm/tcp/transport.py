@@ -1,8 +1,8 @@
-"""Framed bytes to and from all peers at once over stream sockets: the :class:`~horovod.comm.exchange.base.Exchange` of ``tcp``.
+"""Framed bytes to and from all peers at once over stream sockets: the transport of the engine ``tcp``.
 
 The worker thread queues what it wants sent and received, by reference, and then waits for some of it; while it waits,
 everything queued in either direction moves, so ranks may all send first without a deadlock. One epoll loop, no threads,
-no polling: a wait ends when its bytes have moved, a peer has failed, or :meth:`Exchange.abort` was called.
+no polling: a wait ends when its bytes have moved, a peer has failed, or :meth:`PeerExchange.abort` was called.
 
 There may be several connections to a peer, over several networks. Transfers take them in turn, on both sides alike, so each
 carries the same number of transfers.
@@ -23,21 +23,21 @@ from datetime import timedelta
 from itertools import cycle
 
 from horovod.comm.base import Aborted, OnStall, Stall, give_up
-from horovod.comm.exchange.base import Exchange, Mark
-from horovod.comm.tcp.link import Flow, Link, tune
+from horovod.comm.exchange.base import Mark, PeerExchange
+from horovod.comm.tcp.link import TcpFlow, TcpLink, tune
 
 _LONGEST_POLL = 3600.0  # seconds; epoll counts milliseconds in 32 bits
 _STALLS = 2  # after so many stall timeouts a broken network ends the wait
 _NO_MORE: Mapping[int, Sequence[socket.socket]] = {}
 
 
-class TcpExchange(Exchange[Flow]):
+class TcpExchange(PeerExchange[TcpFlow]):
     """All connections of one rank of a group.
 
     Args:
         sockets: a connected stream socket to every other rank of the group. The exchange owns them from now on.
         more: further connections to the same ranks; both ends must have them in the same order.
-        stall_timeout: how long a peer that is waited for may move no byte, before
+        stall_timeout: how long a peer may move no byte while this rank waits for it, before
         on_stall: is told.
     """
 
@@ -52,13 +52,13 @@ class TcpExchange(Exchange[Flow]):
         self._stall_timeout = stall_timeout.total_seconds()
         self._on_stall = on_stall
         links = {
-            rank: [Link(rank, each) for each in (connection, *more.get(rank, ()))]
+            rank: [TcpLink(rank, each) for each in (connection, *more.get(rank, ()))]
             for rank, connection in sockets.items()
         }
         self._by_fd = {link.fd: link for some in links.values() for link in some}
         self._to = {rank: cycle(some) for rank, some in links.items()}  # which link carries the next transfer
         self._from = {rank: cycle(some) for rank, some in links.items()}
-        self._fresh: set[Link] = set()  # links with something queued since the last wait
+        self._fresh: set[TcpLink] = set()  # links with something queued since the last wait
         for link in self._by_fd.values():
             link.socket.setblocking(False)
             tune(link.socket, self._stall_timeout * _STALLS)
@@ -70,10 +70,10 @@ class TcpExchange(Exchange[Flow]):
         self._epoll.register(self._alarm, select.EPOLLIN)
 
     def descriptors(self) -> list[int]:
-        """Everything open here."""
+        """All open links."""
         return [self._epoll.fileno(), self._alarm, *self._by_fd]
 
-    def send(self, rank: int, *buffers: memoryview) -> Mark[Flow]:
+    def send(self, rank: int, *buffers: memoryview) -> Mark[TcpFlow]:
         link = next(self._to[rank])
         flow = link.outgoing
         flow.append(memoryview(self._header(buffers)))
@@ -82,7 +82,7 @@ class TcpExchange(Exchange[Flow]):
         self._fresh.add(link)
         return flow, flow.queued
 
-    def receive(self, rank: int, *buffers: memoryview) -> Mark[Flow]:
+    def receive(self, rank: int, *buffers: memoryview) -> Mark[TcpFlow]:
         link = next(self._from[rank])
         flow = link.incoming
         link.expect(self._header(buffers))
@@ -91,7 +91,7 @@ class TcpExchange(Exchange[Flow]):
         self._fresh.add(link)
         return flow, flow.queued
 
-    def wait(self, marks: Iterable[Mark[Flow]]) -> None:
+    def wait(self, marks: Iterable[Mark[TcpFlow]]) -> None:
         self._check()
         for link in self._fresh:
             if link.outgoing.buffers and not link.blocked:
@@ -128,8 +128,8 @@ class TcpExchange(Exchange[Flow]):
                 self._watch(link)
             missing = [mark for mark in missing if mark[0].done < mark[1]]
 
-    def _tell(self, silent: Link) -> None:
-        """A peer makes no progress. Where the network is to blame, waiting is in vain."""
+    def _tell(self, silent: TcpLink) -> None:
+        """Handle a peer that makes no progress. If the network has lost it, raise."""
         seconds = silent.stalls * self._stall_timeout
         if silent.stalls >= _STALLS:
             for link in self._by_fd.values():
@@ -137,8 +137,9 @@ class TcpExchange(Exchange[Flow]):
                     raise link.silent()
         self._on_stall(Stall(silent.rank, seconds, silent.stalls, silent.ends))
 
-    def _watch(self, link: Link) -> None:
-        """Ask epoll for what the link waits for. Arrivals stay asked for until one is unwanted: that saves system calls."""
+    def _watch(self, link: TcpLink) -> None:
+        """Register with epoll what the link waits for. Reads stay registered until unexpected data comes: fewer system
+        calls."""
         interest = link.interest & select.EPOLLIN
         if link.incoming.buffers:
             interest = select.EPOLLIN
@@ -152,8 +153,8 @@ class TcpExchange(Exchange[Flow]):
             self._epoll.modify(link.fd, interest)
         link.interest = interest
 
-    def _ignore(self, link: Link, event: int) -> None:
-        """Something arrived of which nothing is wanted yet: a peer ahead of us, or one that is done and has left."""
+    def _ignore(self, link: TcpLink, event: int) -> None:
+        """Handle data that nothing waits for yet: the peer is ahead of this rank, or is done and has left."""
         if event & select.EPOLLRDHUP and link.outgoing.buffers:
             raise link.failure()
         if event & (select.EPOLLHUP | select.EPOLLERR) and not link.outgoing.buffers:
@@ -172,7 +173,7 @@ class TcpExchange(Exchange[Flow]):
                 os.eventfd_write(self._alarm, 1)
 
     def close(self) -> None:
-        """Close every connection. Peers see it at once, even where a forked child still holds a copy of the sockets."""
+        """Close every connection. Peers see it at once, even if a forked child still holds a copy of the sockets."""
         with self._lock:
             if self._closed:
                 return

@@ -31,7 +31,7 @@ from horovod.core.config import RENDEZVOUS_PORT
 _LOOPBACK = "127.0.0.1"
 
 
-class Entry(msgspec.Struct, array_like=True, frozen=True):
+class ServerEntry(msgspec.Struct, array_like=True, frozen=True):
     """Where rank 0 serves a rendezvous."""
 
     addresses: list[tuple[str, int]]
@@ -61,7 +61,7 @@ class Directory(ABC):
         """Called by every rank when its rendezvous is over; takes back what it has published. Never raises."""
 
     @abstractmethod
-    def look_up(self, deadline: float) -> Entry | None:
+    def look_up(self, deadline: float) -> ServerEntry | None:
         """Called by the others: where rank 0 serves; None if that is not known by ``deadline`` (``time.monotonic``).
 
         Raises:
@@ -81,7 +81,7 @@ class KnownAddress(Directory):
         self.port = port
         self.place = f"{host}:{port} ({source})"
         self.entry_timeout = float("inf")
-        self._entry = Entry([(host, port)], b"")
+        self._entry = ServerEntry([(host, port)], b"")
 
     def publish(self, port: int, key: bytes) -> None:
         pass
@@ -89,7 +89,7 @@ class KnownAddress(Directory):
     def close(self) -> None:
         pass
 
-    def look_up(self, deadline: float) -> Entry | None:
+    def look_up(self, deadline: float) -> ServerEntry | None:
         return self._entry
 
 

@@ -11,7 +11,7 @@ from horovod.control.dial import Address, Secret, alternatives, describe, dial_u
 from horovod.control.rendezvous.messages import (
     PURPOSE,
     Answer,
-    Exchange,
+    ExchangeValues,
     Get,
     Put,
     Refusal,
@@ -81,7 +81,7 @@ class RendezvousClient:
             TimeoutError: a rank is missing; the message says which.
             RendezvousError: a rank has left, or two processes claim one rank.
         """
-        return self._ask(Exchange(key, rank, size, value, timeout, list(members), round_number), timeout)
+        return self._ask(ExchangeValues(key, rank, size, value, timeout, list(members), round_number), timeout)
 
     def interrupt(self) -> None:
         """Have a thread that waits for an answer get a RendezvousError. For any thread."""

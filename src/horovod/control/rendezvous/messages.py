@@ -3,8 +3,8 @@
 ``horovodrun`` runs one server (``server``) for the life of the job. Under other launchers rank 0 runs one during
 ``init()``. Ranks use ``client``. Values are opaque bytes.
 
-``init()`` needs ``Exchange``: every rank sends its value and gets the values of all ranks. Then the server forgets them, so any
-number of init/shutdown cycles leaves nothing behind.
+``init()`` needs ``ExchangeValues``: every rank sends its value and gets the values of all ranks. Then the server forgets them,
+so any number of init/shutdown cycles leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Get(msgspec.Struct, tag=True):
     seconds: float
 
 
-class Exchange(msgspec.Struct, tag=True):
+class ExchangeValues(msgspec.Struct, tag=True):
     """Send the value of rank ``rank`` to the exchange ``key`` of ``size`` ranks. The answer has the values of all ranks.
 
     Where only some of the launched ranks take part, ``members`` are their numbers in the launched job.
@@ -49,7 +49,7 @@ class Exchange(msgspec.Struct, tag=True):
 
 
 class Values(msgspec.Struct, tag=True):
-    """The answer: one value to a Get, one for each rank to an Exchange, none to a Put."""
+    """The answer: one value to a Get, one for each rank to an ExchangeValues, none to a Put."""
 
     values: list[bytes]
 
@@ -73,7 +73,7 @@ class Refusal(msgspec.Struct, tag=True):
     timed_out: bool
 
 
-Request = Put | Get | Exchange
+Request = Put | Get | ExchangeValues
 Answer = Values | CompressedValues | Refusal
 
 decode_request = msgspec.msgpack.Decoder(Request).decode

@@ -9,9 +9,7 @@ duplicated. The all-gathers are over before :func:`exchange` returns, so MPI may
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -32,11 +30,12 @@ class RendezvousOverMpi(WithoutServer):
     """All-gathers over a communicator.
 
     Args:
-        communicator: gives the ``mpi4py.MPI.Comm``; called in the first all-gather.
+        communicator: gives the ``mpi4py.MPI.Comm``, or raises TimeoutError after so many seconds; the first all-gather calls
+            it.
         call: what the ranks of the script have called, for errors.
     """
 
-    def __init__(self, communicator: Callable[[], Any], call: str = "hvd.init(comm=...)") -> None:
+    def __init__(self, communicator: Callable[[float], Any], call: str = "hvd.init(comm=...)") -> None:
         super().__init__()
         self._communicator = communicator
         self._found: Any = None
@@ -45,7 +44,7 @@ class RendezvousOverMpi(WithoutServer):
     def gather(self, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
         """As :meth:`WithoutServer.gather`."""
         if self._found is None:
-            self._found = self._communicator()
+            self._found = self._communicator(seconds)
         return exchange(self._found, value, seconds, self._call)
 
 
@@ -60,47 +59,45 @@ def obtainable() -> bool:
     return "mpi4py.MPI" in sys.modules or importlib.util.find_spec("mpi4py") is not None
 
 
-def world(size: int, launcher: str, finalize: Callable[[Any, int], None]) -> Any:
+def world(size: int, launcher: str, start: Callable[[float], Any], seconds: float) -> Any:
     """``MPI.COMM_WORLD`` of the ``size`` ranks that ``launcher`` has started. Every rank must call it.
 
-    Initializes MPI if the script has not done so: that waits until all ranks do the same, for as long as MPI waits.
+    Initializes MPI if the script has not done so: that waits until all ranks do the same.
 
     Args:
-        finalize: called at the end of the process with ``mpi4py.MPI`` and this process's id, if MPI is initialized here.
+        start: gives ``mpi4py.MPI``, initialized; raises TimeoutError where it is not by a ``time.monotonic``.
 
     Raises:
         RuntimeError: mpi4py cannot load an MPI library, or loads one that knows nothing of these ranks.
+        TimeoutError: not all ranks have initialized MPI within ``seconds``.
     """
+    need = f"the {size} ranks that {launcher} started on several hosts must exchange their addresses over MPI, "
     try:
         import mpi4py
 
-        ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is None
-        if ours:
-            mpi4py.rc.finalize = False  # which would wait for all ranks, even where an exception ends this one
-        from mpi4py import MPI
+        known: Any = sys.modules.get("mpi4py.MPI")
+        finalized = known is not None and known.Is_finalized()
+        usable = not finalized and (mpi4py.rc.initialize or is_running())
+        mpi = start(time.monotonic() + seconds) if usable else None
+    except TimeoutError:
+        ranks = f"{size} ranks that {launcher} started"
+        raise not_all_came(ranks, "hvd.init(), in which MPI starts,", seconds) from None
     except (ImportError, RuntimeError) as error:
         raise RuntimeError(
-            f"the {size} ranks that {launcher} started on several hosts must exchange their addresses over MPI, but mpi4py "
-            f"cannot be used: {error}. Install the MPI library whose mpirun starts the job where mpi4py finds it, or start the "
-            "job with horovodrun --mpi, which needs no mpi4py"
+            f"{need}but mpi4py cannot be used: {error}. Install the MPI library whose mpirun starts the job where mpi4py finds "
+            "it, or start the job with horovodrun --mpi, which needs no mpi4py"
         ) from error
-    if not MPI.Is_initialized() or MPI.Is_finalized():
-        state = (
-            "is finalized already" if MPI.Is_initialized() else "is not initialized: call MPI.Init() before hvd.init()"
-        )
-        raise RuntimeError(
-            f"the {size} ranks that {launcher} started on several hosts must exchange their addresses over MPI, which {state}"
-        )
-    if ours:
-        atexit.register(finalize, MPI, os.getpid())
-    found = MPI.COMM_WORLD.Get_size()
+    if mpi is None:
+        state = "finalized already" if finalized else "not initialized: call MPI.Init() before hvd.init()"
+        raise RuntimeError(f"{need}which is {state}")
+    found = mpi.COMM_WORLD.Get_size()
     if found != size:
-        library = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+        library = mpi.Get_library_version().splitlines()[0].strip("\0 ")
         raise RuntimeError(
             f"{launcher} started {size} ranks, but the MPI library of mpi4py ({library}) sees {found}: it is not the one whose "
             "mpirun started the job. Use the mpirun of that library, or name the right library in MPI4PY_LIBMPI"
         )
-    return MPI.COMM_WORLD
+    return mpi.COMM_WORLD
 
 
 def exchange(communicator: Any, value: bytes, seconds: float, call: str = "hvd.init(comm=...)") -> list[bytes]:

@@ -12,13 +12,13 @@ import msgspec
 
 from horovod.control.channel import Channel, ChannelClosed, frame
 from horovod.control.descriptors import DescriptorLimitError, make_room
-from horovod.control.listener import Listener
+from horovod.control.listener import ConnectionListener
 from horovod.control.rendezvous.group import RendezvousGroup, abandonment, lateness
 from horovod.control.rendezvous.messages import (
     PURPOSE,
     VALUE_LIMIT,
     Answer,
-    Exchange,
+    ExchangeValues,
     Get,
     Put,
     Refusal,
@@ -176,7 +176,9 @@ class RendezvousServer:
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
-            listener = Listener(selector, [self._listener], self._secret, self._welcome, self._same_user, self._preface)
+            listener = ConnectionListener(
+                selector, [self._listener], self._secret, self._welcome, self._same_user, self._preface
+            )
             while not self._stopping:
                 for key, events in selector.select(self._sleep_limit(listener.next_deadline())):
                     key.data(events)
@@ -236,7 +238,7 @@ class RendezvousServer:
         else:
             self._exchange(client, request)
 
-    def _exchange(self, client: Channel, request: Exchange) -> None:
+    def _exchange(self, client: Channel, request: ExchangeValues) -> None:
         if 0 < request.round <= self._over[0]:
             self._answer(client, Refusal(self._over[1], False))
             return

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from horovod.control.mesh import own_addresses
-from horovod.control.rendezvous.at_rank_0 import Directory, Entry
+from horovod.control.rendezvous.at_rank_0 import Directory, ServerEntry
 from horovod.control.rendezvous.messages import RendezvousError
 
 _PAUSE_SECONDS = (0.002, 0.1)
@@ -25,7 +25,7 @@ _PAUSE_SECONDS = (0.002, 0.1)
 warnings when such a wait times out."""
 _STALE_SECONDS = 1.0
 """How long an entry that does not answer is tried before it is looked up again."""
-_decode = msgspec.msgpack.Decoder(Entry).decode
+_decode = msgspec.msgpack.Decoder(ServerEntry).decode
 
 
 class TorchrunStore(Directory):
@@ -49,7 +49,7 @@ class TorchrunStore(Directory):
 
     def publish(self, port: int, key: bytes) -> None:
         addresses = own_addresses(self._interface) or ("127.0.0.1",)
-        entry = Entry([(address, port) for address in addresses], key)
+        entry = ServerEntry([(address, port) for address in addresses], key)
         try:
             store = self._store(60.0)
             store.set(self._key, msgspec.msgpack.encode(entry))
@@ -67,7 +67,7 @@ class TorchrunStore(Directory):
             except RuntimeError:
                 pass  # torchrun is ending
 
-    def look_up(self, deadline: float) -> Entry | None:
+    def look_up(self, deadline: float) -> ServerEntry | None:
         store = self._store(max(1.0, deadline - time.monotonic()))
         pause, longest = _PAUSE_SECONDS
         while time.monotonic() < deadline:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from horovod.comm.device import GPU, DeviceFacts, shared_by
-from horovod.comm.engine import Group
+from horovod.comm.engine import EngineGroup
 from horovod.comm.select import Support, device_engine, not_alone, obstacles
 from horovod.core.config import GPU_OPERATIONS
 from horovod.core.requests import devices
@@ -25,7 +25,7 @@ class DeviceReport(msgspec.Struct, array_like=True):
     forced: str = ""
     """The engine for GPUs that is forced, "" for none."""
     obstacles: dict[str, str] = {}
-    """Why it cannot use which engine for GPUs, by name; "" where it can."""
+    """By engine for GPUs, why this rank cannot use it; "" if it can."""
     gpus: list[str] = []
     """The GPUs that it may use; empty where several ranks may share one."""
 
@@ -38,12 +38,12 @@ def own_report(rank: int, size: int, forced: str) -> DeviceReport:
     """
     provider = devices.provider()
     facts = DeviceFacts() if provider is None else provider.facts()
-    group = Group(rank, size, ("",) * size, facts=facts)
+    group = EngineGroup(rank, size, ("",) * size, facts=facts)
     return DeviceReport(forced, obstacles(group, forced, device=GPU), list(facts.gpus) if not_alone() else [])
 
 
 def choose(hosts: Sequence[str], reports: Sequence[DeviceReport]) -> str:
-    """The engine that moves the memory of all ranks' GPUs; "": copies in host memory travel. The same on all ranks.
+    """The engine that moves the memory of all ranks' GPUs; "" if tensors are staged in host memory. The same on all ranks.
 
     Args:
         hosts, reports: of all ranks, by rank.

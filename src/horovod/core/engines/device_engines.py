@@ -16,7 +16,7 @@ from datetime import timedelta
 
 from horovod.comm.base import Communicator
 from horovod.comm.device import GPU, DeviceRuntime
-from horovod.comm.engine import EngineError, Group, Settings
+from horovod.comm.engine import EngineError, EngineGroup, EngineSettings
 from horovod.core.engines.engine_building import SplitError, build_for_members
 from horovod.core.engines.member_exchange import ExchangeOverCommunicator
 from horovod.core.requests import devices
@@ -25,12 +25,12 @@ _log = logging.getLogger("horovod.core")
 
 
 class DeviceEngines:
-    """One rank's.
+    """The communicators of one rank for device memory.
 
     Args:
         engine: the name of the engine.
-        rank, size: this rank's place in the job.
-        host: the communicator of all ranks, of whose worker thread this is part.
+        rank, size: of this process in the job.
+        host: the communicator of all ranks for host memory. Its worker thread calls this object.
         timeout: how long the engine may be busy with one call, or with building a communicator.
     """
 
@@ -45,7 +45,7 @@ class DeviceEngines:
         self._aborted = False
 
     def of(self, members: Sequence[int]) -> tuple[Communicator | None, list[int]]:
-        """The communicator for these global ranks (none: all), None where this rank is not among them; and the ranks.
+        """The communicator for these global ranks (none: all), or None if this rank is not among them; and the ranks.
 
         On the worker thread of every rank, in the same order.
 
@@ -62,13 +62,13 @@ class DeviceEngines:
         return known, ranks
 
     def _build(self, ranks: tuple[int, ...]) -> None:
-        group: Group | None = None
+        group: EngineGroup | None = None
         if self._rank in ranks:
-            group = Group(
+            group = EngineGroup(
                 rank=ranks.index(self._rank),
                 size=len(ranks),
                 hosts=("",) * len(ranks),
-                settings=Settings(stall_timeout=self._timeout),
+                settings=EngineSettings(stall_timeout=self._timeout),
                 runtime=self._runtime(),
             )
         deadline = time.monotonic() + self._timeout.total_seconds()
@@ -93,7 +93,7 @@ class DeviceEngines:
             )
 
     def _give_up(self, ranks: tuple[int, ...]) -> None:
-        """A communicator cannot be used any more, on all its ranks. The next collective of these ranks builds a new one."""
+        """Drop a communicator that has failed on all its ranks. The next collective of these ranks builds a new one."""
         with self._lock:
             known = self._built.pop(ranks, None)
         if isinstance(known, Communicator):
@@ -105,7 +105,7 @@ class DeviceEngines:
         return None if provider is None else provider.runtime()
 
     def abort(self) -> None:
-        """End what waits, on the device and in calls. Any thread; returns at once."""
+        """Interrupt collectives on the device and calls that wait. Any thread may call it; it returns at once."""
         with self._lock:
             self._aborted = True
             built = list(self._built.values())
@@ -114,7 +114,7 @@ class DeviceEngines:
                 each.abort()
 
     def drop(self, members: Sequence[int]) -> None:
-        """These ranks will not call collectives together any more. Called by all of them, when none is under way."""
+        """Release the communicator of these ranks. All of them call it, when none of their collectives is running."""
         with self._lock:
             known = self._built.pop(tuple(members), None)
         if isinstance(known, Communicator):

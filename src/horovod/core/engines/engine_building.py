@@ -1,7 +1,7 @@
 """Builds one engine for one group of ranks: the members exchange which engines each can use, choose the best, and build it.
 
 Called by :mod:`horovod.core.lifecycle.assembly` for the host memory of a process set, over the control connections of its
-members; by engines that are composed of others, through :attr:`Group.subgroup`; and by
+members; by engines that are composed of others, through :attr:`EngineGroup.subgroup`; and by
 :mod:`horovod.core.engines.device_engines` for the memory of GPUs, over the communicator that the ranks already have. All
 members choose from the same data by the same rule, so the choice itself is not sent.
 """
@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from horovod.comm.base import Communicator, DeviceFailure
-from horovod.comm.engine import Bootstrap, EngineError, Group
+from horovod.comm.engine import Bootstrap, EngineError, EngineGroup
 from horovod.comm.select import Support, candidates, cannot, engine, obstacles
 from horovod.comm.shm.engine import SharedProposals
 from horovod.comm.shm.proposals import Proposals
@@ -31,11 +31,11 @@ _log = logging.getLogger("horovod.core")
 
 _MEETING_SECONDS = 0.5
 _BUILDS, _DONE, _FAILED = b"builds", b"done", b"failed: "
-"""What a rank tells the others in a meeting."""
+"""What a rank sends in one status exchange."""
 
 
 class Closable(Protocol):
-    """What can be built, and released where another member could not build it."""
+    """Something that is built on all members, and released if another member could not build it."""
 
     def close(self) -> None: ...
 
@@ -45,17 +45,17 @@ BuiltT_co = TypeVar("BuiltT_co", bound=Closable, covariant=True)
 
 
 class Kind(Protocol[BuiltT_co]):
-    """What is built in the steps of an :class:`~horovod.comm.engine.Engine`."""
+    """Something that is built in the steps of an :class:`~horovod.comm.engine.Engine`."""
 
-    def bootstrap(self, group: Group) -> Bootstrap: ...
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> BuiltT_co: ...
+    def bootstrap(self, group: EngineGroup) -> Bootstrap: ...
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> BuiltT_co: ...
 
 
 _decode_support = msgspec.msgpack.Decoder(Support).decode
 
 
 class _BootstrapMessage(msgspec.Struct, array_like=True):
-    """The first member's bootstrap data of one engine; or ``obstacle``, why it could not make them."""
+    """The first member's bootstrap data of one engine; or ``obstacle``, the reason why it could not make it."""
 
     data: bytes
     obstacle: str = ""
@@ -65,7 +65,7 @@ _decode_bootstrap = msgspec.msgpack.Decoder(_BootstrapMessage).decode
 
 
 def build_engine(
-    group: Group,
+    group: EngineGroup,
     exchange: MemberExchange,
     forced: str,
     variable: str,
@@ -115,7 +115,9 @@ def build_engine(
     raise EngineError(f"no engine can serve this group; {last}: rank {rank}: {obstacle}")
 
 
-def build_proposals(group: Group, contributions: bool, exchange: MemberExchange, deadline: float) -> Proposals | None:
+def build_proposals(
+    group: EngineGroup, contributions: bool, exchange: MemberExchange, deadline: float
+) -> Proposals | None:
     """The shared memory in which the members agree on collectives without messages; None where they share none.
 
     Every member must call it.
@@ -137,7 +139,7 @@ def build_proposals(group: Group, contributions: bool, exchange: MemberExchange,
 
 def build_for_members(
     name: str,
-    group: Group | None,
+    group: EngineGroup | None,
     members: Sequence[int],
     exchange: MemberExchange,
     deadline: float,
@@ -151,7 +153,7 @@ def build_for_members(
     Args:
         group: as this rank sees the members, None where it is not one.
         members: their indices in the exchange.
-        whole: the engine's communicator of all ranks of the exchange, if there is one. It is split where that can be done now.
+        whole: the engine's communicator of all ranks of the exchange, if there is one. It is split if that is possible now.
 
     Raises:
         EngineError: it could not be built on a member; on all ranks of the exchange. A :class:`SplitError` where ``whole`` was
@@ -181,9 +183,9 @@ def build_for_members(
 
 
 def _build_anew(
-    name: str, group: Group | None, members: Sequence[int], exchange: MemberExchange, deadline: float, device: str
+    name: str, group: EngineGroup | None, members: Sequence[int], exchange: MemberExchange, deadline: float, device: str
 ) -> tuple[Communicator | None, str]:
-    """This rank's communicator, None where it is not a member or that failed; and why it failed."""
+    """This rank's communicator, or None if it is not a member or the build failed; and the reason of a failure."""
     kind = engine(name, device)
     message, _ = _own_bootstrap(kind, group)
     message = _decode_bootstrap(exchange.allgather(msgspec.msgpack.encode(message))[members[0]])
@@ -193,26 +195,28 @@ def _build_anew(
 
 
 class SplitError(EngineError):
-    """A communicator could not be split, and may be half split on some ranks, so it cannot be used any more either."""
+    """A communicator could not be split. It may be half split on some ranks, so it cannot be used any more."""
 
 
 _GAVE_UP = "another rank failed"
 
 
 class _OtherFailed(Exception):
-    """Another rank could not build its part, so this one need not wait for it."""
+    """Another rank could not build its part, so this rank stops building."""
 
 
 class _Meetings:
-    """Small collectives of all ranks while some of them build, which may take minutes. A rank that waited for the others in one
-    collective would take them for stuck; and a rank that fails need not be waited for."""
+    """Exchanges the ranks' status in small collectives while some of them build an engine, which may take minutes.
+
+    In one long collective, a rank that waits would report the builders as stuck, and could not learn that one has failed.
+    """
 
     def __init__(self, exchange: MemberExchange) -> None:
         self._exchange = exchange
         self._next = time.monotonic() + _MEETING_SECONDS
 
     def meet(self) -> None:
-        """Called often by a rank that builds.
+        """Exchange the status. A rank that builds calls it often.
 
         Raises:
             _OtherFailed: another rank has failed.
@@ -224,7 +228,8 @@ class _Meetings:
                 raise _OtherFailed
 
     def end(self, built: Communicator | None, obstacle: str) -> tuple[int, str] | None:
-        """Meet until all ranks are done. The first that failed, and why; then what this one built is released.
+        """Exchange the status until all ranks are done. Returns the first rank that failed, with its reason, or None; after a
+        failure it releases what this rank has built.
 
         Args:
             obstacle: why this rank failed, "" where it did not.
@@ -248,9 +253,9 @@ class _Meetings:
 
 
 def _try(
-    kind: Kind[BuiltT], group: Group, exchange: MemberExchange, deadline: float
+    kind: Kind[BuiltT], group: EngineGroup, exchange: MemberExchange, deadline: float
 ) -> tuple[BuiltT | None, tuple[int, str]]:
-    """Build one engine; None, and the first rank that could not with its reason, where that failed on any."""
+    """Build one engine. If a rank fails, returns None and the first rank that failed, with its reason."""
     message, own_descriptor = _own_bootstrap(kind, group)
     try:
         body, descriptor = exchange.broadcast(msgspec.msgpack.encode(message), own_descriptor)
@@ -269,8 +274,8 @@ def _try(
     return (built, (0, "")) if failure is None else (None, failure)
 
 
-def _own_bootstrap(kind: Kind[Closable], group: Group | None) -> tuple[_BootstrapMessage, int]:
-    """What the first member hands out, and an open descriptor or -1. Other ranks have nothing to say."""
+def _own_bootstrap(kind: Kind[Closable], group: EngineGroup | None) -> tuple[_BootstrapMessage, int]:
+    """The first member's bootstrap data, and an open descriptor or -1. Other members send nothing."""
     if group is None or group.rank != 0:
         return _BootstrapMessage(b""), -1
     try:
@@ -280,8 +285,8 @@ def _own_bootstrap(kind: Kind[Closable], group: Group | None) -> tuple[_Bootstra
     return _BootstrapMessage(made.data), made.descriptor
 
 
-def _build(kind: Kind[BuiltT], group: Group, bootstrap: Bootstrap, deadline: float) -> tuple[BuiltT | None, str]:
-    """What this rank has built, or None and why it could not be built."""
+def _build(kind: Kind[BuiltT], group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> tuple[BuiltT | None, str]:
+    """What this rank has built; or None and the reason why it failed."""
     try:
         return kind.build(group, bootstrap, deadline), ""
     except (EngineError, OSError, ValueError, RuntimeError) as error:
@@ -289,7 +294,8 @@ def _build(kind: Kind[BuiltT], group: Group, bootstrap: Bootstrap, deadline: flo
 
 
 def _first_failure(built: Closable | None, obstacle: str, exchange: MemberExchange) -> tuple[int, str] | None:
-    """The first rank that failed and why, or None. All ranks call it; where one failed, what this one built is released."""
+    """The first rank that failed, with its reason, or None. All ranks call it. After a failure, it releases what this rank has
+    built."""
     failed: list[tuple[int, str]] | None = None
     try:
         outcomes = [each.decode() for each in exchange.allgather(obstacle.encode())]
@@ -303,7 +309,7 @@ def _first_failure(built: Closable | None, obstacle: str, exchange: MemberExchan
 
 
 def _why(failures: Mapping[str, tuple[int, str]], own_obstacles: Mapping[str, str], chosen: str) -> str:
-    """Why it is not a better engine, for the log."""
+    """Why no better engine was chosen, for the log."""
     reasons = [f"rank {rank}: {obstacle}" for rank, obstacle in failures.values()]
     for name, obstacle in own_obstacles.items():
         if name == chosen:

@@ -19,6 +19,11 @@ from horovod.core.negotiation.tree import COORDINATOR, Tree
 
 LONGEST_MESSAGE = 1 << 24
 
+_DATA, _FAILED = b"d", b"f"
+"""How a message begins: with data, or with the error of a member that has not heard from another one."""
+_PASSING_ON_SECONDS = 1.0
+"""For which a member waits longer than the one above it in the tree, which knows better who is missing."""
+
 
 class MemberExchange(Protocol):
     """Small messages among the members of a group before they have an engine. All members make the same calls in one order.
@@ -33,21 +38,21 @@ class MemberExchange(Protocol):
         """The bytes of all members, by index."""
 
     def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
-        """The bytes that the first member passes, and its descriptor: a duplicate for each member that can be passed one,
-        else -1."""
+        """The first member's bytes and a duplicate of its descriptor; -1 on members that cannot be passed a descriptor."""
 
 
 class ExchangeOverConnections:
-    """Over the connections of a tree.
+    """An exchange over the connections of a tree.
 
     Args:
         ranks: the members' global ranks, for errors.
-        connections: by index, with those with whom the tree connects this member.
-        index: this member's.
+        connections: to this member's neighbours in the tree, by index.
+        index: of this member.
         deadline: ``time.monotonic`` by which a message must have arrived.
-        tree: None: the first member is connected with each other member.
+        tree: None: the first member is connected to every other member.
 
-    Its methods raise TimeoutError or ConnectionError where a member does not answer; the message names its rank.
+    Its methods raise TimeoutError or ConnectionError where a member does not answer; the message names its rank. Those who
+    wait for that member through this one get the same message.
     """
 
     def __init__(
@@ -69,21 +74,29 @@ class ExchangeOverConnections:
 
     def allgather(self, own: bytes) -> list[bytes]:
         values = {self._index: own}
-        for child in self._children:
-            found = msgspec.msgpack.decode(self._receive(child)[0], type=list[bytes])
-            values.update(zip(self._groups[child], found, strict=True))
+        try:
+            for child in self._children:
+                found = msgspec.msgpack.decode(self._receive(child)[0], type=list[bytes])
+                values.update(zip(self._groups[child], found, strict=True))
+        except OSError as error:
+            self._pass_on(error)
+            raise
         body = msgspec.msgpack.encode([values[index] for index in sorted(values)])
         if self._index != COORDINATOR:
-            self._send(self._parent, body)
+            self._send(self._parent, _DATA + body)
         return msgspec.msgpack.decode(self.broadcast(body)[0], type=list[bytes])
 
     def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
         if self._index != COORDINATOR:
-            data, descriptor = self._receive(self._parent)
+            try:
+                data, descriptor = self._receive(self._parent)
+            except OSError as error:
+                self._pass_on(error)
+                raise
         elif descriptor >= 0:
             descriptor = os.dup(descriptor)
         for child in self._children:
-            self._send(child, data, descriptor)
+            self._send(child, _DATA + data, descriptor)
         return data, descriptor
 
     def _send(self, index: int, data: bytes, descriptor: int = -1) -> None:
@@ -98,25 +111,41 @@ class ExchangeOverConnections:
         except OSError as error:
             raise self._lost(index, error) from error
 
+    def _pass_on(self, error: OSError) -> None:
+        """Tell those who wait for this member why they wait in vain: all whom it has not heard, and sent nothing, since."""
+        message = frame(_FAILED + str(error).encode())
+        for connection in self._connections.values():
+            try:
+                connection.settimeout(_PASSING_ON_SECONDS)
+                connection.sendall(message)
+            except OSError:
+                continue  # it is the lost one, or has ended, too
+
     def _receive(self, index: int) -> tuple[bytes, int]:
         connection = self._connections[index]
+        deadline = self._deadline
+        if index == self._parent and self._index != COORDINATOR:
+            deadline += _PASSING_ON_SECONDS * (1 if index == COORDINATOR else 2)
         descriptors: list[int] = []
         head = b""
         try:
             if connection.family == socket.AF_UNIX:
-                connection.settimeout(max(0.001, self._deadline - time.monotonic()))
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
                 head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1)
                 if not head:
                     raise ConnectionResetError("the connection was closed")
-            head += receive_exactly(connection, LENGTH_BYTES - len(head), self._deadline)
+            head += receive_exactly(connection, LENGTH_BYTES - len(head), deadline)
             length = int.from_bytes(head, "big")
-            if length > LONGEST_MESSAGE:
+            if not 0 < length <= LONGEST_MESSAGE:
                 raise ConnectionError(f"it announced a message of {length} bytes")
-            return receive_exactly(connection, length, self._deadline), descriptors[0] if descriptors else -1
+            body = receive_exactly(connection, length, deadline)
         except OSError as error:
             for received in descriptors:
                 os.close(received)
             raise self._lost(index, error) from error
+        if not body.startswith(_DATA):
+            raise ConnectionError(body.removeprefix(_FAILED).decode(errors="replace"))
+        return body[len(_DATA) :], descriptors[0] if descriptors else -1
 
     def _lost(self, index: int, error: OSError) -> OSError:
         kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
@@ -126,7 +155,7 @@ class ExchangeOverConnections:
 
 
 class ExchangeOverCommunicator:
-    """Over the communicator for host memory of all ranks of the job; it passes no descriptors."""
+    """An exchange over the communicator of all ranks for host memory. It passes no descriptors."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.ranks: Sequence[int] = range(communicator.size)

@@ -6,12 +6,16 @@ before the worker thread takes these over.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from horovod.comm.base import Communicator, Stall
-from horovod.comm.engine import EngineError, Group, MpiRanks, Settings
+from horovod.comm.engine import Bootstrap, EngineError, EngineGroup, EngineSettings, Gather, MpiRanks
+from horovod.comm.late import LateCommunicator
 from horovod.comm.select import ENGINES, engine
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.spans import HOST
@@ -22,8 +26,9 @@ from horovod.control.mesh import ConnectionKey, Endpoint, data_connections
 from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines.engine_building import build_engine, build_proposals
 from horovod.core.engines.member_exchange import ExchangeOverConnections
+from horovod.core.lifecycle.late_connections import LateConnections, ListenerSettings, by_index
 from horovod.core.negotiation.tree import COORDINATOR, Tree
-from horovod.core.worker.cpu_affinity import Placement
+from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
 
@@ -43,7 +48,7 @@ Connect = Callable[[list[ConnectionKey]], dict[ConnectionKey, socket.socket]]
 
 
 def tree_of(ranks: Sequence[int], endpoints: Sequence[Endpoint], config: Config) -> Tree:
-    """Who sends to whom in a process set.
+    """Which member sends to which in a process set.
 
     Args:
         endpoints: of all ranks of the job, by rank.
@@ -62,7 +67,7 @@ def assemble(
     group: int,
     ranks: Sequence[int],
     rank: int,
-    placement: Placement,
+    placement: CpuPlacement,
     endpoints: Sequence[Endpoint],
     sockets: Mapping[ConnectionKey, socket.socket],
     connect: Connect,
@@ -71,6 +76,7 @@ def assemble(
     on_stopped: Callable[[int, str, bool], None],
     deadline: float,
     mpi: MpiRanks | None = None,
+    listener_settings: ListenerSettings | None = None,
 ) -> WorkerThread:
     """Build the worker thread of process set ``group`` on this rank, ready to start. Every member must call it.
 
@@ -81,6 +87,7 @@ def assemble(
         connect: makes further connections among the members, if the engine needs them.
         deadline: ``time.monotonic`` by which all members must have answered.
         mpi: where all ranks of the job are in MPI, by global rank.
+        listener_settings: what connections take that the engine makes at its first use; None: it makes all now.
 
     Raises:
         EngineError: no engine can serve this group, or the one that was forced cannot.
@@ -89,13 +96,13 @@ def assemble(
     tree, index = tree_of(ranks, endpoints, config), list(ranks).index(rank)
     keys = control_connections(group, ranks, rank, tree)
     connections = {list(ranks).index(key.peer): sockets[key] for key in keys}
-    builder = EngineBuilder(group, rank, placement, endpoints, connect, config, watch, deadline, mpi)
+    builder = EngineBuilder(group, rank, placement, endpoints, connect, config, watch, deadline, mpi, listener_settings)
     communicator = builder.build(ranks, connections, DATA, tree=tree)
     if config.autotune and group == GLOBAL:
         communicator = builder.with_alternatives(communicator, ranks, connections, tree)
     try:
         proposals = build_proposals(
-            Group(index, len(ranks), tuple(endpoints[member].host for member in ranks)),
+            EngineGroup(index, len(ranks), tuple(endpoints[member].host for member in ranks)),
             communicator.name == ShmCommunicator.name,  # a forced engine moves the smallest tensor, too
             ExchangeOverConnections(ranks, connections, index, deadline, tree),
             deadline,
@@ -111,7 +118,7 @@ def assemble(
 
 
 class EngineBuilder:
-    """Builds engines for members of one process set: for all of them, and for those parts that an engine is composed of.
+    """Builds engines for members of one process set: for all of them, and for the subgroups of a composed engine.
 
     Args: as of :func:`assemble`.
     """
@@ -120,13 +127,14 @@ class EngineBuilder:
         self,
         group: int,
         rank: int,
-        placement: Placement,
+        placement: CpuPlacement,
         endpoints: Sequence[Endpoint],
         connect: Connect,
         config: Config,
         watch: Watch,
         deadline: float,
         mpi: MpiRanks | None,
+        listener_settings: ListenerSettings | None,
     ) -> None:
         self._group = group
         self._rank = rank
@@ -136,8 +144,9 @@ class EngineBuilder:
         self._watch = watch
         self._deadline = deadline
         self._mpi = mpi
-        self._settings = Settings(
-            # So that who answers and stays stuck is to blame after the timeout.
+        self._listener_settings = listener_settings
+        self._settings = EngineSettings(
+            # After the timeout, the peer that still answers but makes no progress is to blame.
             stall_timeout=config.timeout / NO_PROGRESS_REPORTS,
             spins=placement.spins,
             piece_bytes=config.shm_piece_bytes,
@@ -159,10 +168,10 @@ class EngineBuilder:
         """An engine for some members (global ranks), who all call this.
 
         Args:
-            connections: with those with whom the tree connects this rank, by index.
-            role: tells the connections that engine makes from those of another.
-            names: the engines to choose from, whatever is forced; none: as the settings say.
-            tree: None: the first is connected with each other one.
+            connections: to this rank's neighbours in the tree, by index.
+            role: distinguishes the connections of this engine from those of others.
+            names: the engines to choose from, whatever is forced; none: those that the settings allow.
+            tree: None: the first member is connected to every other member.
         """
         config, members = self._config, list(ranks)
         index = members.index(self._rank)
@@ -179,15 +188,24 @@ class EngineBuilder:
             made = self._connect(
                 [key for peer in others for key in data_connections(own, self._endpoints[peer], role, self._group)]
             )
-            found: dict[int, list[socket.socket]] = {}
-            for key in sorted(made):
-                found.setdefault(members.index(key.peer), []).append(made[key])
-            return found
+            return by_index(made, members)
+
+        def later(name: str, chosen: str) -> Callable[[Gather], Communicator]:
+            assert self._listener_settings is not None
+            connections = LateConnections(self._listener_settings, members, self._rank, f"{role}.{name}", self._group)
+
+            def build(gather: Gather) -> Communicator:
+                connected = dataclasses.replace(group, connect_all=lambda: connections.connect(gather))
+                return engine(chosen).build(connected, Bootstrap(), time.monotonic())
+
+            return lambda gather: LateCommunicator(
+                chosen, index, len(members), partial(build, gather), connections.cancel
+            )
 
         def subgroup(name: str, some: Sequence[int], candidates: Sequence[str]) -> Communicator:
             return self._subgroup(f"{role}.{name}", [members[each] for each in some], candidates)
 
-        group = Group(
+        group = EngineGroup(
             rank=index,
             size=len(members),
             hosts=tuple(self._endpoints[member].host for member in members),
@@ -196,8 +214,10 @@ class EngineBuilder:
             on_stall=on_stall,
             connect=connect,
             connect_all=connect_all,
+            later=None if self._listener_settings is None else later,
             subgroup=subgroup,
             cross=config.cpu_operations,
+            deadline=self._deadline,
         )
         forced = "" if names else config.cpu_operations
         if forced and config.hierarchical_allreduce and not engine(HIERARCHICAL).obstacle(group):
@@ -210,7 +230,7 @@ class EngineBuilder:
     def with_alternatives(
         self, chosen: Communicator, ranks: Sequence[int], connections: Mapping[int, socket.socket], tree: Tree
     ) -> Communicator:
-        """The engine, and beside it those between which autotuning may choose. Every member calls it.
+        """The engine, wrapped with the alternatives that autotuning may choose. Every member calls it.
 
         Args: as of :meth:`build`.
         """
@@ -229,7 +249,7 @@ class EngineBuilder:
         return SwitchingCommunicator(built)
 
     def _subgroup(self, role: str, ranks: Sequence[int], names: Sequence[str]) -> Communicator:
-        """The same for a part of the members, who exchange over connections of their own."""
+        """Build an engine for some of the members, over connections of their own."""
         peers = list(ranks[1:]) if self._rank == ranks[0] else [ranks[0]]
         made = self._connect([ConnectionKey(peer, f"{role}.control", self._group) for peer in peers if len(ranks) > 1])
         try:

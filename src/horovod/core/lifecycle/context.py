@@ -30,7 +30,7 @@ from horovod.observe import logging as observe_logging
 
 if TYPE_CHECKING:
     from horovod.control.rendezvous.interface import Rendezvous
-    from horovod.environments import Identity
+    from horovod.environments import ProcessIdentity
 
 _log = logging.getLogger("horovod.core")
 
@@ -47,7 +47,7 @@ _asked_for = False
 
 @dataclass(frozen=True)
 class Foundation:
-    """What a process group of another interface starts the runtime on.
+    """The parameters of a runtime that a process group of ``torch.distributed`` starts.
 
     Attributes:
         rendezvous: how the ranks find each other; None: as the launcher has it.
@@ -59,7 +59,7 @@ class Foundation:
 
 
 def init(
-    identify: Callable[[], Identity],
+    identify: Callable[[], ProcessIdentity],
     process_sets: Sequence[ProcessSet] = (),
     comm: Any = None,
     foundation: Foundation | None = None,
@@ -67,7 +67,7 @@ def init(
     """Start the runtime. Every rank must call it. A second call while it runs only looks up the process sets.
 
     Args:
-        identify: finds out which rank the launcher started this process as; called where the runtime does not run yet.
+        identify: finds out which rank the launcher started this process as; called if the runtime does not run yet.
         comm: which processes make up the job; see :func:`horovod.core.lifecycle.world.choose`.
         foundation: given where a process group starts the runtime, which :func:`release` may end; None for the script.
 
@@ -103,7 +103,7 @@ def init(
 
 
 def _start(
-    identify: Callable[[], Identity], sets: Sequence[ProcessSet], comm: Any, foundation: Foundation | None
+    identify: Callable[[], ProcessIdentity], sets: Sequence[ProcessSet], comm: Any, foundation: Foundation | None
 ) -> tuple[Generation, initial_process_sets.StaticSets]:
     launched = identify()
     config = Config.from_env()
@@ -126,12 +126,12 @@ def _start(
 
 def _start_elastic(
     process: ElasticProcess,
-    identify: Callable[[], Identity],
+    identify: Callable[[], ProcessIdentity],
     sets: Sequence[ProcessSet],
     comm: Any,
     foundation: Foundation | None,
 ) -> tuple[Generation, initial_process_sets.StaticSets]:
-    """Begin the round that the launcher has a place for this process in; the next one if a rank is lost meanwhile."""
+    """Begin the round for which the launcher has given this process a rank; the next one if a rank is lost meanwhile."""
     if comm is not None:
         raise ValueError(
             "Horovod initialization failed: comm cannot be given in an elastic job, whose ranks change; use hvd.init()."
@@ -171,7 +171,7 @@ def _hook() -> None:
 def shutdown() -> None:
     """End the runtime on this rank, and with it the collectives of all ranks. Does nothing if it does not run.
 
-    It warns if an optimizer of this rank has made another number of steps than that of the first rank that has left.
+    It warns if an optimizer of this rank has made a different number of steps than on the first rank that has left.
 
     Raises:
         MismatchError: instead of the warning, if ``HOROVOD_CHECK=error``. The runtime has ended.
@@ -191,7 +191,7 @@ def _end() -> None:
 
 
 def _shut_down() -> tuple[str, bool]:
-    """End the runtime. Returns what ranks differ in, or "", and whether that is an error."""
+    """End the runtime. Returns the difference in numbers of steps, or "", and whether it is an error."""
     global _running
     with _lock:
         generation, _running = _running, None

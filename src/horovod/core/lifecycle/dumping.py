@@ -40,9 +40,9 @@ FAILURE, STALL, REQUEST = "failure", "stall", "request"
 """Why a rank writes; the fourth reason, ``mismatch``, comes from a worker."""
 
 _AGAIN_SECONDS = 1.0
-"""A second request of the same kind within this time is the same request, which has come another way."""
+"""A second request of the same kind within this time counts as the same request, received twice."""
 _ANSWER_SECONDS = 1.0
-"""How long a neighbour may take to write until its stacks are taken from outside."""
+"""How long a neighbour may take to write before this rank reads its stacks from outside."""
 _LAST_SECONDS = 3.0
 """How long the end of a generation waits for what is being written."""
 
@@ -52,10 +52,10 @@ class Members(msgspec.Struct, frozen=True):
 
     Attributes:
         job: names the job, through all of its generations.
-        folder: the name of the folder to write to, where nothing else is said.
+        folder: the default name of the folder to write to.
         hosts: by rank.
-        neighbours: by rank, the process ids of ranks whose processes this one can look at; not its own.
-        launched: a launcher of ours tells the user where the files are.
+        neighbours: by rank, the ids of other ranks' processes that this process can inspect.
+        launched: ``horovodrun`` tells the user where the files are.
     """
 
     job: str
@@ -74,7 +74,7 @@ class Dumper:
         workers: by process set id.
         look: says why a rank's process cannot answer, "" if it runs.
         ask_all: has all ranks write; called when this rank was signalled.
-        no_progress: by rank, what this rank's engine complains about it, and since when.
+        no_progress: by rank, what this rank's engine has reported about it, and since when.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class Dumper:
         self._wake_up.set()
 
     def failed(self, rank: int, reason: str, cause: Cause) -> None:
-        """Note where everything stands at this moment, and have it written. ``rank`` has failed first."""
+        """Record the present state, and have it written. ``rank`` has failed first."""
         self._failed = True
         self._captured.append(self._capture(FAILURE, reason, rank, cause.kind.name))
         self._wake_up.set()
 
     def close(self) -> None:
-        """Write what is left to write, within some seconds, and end the thread."""
+        """Write the pending dumps within some seconds, and end the thread."""
         self._leaving = True
         self._wake_up.set()
         if self._thread.ident is not None:
@@ -179,7 +179,7 @@ class Dumper:
             self._write(self._capture(why, reason))
 
     def _write(self, content: dump.RankDump) -> None:
-        """Write a dump, and what the neighbour cannot write."""
+        """Write a dump, and the stacks of neighbours that cannot write their own."""
         with_code = msgspec.structs.replace(content, threads=threads.with_code(content.threads))
         own = self._folder / dump.rank_file(content.rank)
         try:
@@ -202,7 +202,7 @@ class Dumper:
         self._look_after_neighbours(content)
 
     def _look_after_neighbours(self, content: dump.RankDump) -> None:
-        """Write the stacks of the next ranks on this host as far as they do not write themselves."""
+        """Write the stacks of the next ranks on this host that do not write them in time."""
         neighbours = self._members.neighbours
         later = sorted(neighbours, key=lambda rank: (rank < content.rank, rank))
         for rank in later:
@@ -281,10 +281,10 @@ def _set_state(number: int, worker: WorkerThread) -> dump.ProcessSetState:
     return dump.ProcessSetState(number, list(worker.ranks), worker.communicator.name, submitted, carried_out)
 
 
-def _collective(process_set: int, record: Record) -> dump.Collective:
+def _collective(process_set: int, record: Record) -> dump.CollectiveRecord:
     request: Request = record.request
-    tensors = [dump.Tensor(each.name, each.data_type.label, list(each.shape)) for each in request.tensors]
-    return dump.Collective(
+    tensors = [dump.TensorRecord(each.name, each.data_type.label, list(each.shape)) for each in request.tensors]
+    return dump.CollectiveRecord(
         process_set,
         record.number,
         record.occurrence,
@@ -304,10 +304,10 @@ def _collective(process_set: int, record: Record) -> dump.Collective:
 
 
 def neighbours_of(rank: int, namespaces: Sequence[tuple[str, int]]) -> dict[int, int]:
-    """By rank, the processes that ``rank`` can look at.
+    """By rank, the processes that ``rank`` can inspect.
 
     Args:
-        namespaces: by rank, what its process sees, and its process id.
+        namespaces: by rank, the process's namespace, and its process id there.
     """
     own = namespaces[rank][0]
     return {other: pid for other, (seen, pid) in enumerate(namespaces) if own and seen == own and other != rank}

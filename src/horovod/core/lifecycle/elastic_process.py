@@ -1,7 +1,7 @@
-"""This process as one of an elastic job: its place in each round, and what the launcher reports meanwhile.
+"""This process as one of an elastic job: its rank in each round, and what the launcher reports meanwhile.
 
-``init()`` asks for a place. Where ``hvd.elastic.run`` begins the next round, it has asked already, with the reason why the
-last one ended. Either way the answer becomes environment variables, from which the rest of the runtime learns who it is.
+``init()`` asks for a rank. If ``hvd.elastic.run`` begins the next round, it has asked already, with the reason why the last
+round ended. In both cases the answer becomes environment variables, from which the runtime learns its rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from collections.abc import Callable
 
 from horovod.control import elastic_messages as messages
 from horovod.control.dial import Address
-from horovod.control.elastic_messages import Connected, HostsChanged, Leaving, NoPlace, Place, RankFailed, Ready, Told
+from horovod.control.elastic_messages import (
+    Connected,
+    HostsChanged,
+    Leaving,
+    NoPlace,
+    Place,
+    RankFailed,
+    ReadyForRound,
+    Told,
+)
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.secret import decode_secret
@@ -23,9 +32,9 @@ from horovod.core.errors import NoNextRound
 _log = logging.getLogger("horovod.elastic")
 
 _PATIENCE_SECONDS = 60.0
-"""How long the launcher may take to answer what needs no thought."""
+"""How long the launcher may take to answer a request that it can answer at once."""
 _LONGEST_WAIT_SECONDS = 86400.0
-"""Of one question; then it is asked again."""
+"""How long one request waits for the answer before it is sent again."""
 
 
 class ElasticProcess:
@@ -34,11 +43,11 @@ class ElasticProcess:
     Args:
         address, secret: of the launcher's rendezvous server.
         number: of this process.
-        launched: the number of the process that has this object; forked children do not use it.
+        launched: the id of the process that owns this object; forked children do not use it.
 
     Attributes:
-        has_state: whether it has the state of the job. ``hvd.elastic.run`` says so; None where that has not been called, and
-            each process counts that has been in a round.
+        has_state: whether it has the state of the job, as ``hvd.elastic.run`` reports; None if that was not called: then every
+            process that has been in a round counts as having it.
         same_state: whether all ranks of the present round have the same state.
     """
 
@@ -56,21 +65,21 @@ class ElasticProcess:
 
     @property
     def round(self) -> int:
-        """The one that this process is, or was last, a rank of; 0 before the first."""
+        """The round that this process is a rank of, or was last; 0 before the first."""
         return 0 if self._listener is None else self._listener.round
 
     def next(self, failed: bool, reason: str, final: bool = False, *, keeps_state: bool = False) -> None:
-        """Wait for the place in the next round, and put it into the environment.
+        """Wait for the rank in the next round, and put it into the environment.
 
         Args:
-            failed: whether the last round has ended for a failure.
+            failed: whether a failure has ended the last round.
             reason: why it has ended.
-            final: whether a further round would end in the same way: the launcher ends the job.
-            keeps_state: whether it has ended at a check, and the state is what all its ranks had there.
+            final: whether another round would fail in the same way, so the launcher ends the job.
+            keeps_state: whether all ranks stopped at one check for changed hosts, and this process still has that state.
 
         Raises:
             NoNextRound: the job ends; the text says why.
-            SystemExit: the others go on without this process.
+            SystemExit: the job goes on without this process.
         """
         earlier = self.round
         if self._listener is not None:
@@ -79,7 +88,7 @@ class ElasticProcess:
         try:
             with RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS) as client:
                 has_state = self._connected if self.has_state is None else self.has_state
-                ready = Ready(question, earlier, failed, reason, final, has_state, keeps_state)
+                ready = ReadyForRound(question, earlier, failed, reason, final, has_state, keeps_state)
                 self._tell(client, ready)
                 answer = messages.decode_answer(_wait(client, messages.answer_key(self.number, question)))
         except RendezvousError as error:
@@ -103,7 +112,7 @@ class ElasticProcess:
         self._has_place = True
 
     def take_place(self) -> None:
-        """Called when ``init()`` begins: wait for a place, unless this process has one that is new.
+        """Called when ``init()`` begins: wait for a rank, unless this process has one that no ``init()`` has used.
 
         Raises:
             NoNextRound, SystemExit: as :meth:`next`.
@@ -123,7 +132,7 @@ class ElasticProcess:
             self._listener.call_when_over(act)
 
     def take_news(self) -> int:
-        """What the launcher has said of hosts since the last call: a ``HostUpdateResult``."""
+        """The changes of hosts that the launcher has reported since the last call: a ``HostUpdateResult``."""
         return 0 if self._listener is None else self._listener.take()
 
     def failed(self, rank: int, reason: str) -> None:
@@ -131,9 +140,9 @@ class ElasticProcess:
         self.tell(RankFailed(self.round, rank, reason))
 
     def leave(self) -> bool:
-        """Tell the launcher that this process was asked to end. Whether it may leave at the next check for changed hosts.
+        """Tell the launcher that this process was asked to end.
 
-        If not, the job ends as a whole, or there is no launcher any more.
+        Returns whether it may leave at the next check for changed hosts. Otherwise the whole job ends, or the launcher is gone.
         """
         try:
             with RendezvousClient(self._address, self._secret, 2.0) as client:
@@ -158,7 +167,7 @@ class ElasticProcess:
 
 
 class _Listener:
-    """Hears the launcher's news of one round."""
+    """Receives the launcher's messages about one round."""
 
     def __init__(self, client: RendezvousClient, round_number: int) -> None:
         self.round = round_number
@@ -193,7 +202,7 @@ class _Listener:
             try:
                 news = messages.decode_news(_wait(self._client, messages.news_key(self.round, number)))
             except RendezvousError:
-                return  # stopped, or the launcher is gone, which the runtime need not know
+                return  # stopped, or the launcher is gone, which the runtime can ignore
             number += 1
             with self._lock:
                 if isinstance(news, HostsChanged):
@@ -206,7 +215,7 @@ class _Listener:
 
 
 def variables(place: Place) -> dict[str, str]:
-    """A place as environment variables."""
+    """A rank assignment as environment variables."""
     return {
         config.RANK: str(place.rank),
         config.SIZE: str(place.size),

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import msgspec
 
@@ -24,7 +23,7 @@ from horovod.comm.mpi import runtime as mpi
 from horovod.comm.select import forced_host_engine
 from horovod.control.failure import RAISED
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
-from horovod.control.processes import any_ended
+from horovod.control.processes import ended
 from horovod.control.reachability import UnreachableError
 from horovod.control.rendezvous.interface import AllGather
 from horovod.control.secret import make_secret
@@ -35,6 +34,7 @@ from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
 from horovod.core.lifecycle import crash, elastic_process, tuning
 from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
+from horovod.core.lifecycle.late_connections import ListenerSettings
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
 from horovod.core.lifecycle.rendezvous import (
@@ -46,8 +46,9 @@ from horovod.core.lifecycle.rendezvous import (
 )
 from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
-from horovod.core.lifecycle.watching import Watching, liveness_connections
+from horovod.core.lifecycle.watching import Watching, liveness_connections, liveness_tree
 from horovod.core.lifecycle.world import World, place_by_hosts
+from horovod.core.negotiation.agreement import list_ranks
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
@@ -74,18 +75,18 @@ class Generation:
         config: the settings in force.
         generation: its number, the same on all ranks and higher than that of any earlier one.
         workers: by process set id, the worker threads of the sets that this rank is a member of.
-        termination: how it has ended, if it has.
+        termination: whether and how it has ended.
         recording: its timeline.
         secret: of the job, for connections that are made later.
         watch: takes the worker threads' reports of failures.
-        crowded: on some host the ranks compute with as many threads as there are cores, so no core is free for
+        crowded: on some host the ranks compute with as many threads as the host has cores, so no core is free for
             communication; the same on all ranks.
         placement: the cores that this rank's worker threads run on.
-        mpi: where its ranks are in MPI, should it be used.
-        device_engine: the engine that moves the memory of GPUs; "": copies in host memory travel.
+        mpi: the ranks' numbers in MPI, for engines on MPI.
+        device_engine: the engine that moves the memory of GPUs; "" if tensors are staged in host memory.
         buckets_are_tuned: an optimizer of this process cuts its buckets anew when autotuning asks for other sizes.
         steps: how many steps the optimizers of this rank have made.
-        joins: how often all ranks have joined. From then on they are at the same place again.
+        joins: how often all ranks have joined; after each, all count calls and steps from 0 again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
         last_by_members: the highest number of a process set that its members have made alone.
         process: the id of the process that started it.
@@ -121,7 +122,7 @@ class Generation:
 
     @property
     def addresses(self) -> Sequence[str]:
-        """Of this rank, as far as other hosts reach it there."""
+        """This rank's endpoint, with the addresses at which other hosts reach it."""
         return self._endpoints[self.identity.rank].addresses
 
     @property
@@ -150,8 +151,9 @@ class Generation:
                 self._keep_reachable(mesh, all_gather, deadline)
             sets = settle([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
+            processes = self._processes_in_sight()
+            mpi.ask_who_is_gone(lambda: list_ranks(gone) if (gone := ended(processes)) else "")
             self._connect(mesh, groups, deadline)
-            mpi.ask_who_is_gone(partial(any_ended, self._processes_in_sight()))
         finally:
             if process is not None:
                 process.call_when_over(None)
@@ -199,7 +201,7 @@ class Generation:
         identity, point = self.identity, self.termination.point
         endpoint = Endpoint(identity.rank, identity.hostname, os.getpid(), 0, (), "") if mesh is None else mesh.endpoint
         if identity.rank == 0 and (point is None or not (point.secret or point.makes_secret)):
-            # The launcher gave the job no secret, and only ranks of this job get this one.
+            # The launcher gave the job no secret; this one goes to ranks of this job only.
             endpoint = msgspec.structs.replace(endpoint, secret=make_secret())
         cpu_resources = own_cpu_resources(identity.hostname)
         own = RankInfo(
@@ -240,7 +242,7 @@ class Generation:
         return rank_infos
 
     def _keep_reachable(self, mesh: Mesh | None, all_gather: AllGather, deadline: float) -> None:
-        """Find out whether the hosts reach each other before ranks wait for one another, and by which addresses."""
+        """Find the addresses by which the hosts reach each other, before ranks wait for connections."""
         if mesh is None or self.world.on_this_host or len({endpoint.host for endpoint in self._endpoints}) == 1:
             return
         try:
@@ -274,12 +276,13 @@ class Generation:
             return mesh.connect(self._endpoints, keys, str(self.generation), self.secret, deadline)
 
         if mesh is not None:
-            keys = liveness_connections(rank, size)
+            tree = liveness_tree(tree_of(range(size), self._endpoints, self.config))
+            keys = liveness_connections(rank, tree)
             for group, ranks in mine.items():
                 keys += control_connections(group, ranks, rank, tree_of(ranks, self._endpoints, self.config))
             sockets = connect(keys)
             self._sockets = list(sockets.values())
-            watching.connect(sockets)
+            watching.connect(tree, sockets)
             self.watch = watching.watch
         for group, ranks in mine.items():
             self.workers[group] = assemble(
@@ -295,6 +298,7 @@ class Generation:
                 self.termination.left,
                 deadline,
                 self.mpi,
+                self.listener_settings(),
             )
         if self.device_engine:
             all_ranks = self.workers[0]
@@ -308,8 +312,20 @@ class Generation:
         for worker in self.workers.values():
             worker.start()
 
+    def listener_settings(self) -> ListenerSettings:
+        """What connections take that are made while the job runs."""
+        identity, local, interfaces = self.identity, self.world.on_this_host, self.config.network_interfaces
+
+        def open_mesh() -> Mesh:
+            mesh = Mesh(identity.rank, identity.hostname, local, interfaces)
+            mesh.keep_to(self.addresses)
+            return mesh
+
+        seconds = self.config.start_timeout.total_seconds()
+        return ListenerSettings(identity.size, open_mesh, f"{self.generation}.late", self.secret, seconds)
+
     def _tune(self) -> None:
-        """Have rank 0 tune the settings of the global process set, if the user wants it."""
+        """Start autotuning of the global process set on rank 0, if it is enabled."""
         worker = self.workers[0]
         if self.config.autotune and self.identity.size > 1 and isinstance(worker.role, Coordinator):
             hosts = [endpoint.host for endpoint in self._endpoints]
@@ -317,13 +333,13 @@ class Generation:
                 self.config, worker.communicator, hosts, lambda: self.buckets_are_tuned
             )
 
-    def _processes_in_sight(self) -> list[int]:
-        """Those of the job's ranks that this process can see."""
+    def _processes_in_sight(self) -> dict[int, int]:
+        """The ranks of the job whose processes this process can see, and their process ids."""
         own = self._endpoints[self.identity.rank].process_namespace
-        return [other.pid for other in self._endpoints if own and own == other.process_namespace]
+        return {other.rank: other.pid for other in self._endpoints if own and own == other.process_namespace}
 
     def report_progress_of(self, worker: WorkerThread) -> None:
-        """Count a worker that is added later in this rank's progress."""
+        """Include a worker that is added later in the progress reports."""
         if self._watching is not None:
             self._watching.follow(worker)
 
@@ -341,8 +357,8 @@ class Generation:
         """End this generation, in good order or at once if the job has failed, and release everything.
 
         Returns:
-            In what numbers of steps this rank differs from the first that has left; "" if it does not, if the job or this rank
-            has failed, and in elastic jobs, whose ranks may leave a round at different steps.
+            How this rank's numbers of steps differ from those of the first rank that has left; "" if they do not, if the job or
+            this rank has failed, and in elastic jobs, whose ranks may leave a round at different steps.
         """
         raised = crash.unhandled()
         if raised and self.identity.size > 1 and self.stopped is None:

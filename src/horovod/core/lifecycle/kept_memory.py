@@ -1,8 +1,8 @@
-"""The largest result whose memory the C library keeps for the next one: 32 MiB, with all that a block has beside its bytes.
+"""Raises glibc's limit for memory that it keeps for the next result, so that results of 32 MiB stay below it.
 
 ``horovodrun`` starts ranks with the highest limit that every glibc takes from the environment, 32 MiB, which counts a block's
 header and its alignment to a huge page, too. A result of 32 MiB would be above it, and in new pages each time. glibc 2.35 and
-newer take a higher limit; where one does not, the limit stays. A limit of the user's stays as well.
+newer accept a higher limit; older ones keep the limit. A limit that the user has set stays as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BESIDE_THE_BYTES = 4 << 20
 
 
 def keep_largest_results() -> bool:
-    """Raise the limit that the launcher has set, if it has. Returns whether the C library has taken it."""
+    """Raise the limit if the launcher has set it. Returns whether the C library has accepted it."""
     if os.environ.get(MALLOC_MMAP_THRESHOLD) != str(MALLOC_MMAP_THRESHOLD_BYTES):
         return False
     try:

@@ -25,14 +25,14 @@ _log = logging.getLogger("horovod.core")
 _SECONDS = 1.0
 """How long one reader may take."""
 _PAUSE_SECONDS = 0.05
-"""After a connection that cannot be accepted; so the thread does not poll without pause."""
+"""Pause after a connection that could not be accepted, so that the thread does not poll without pause."""
 _WAITING_READERS = 16
 _LOOPBACK = "127.0.0.1"
 UNIX = "unix:"
 
 
 class MetricsAddressError(Exception):
-    """Metrics cannot be served at the address that the user asked for; says why."""
+    """Metrics cannot be served at the address that the user asked for; the message says why."""
 
 
 class LiveServer:
@@ -41,10 +41,10 @@ class LiveServer:
     Args:
         snapshot: returns the job as of now, encoded.
         metrics: returns the text of the metrics.
-        metrics_address: as the user says: ``PORT``, ``HOST:PORT`` or ``unix:PATH``; "": none.
+        metrics_address: the user's setting: ``PORT``, ``HOST:PORT`` or ``unix:PATH``; "": none.
 
     Raises:
-        MetricsAddressError: that address does not serve.
+        MetricsAddressError: metrics cannot be served at that address.
     """
 
     def __init__(self, snapshot: Callable[[], bytes], metrics: Callable[[], str], metrics_address: str) -> None:

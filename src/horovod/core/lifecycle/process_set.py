@@ -18,7 +18,7 @@ from horovod.core.lifecycle.world import is_communicator
 _INVALID = "ProcessSet should be initialized with a list of process ranks or an mpi4py Comm object"
 
 
-class Membership:
+class ProcessSetTable:
     """The process sets of the running generation.
 
     Attributes:
@@ -35,7 +35,7 @@ class Membership:
         self.ranks = {}
 
 
-membership = Membership()
+membership = ProcessSetTable()
 
 
 class ProcessSet:

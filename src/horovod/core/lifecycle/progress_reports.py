@@ -21,7 +21,7 @@ from horovod.core.worker.worker import WorkerThread
 from horovod.observe import memory
 from horovod.observe.all_ranks import PartMaker, TimelinePart
 from horovod.observe.live import JobSnapshot, LiveJob
-from horovod.observe.progress import Progress, ProgressMeter
+from horovod.observe.progress import ProgressMeter, StepProgress
 from horovod.observe.step_clock import clock
 from horovod.observe.stragglers import StragglerWatch, in_words
 
@@ -37,16 +37,16 @@ _REPORTS_PER_SECOND = 200
 """How many reports rank 0 gets, at most. Ranks of larger jobs report less often."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(Progress | TimelinePart)
+_decoder = msgspec.msgpack.Decoder(StepProgress | TimelinePart)
 
 
 class ProgressReports:
-    """Those of one generation on one rank. All methods but :meth:`follow` are for one thread, which ``post`` calls on.
+    """The progress reports of one generation on one rank. All methods but :meth:`follow` are for the thread that ``post`` uses.
 
     Args:
         hosts: by rank.
         workers: by process set id.
-        least_share: the share of the time from which on a rank that holds up the others is named; 0: never.
+        least_share: the smallest share of the time by which a rank must delay the others to be named; 0: never name one.
         recoveries: how many generations have run before this one.
         recording: gets the parts of the timeline of all ranks.
         post: has a function called on that thread.
@@ -80,7 +80,7 @@ class ProgressReports:
         self._lock = threading.Lock()  # guards the state of the job, which the live view reads
 
     def follow(self, worker: WorkerThread) -> None:
-        """Have submissions to a worker lead to reports."""
+        """Make a report when a submission to this worker comes and one is due."""
         recorder = worker.recorder
         if recorder is not None:
             recorder.on_due = lambda: self._post(self._report)
@@ -98,7 +98,7 @@ class ProgressReports:
         self._add(rank, _decoder.decode(body), received)
 
     def finish(self) -> None:
-        """Send what is left of the timeline of all ranks, within some seconds. For any other thread."""
+        """Send the rest of the timeline of all ranks within some seconds. For any other thread."""
         if self._parts is None:
             return
         sent = threading.Event()
@@ -122,7 +122,7 @@ class ProgressReports:
         workers = list(self._workers.items())
         rings = {number: worker.recorder for number, worker in workers if worker.recorder is not None}
         spans = clock.taken()
-        reports: list[Progress | TimelinePart] = [self._meter.take(rings, spans, now)]
+        reports: list[StepProgress | TimelinePart] = [self._meter.take(rings, spans, now)]
         if self._parts is not None:
             reports.append(self._parts.make(rings, spans, now))
         for each in reports:
@@ -131,7 +131,7 @@ class ProgressReports:
             else:
                 self._send(_encode(each))
 
-    def _add(self, rank: int, report: Progress | TimelinePart, received: float) -> None:
+    def _add(self, rank: int, report: StepProgress | TimelinePart, received: float) -> None:
         if isinstance(report, TimelinePart):
             self._recording.add(rank, report, received)
             return

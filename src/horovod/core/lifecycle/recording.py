@@ -1,5 +1,5 @@
-"""Starts and stops the timeline while a generation runs. Rank 0 writes; what other ranks do comes to it by
-:mod:`horovod.core.lifecycle.progress_reports`, if all ranks are to be recorded."""
+"""Starts and stops the timeline while a generation runs. Rank 0 writes it. If it shows all ranks, the others send what they
+do by :mod:`horovod.core.lifecycle.progress_reports`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Recording:
         self._lock = threading.RLock()
 
     def begin(self) -> None:
-        """Start to record if the environment names a file."""
+        """Start recording if the environment names a file."""
         if self._config.timeline and self._config.timeline.upper() != DYNAMIC:
             self.start(self._config.timeline, self._config.timeline_mark_cycles)
 
@@ -74,7 +74,7 @@ class Recording:
                 self.follow(worker)
 
     def follow(self, worker: WorkerThread) -> None:
-        """Record a worker thread, also one that was added after the start."""
+        """Record a worker thread; it may be added after the start."""
         if isinstance(worker.role, Coordinator):
             worker.role.timeline = self._timeline
 

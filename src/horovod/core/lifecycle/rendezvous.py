@@ -1,4 +1,4 @@
-"""The exchange of ``init()``: where the ranks of a generation find each other, and what each tells all others."""
+"""The exchange of ``init()``: how the ranks of a generation find each other, and what each tells all others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from horovod.comm.mpi.runtime import finalize
+from horovod.comm.mpi import runtime as mpi
 from horovod.control.mesh import Endpoint
 from horovod.control.reachability import TRIAL_SECONDS, Findings, find_unreachable, usable
 from horovod.control.rendezvous import over_mpi, over_pmi
@@ -37,7 +37,7 @@ from horovod.core.negotiation.agreement import list_ranks
 from horovod.core.worker.cpu_affinity import CpuResources
 
 if TYPE_CHECKING:
-    from horovod.environments import HostList, Identity
+    from horovod.environments import HostList, ProcessIdentity
 
 _log = logging.getLogger("horovod.core")
 
@@ -55,13 +55,13 @@ class RankInfo(msgspec.Struct, array_like=True):
     settings: dict[str, str] = {}
     """The settings that must be the same on all ranks, by environment variable."""
     node: str = ""
-    """What its launcher counts as one host, where the local and cross numbers follow from that."""
+    """The host as its launcher names it, if local and cross ranks are derived from hosts."""
     devices: DeviceReport = msgspec.field(default_factory=DeviceReport)
 
 
 _decode = msgspec.msgpack.Decoder(RankInfo).decode
 _decode_findings = msgspec.msgpack.Decoder(Findings).decode
-# Made on import: msgspec 0.22 has crashed where several threads made the first decoder of a type at the same time.
+# Made on import: msgspec 0.22 has crashed when several threads made the first decoder of a type at the same time.
 
 
 def exchange_rank_infos(own: RankInfo, all_gather: AllGather, seconds: float) -> list[RankInfo]:
@@ -125,7 +125,7 @@ def rendezvous_of(world: World, env: Mapping[str, str] | None = None) -> Rendezv
         ValueError: the launcher named no server, and said too little to find another way.
     """
     if world.communicator is not None:
-        return RendezvousOverMpi(lambda: world.communicator)
+        return RendezvousOverMpi(lambda seconds: world.communicator)
     variables = os.environ if env is None else env
     launched = world.launched
     address, port = variables.get(RENDEZVOUS_ADDRESS, ""), _port(variables)
@@ -154,9 +154,9 @@ def rendezvous_of(world: World, env: Mapping[str, str] | None = None) -> Rendezv
 
 
 def _of_mpi(world: World, variables: Mapping[str, str]) -> Rendezvous | None:
-    """Through what MPI itself is started by, or through MPI; None where there is neither.
+    """A rendezvous through MPI's process manager (PMI) or through MPI; None if there is neither.
 
-    MPI comes first where the script has initialized it, and last otherwise: its start takes time, and has no timeout.
+    MPI comes first if the script has initialized it, and last otherwise: starting it takes time.
     """
     launched = world.launched
     by_pmi = variables.get(over_pmi.DESCRIPTOR, "")
@@ -170,7 +170,13 @@ def _of_mpi(world: World, variables: Mapping[str, str]) -> Rendezvous | None:
         )
     if by_pmi.isdecimal() and not over_mpi.is_running():
         return RendezvousOverPmi(int(by_pmi))
-    return RendezvousOverMpi(lambda: over_mpi.world(launched.size, launched.launcher, finalize), "hvd.init()")
+
+    def communicator(seconds: float) -> object:
+        return over_mpi.world(
+            launched.size, launched.launcher, lambda deadline: mpi.started(deadline=deadline), seconds
+        )
+
+    return RendezvousOverMpi(communicator, "hvd.init()")
 
 
 def _secret_of_environment(variables: Mapping[str, str]) -> bytes:
@@ -178,7 +184,7 @@ def _secret_of_environment(variables: Mapping[str, str]) -> bytes:
     return decode_secret(key) if key else user_secret(variables, needed=False)
 
 
-def _on_hosts(launched: Identity, listed: HostList, secret: bytes) -> RendezvousOnHosts:
+def _on_hosts(launched: ProcessIdentity, listed: HostList, secret: bytes) -> RendezvousOnHosts:
     try:
         return RendezvousOnHosts(launched.job, listed.hosts, listed.of_rank_0, listed.ports, secret, address_of)
     except MungeError as error:
@@ -189,8 +195,8 @@ def _on_hosts(launched: Identity, listed: HostList, secret: bytes) -> Rendezvous
         ) from None
 
 
-def _directory(launched: Identity, address: str, port: int, interfaces: str) -> Directory | None:
-    """How the others find rank 0; what the user has set comes before what the launcher has."""
+def _directory(launched: ProcessIdentity, address: str, port: int, interfaces: str) -> Directory | None:
+    """How the other ranks find rank 0. The user's setting comes before the launcher's."""
     rank_0 = launched.rank_0
     if address and port:
         return KnownAddress(address, port, f"{RENDEZVOUS_ADDRESS}, {RENDEZVOUS_PORT}")
@@ -215,8 +221,8 @@ def _port(variables: Mapping[str, str]) -> int:
 def user_secret(variables: Mapping[str, str], needed: bool) -> bytes:
     """The secret that the user has given the ranks; b"" if none.
 
-    Where another launcher provides the rendezvous, a secret is the user's choice: these launchers trust their network. A user
-    who sets Horovod's own variables can set this one, too.
+    If another launcher provides the rendezvous, a secret is optional: these launchers trust their network. A user who sets
+    Horovod's own variables can set this one, too.
     """
     text = variables.get(USER_SECRET, "").strip()
     if not text and needed:

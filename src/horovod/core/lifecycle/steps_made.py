@@ -58,11 +58,11 @@ class StepCounts:
             count.made = 0
 
     def told(self) -> list[StepsMade]:
-        """What this rank tells the others of it."""
+        """The counts as sent to the other ranks."""
         return [StepsMade(name, ranks, count.made, line) for (name, ranks), (count, line) in self._counts.items()]
 
     def in_words(self) -> str:
-        """The end of a sentence that says that this rank has left."""
+        """The numbers of steps as the end of the sentence "rank N has left ..."."""
         made = [each for each in self.told() if each.steps]
         if not made:
             return ""
@@ -71,7 +71,7 @@ class StepCounts:
         return f" after {shown}{more} (a rank with fewer batches than others calls hvd.join() first)"
 
     def difference(self, rank: int, first: Stop) -> str:
-        """What differs between this rank and the first that has left, in words; "" if nothing does.
+        """How this rank's numbers of steps differ from those of the first rank that has left; "" if they do not.
 
         An optimizer that one of them does not have is not compared.
         """

@@ -1,8 +1,8 @@
-"""The end of a generation: the one error that everything in flight and everything later fails with, on every rank.
+"""The end of a generation: the one error with which everything in flight and everything later fails, on every rank.
 
-Either a rank has failed (:meth:`Termination.fail`, on the liveness monitor's thread, as rank 0 has decided) or one has left
-in good order (:meth:`Termination.left`, on a worker thread). The launcher is told which rank failed first, so that its exit
-code and its message name that rank, and none that failed as a consequence.
+Either a rank has failed (:meth:`Termination.fail`, on the liveness monitor's thread, after rank 0's decision), or one has shut
+down (:meth:`Termination.left`, on a worker thread). The launcher is told which rank failed first, so that its exit code and its
+message name that rank, and not one that failed as a consequence.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Companion(Protocol):
     """What a binding adds to a generation, and ends with it."""
 
     def fail(self, error: HorovodInternalError, orderly: bool) -> None:
-        """The generation has ended by ``error``: fail what is under way, when no thread uses its memory any more. Any thread.
+        """``error`` has ended the generation: fail what is running, once no thread uses its memory any more. Any thread.
 
         Args:
-            orderly: a rank has left in good order; otherwise one has failed.
+            orderly: a rank has shut down; otherwise one has failed.
         """
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Companion(Protocol):
 
 
 class Termination:
-    """How one generation has ended, if it has.
+    """Whether and how one generation has ended.
 
     Args:
         rank: this rank.
@@ -125,8 +125,8 @@ class Termination:
         self.failed.set()
 
     def about_to_fail(self, seconds: float, reason: str) -> HorovodInternalError:
-        """The error of the job, for a thread that sees one of its effects before it is told; ``reason``, what it sees, is the
-        error if none comes within ``seconds``."""
+        """The error of the job, for a thread that sees an effect of it first. If none comes within ``seconds``, the error is
+        ``reason``, which says what the thread has seen."""
         if self.failure is None:
             self.failed.wait(seconds)
         failure = self.failure
@@ -145,7 +145,7 @@ class Termination:
                 companion.fail(self.error, orderly=True)
 
     def cannot_begin(self, rank: int, reason: str) -> None:
-        """The job ends before it has begun, because of ``rank`` or its host. Every rank may say so; the first is heard."""
+        """Report that the job ends before it has begun, because of ``rank`` or its host. Every rank may; the first counts."""
         self._tell_launcher(rank, reason)
 
     def blame_leaver(self) -> None:
@@ -155,8 +155,8 @@ class Termination:
             self._tell_launcher(*self._leaver)
 
     def ended_by(self, reason: str) -> None:
-        """Tell the launcher that this process ends by an error of its own, or by one that other ranks raise, too, such as a
-        mismatch: before this rank leaves, so that no other rank can report that it has left."""
+        """Tell the launcher that an error ends this process: its own, or one that other ranks raise, too, such as a mismatch.
+        Called before this rank leaves, so that no other rank reports first that it has left."""
         if elastic_process.this_process() is None:
             self._tell_launcher(self._rank, reason)
 

@@ -1,4 +1,4 @@
-"""Autotuning of one generation: what it may tune, and the files and words of rank 0.
+"""Autotuning of one generation: what it may tune, and what rank 0 writes to files and the log.
 
 The settings of the global process set are tuned (:mod:`horovod.autotune`); other sets keep those that the job begins with.
 """
@@ -14,7 +14,7 @@ from horovod._version import VERSION
 from horovod.autotune import kept, log, memory
 from horovod.autotune.kept import Fit, Kept, KeptFileError
 from horovod.autotune.search import why_not
-from horovod.autotune.tuner import Job, Tuner
+from horovod.autotune.tuner import TunedJob, Tuner
 from horovod.comm.base import Communicator
 from horovod.comm.tuned import TunedSettings
 from horovod.core.config import AUTOTUNE, AUTOTUNE_FILE, AUTOTUNE_LOG, Config, user_cache
@@ -33,7 +33,7 @@ def check(config: Config) -> None:
 
 
 def initial_settings(config: Config, communicator: Communicator) -> TunedSettings:
-    """What ``init()`` has begun with."""
+    """The settings that ``init()`` has started with."""
     return TunedSettings(
         config.fusion_threshold,
         config.bucket_bytes,
@@ -52,7 +52,7 @@ def make_tuner(config: Config, communicator: Communicator, hosts: Sequence[str],
         hosts: by rank.
         recuts: see :class:`Tuner`.
     """
-    job = Job(
+    job = TunedJob(
         VERSION,
         tuple(Counter(hosts).values()),
         initial_settings(config, communicator),

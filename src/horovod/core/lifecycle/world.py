@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from horovod.control.rendezvous.interface import Rendezvous
-    from horovod.environments import Identity
+    from horovod.environments import ProcessIdentity
 
 FAILED = "Horovod initialization failed"
 
@@ -26,16 +26,16 @@ class World:
     """The processes of one job, as one of them sees it.
 
     Attributes:
-        identity: this process in the job. Where the job is a part of the launched one, the local and cross numbers are right
-            only after the exchange of ``init()``: :func:`place_by_hosts`.
-        launched: this process in the launched job.
+        identity: this process in the job. If the job is a part of the launched one, the local and cross numbers are right only
+            after the exchange of ``init()``: :func:`place_by_hosts`.
+        launched: this process's ranks in the launched job.
         listed: the ranks' numbers in the launched job, by rank; empty for all launched ranks and for a communicator.
         communicator: the mpi4py communicator the job consists of, or None.
-        rendezvous: how the ranks find each other, where that is not left to the launcher.
+        rendezvous: how the ranks find each other, if not as the launcher provides.
     """
 
-    identity: Identity
-    launched: Identity
+    identity: ProcessIdentity
+    launched: ProcessIdentity
     listed: tuple[int, ...] = ()
     communicator: Any = None
     rendezvous: Rendezvous | None = field(default=None, compare=False)
@@ -51,12 +51,12 @@ class World:
         return self.launched.local_size == self.launched.size >= self.identity.size
 
 
-def choose(comm: Any, launched: Identity) -> World:
+def choose(comm: Any, launched: ProcessIdentity) -> World:
     """The world that ``init(comm)`` asks for.
 
     Args:
         comm: None or an empty list for all processes, an iterable of ranks of the launched job, or an ``mpi4py.MPI.Comm``.
-        launched: this process among those that were launched.
+        launched: this process's ranks in the launched job.
 
     Raises:
         ValueError: none of these; a rank that does not exist or is listed twice; or this process is not in the list.
@@ -104,7 +104,7 @@ def members(communicator: Any, within: Any) -> list[int]:
     return sorted(-1 if rank == mpi.UNDEFINED else rank for rank in found)
 
 
-def place_by_hosts(identity: Identity, hosts: Sequence[str]) -> Identity:
+def place_by_hosts(identity: ProcessIdentity, hosts: Sequence[str]) -> ProcessIdentity:
     """``identity`` with the local and cross numbers that follow from the hosts of the ranks.
 
     Args:
@@ -140,7 +140,7 @@ def _listed(comm: Any) -> list[int]:
     )
 
 
-def _of_communicator(comm: Any, launched: Identity) -> World:
+def _of_communicator(comm: Any, launched: ProcessIdentity) -> World:
     mpi = _mpi()
     if comm == mpi.COMM_NULL:
         raise ValueError(

@@ -3,7 +3,7 @@
 A member *announces* requests to its process set's coordinator. The coordinator answers with *orders*: batches of decisions,
 in the order in which every rank carries them out. A request or a decision is sent in full the first time, and as a small
 integer afterwards. Each direction of a connection has a dictionary that only the sender fills, so nothing in it becomes
-invalid: ``Announcer`` and ``Listener`` keep the requests; decisions have the identifiers that the coordinator gives them.
+invalid: ``RequestEncoder`` and ``RequestDecoder`` keep the requests; the coordinator numbers the decisions.
 
 On several hosts relays stand between the two (:mod:`horovod.core.negotiation.tree`): they send ``Relayed`` in place of their
 host's announcements, and pass orders on.
@@ -127,10 +127,12 @@ def numbered_name(name: str, number: int) -> str:
 
 def numbered(request: Request, number: int) -> Request:
     """An ``unnamed`` request as the ``number``-th of its name."""
+    name = numbered_name(request.name, number)
+    names = [name if each.name == request.name else numbered_name(each.name, number) for each in request.tensors]
     specs = tuple(
-        [TensorSpec(numbered_name(each.name, number), each.data_type, each.shape) for each in request.tensors]
+        [TensorSpec(label, each.data_type, each.shape) for label, each in zip(names, request.tensors, strict=True)]
     )
-    return msgspec.structs.replace(request, name=numbered_name(request.name, number), tensors=specs, unnamed=False)
+    return msgspec.structs.replace(request, name=name, tensors=specs, unnamed=False)
 
 
 class Definition(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -304,7 +306,7 @@ def decode_from_coordinator(body: bytes) -> Order | Stop | Succeeded | Gather:
         raise MessageError(str(error)) from error
 
 
-class Announcer:
+class RequestEncoder:
     """A member's dictionary, which abbreviates requests that were announced before.
 
     Args:
@@ -333,7 +335,7 @@ class Announcer:
         return Definition(identifier, request)
 
 
-class Listener:
+class RequestDecoder:
     """The coordinator's side of one member's dictionary."""
 
     def __init__(self, capacity: int) -> None:

@@ -51,7 +51,7 @@ class ReadyRequest(NamedTuple):
         return msgspec.structs.replace(self.decision, received=())
 
 
-class Waiting(NamedTuple):
+class IncompleteRequest(NamedTuple):
     """A name that some members have announced and others have not.
 
     Attributes:
@@ -199,7 +199,7 @@ class Negotiator:
         self._unsent.clear()
         return ready
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[IncompleteRequest]:
         """The incomplete names, oldest first.
 
         Members that have joined are shown as waiting if no name is incomplete: since the last announcement.
@@ -213,14 +213,14 @@ class Negotiator:
                 if tally.requests[place] is None and not self._excused(tally, place)
             ]
             request = next(request for request in tally.requests if request is not None)
-            found.append(Waiting(request, tally.since, announced, missing))
+            found.append(IncompleteRequest(request, tally.since, announced, missing))
         if self._joined and not found:
             joined = [self._ranks[member] for member in self._joined]
             missing = [rank for member, rank in enumerate(self._ranks) if member not in self._joined]
-            found.append(Waiting(next(iter(self._joined.values())), self._moved, joined, missing))
+            found.append(IncompleteRequest(next(iter(self._joined.values())), self._moved, joined, missing))
         return sorted(found, key=lambda waiting: waiting.since)
 
-    def apart(self) -> list[Waiting]:
+    def apart(self) -> list[IncompleteRequest]:
         """The incomplete names, oldest first, if every member that has not joined has announced one of them; else none.
 
         If nothing else is announced, they stay incomplete for ever.

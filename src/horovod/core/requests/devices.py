@@ -31,7 +31,7 @@ class Provider(Protocol):
         """The device that this rank uses for collectives: one for the whole generation."""
 
 
-class Ready(msgspec.Struct):
+class DeviceReadiness(msgspec.Struct):
     """Where the vectors of one submission are on a device.
 
     Attributes:
@@ -45,8 +45,8 @@ class Ready(msgspec.Struct):
     held: list[Any]
 
 
-class Reduction(Protocol):
-    """What decides whether an engine has a reduction; :class:`horovod.common.reductions.Reducing` is one."""
+class ReductionTraits(Protocol):
+    """What decides whether an engine has a reduction; :class:`horovod.common.reductions.ReductionArguments` is one."""
 
     @property
     def op(self) -> ReduceOp: ...
@@ -60,7 +60,9 @@ class Reduction(Protocol):
         """By what, in all."""
 
 
-def carries_out(engine: str, data_types: Sequence[DataType], reduction: Reduction | None, scales: bool = False) -> bool:
+def carries_out(
+    engine: str, data_types: Sequence[DataType], reduction: ReductionTraits | None, scales: bool = False
+) -> bool:
     """Whether an engine for the memory of GPUs has a collective on elements of these types; None: it only moves them.
 
     Args:

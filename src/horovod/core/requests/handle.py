@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from horovod.comm.base import Event
+from horovod.comm.base import CompletionEvent
 from horovod.comm.tuned import TunedSettings
 from horovod.core.errors import HorovodInternalError
 from horovod.observe.flight_recorder import Record
@@ -67,7 +67,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     driver: Driver | None = None
     error: BaseException | None = None
     result: Any = None
-    event: Event | None = None
+    event: CompletionEvent | None = None
     record: Record | None = None
     tuned: TunedSettings | None = None
     _finished: bool = False

@@ -14,7 +14,7 @@ import msgspec
 
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.spans import Spans, Vectors
-from horovod.core.requests.devices import Ready
+from horovod.core.requests.devices import DeviceReadiness
 
 
 class Transfer(Protocol):
@@ -58,7 +58,7 @@ class Tensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     transfer: Transfer | None = None
     place: Spans | None = None
-    ready: Ready | None = None
+    ready: DeviceReadiness | None = None
 
 
 Allocate = Callable[[int, int], Array | Vectors]

@@ -17,7 +17,7 @@ from horovod.comm.spans import Layout, Spans, Vectors, joined
 from horovod.core.lifecycle.context import worker_of
 from horovod.core.negotiation.messages import HOST, Request
 from horovod.core.requests.batch import Entry
-from horovod.core.requests.devices import Ready, members_of, of_members
+from horovod.core.requests.devices import DeviceReadiness, members_of, of_members
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor, Transfer
 from horovod.core.worker.worker import WorkerThread
@@ -173,7 +173,7 @@ def _submit_on_device(
     inputs: Sequence[Tensor],
     outputs: Sequence[Tensor],
     allocate: Allocate | None,
-    ready: Ready,
+    ready: DeviceReadiness,
 ) -> Handle:
     """Submit a request for device memory that an engine moves. The coordinator of all ranks gets those of all process sets."""
     members = members_of(worker.ranks, process_set_id)

@@ -23,12 +23,12 @@ from horovod.core.negotiation.messages import (
     Decision,
     Gather,
     Leave,
-    Listener,
     MessageError,
     Operation,
     Order,
     Relayed,
     Request,
+    RequestDecoder,
     StepsMade,
     Stop,
     decode_from_member,
@@ -94,8 +94,8 @@ class Coordinator(Role):
         self._engine = engine
         self._negotiator = Negotiator(ranks, config.cache_capacity)
         # By member, and by relay for what all of its host have announced alike.
-        self._listeners = {member: Listener(config.cache_capacity) for member in range(1, len(ranks))}
-        self._host_listeners = {member: Listener(config.cache_capacity) for member in self._relays}
+        self._decoders = {member: RequestDecoder(config.cache_capacity) for member in range(1, len(ranks))}
+        self._host_decoders = {member: RequestDecoder(config.cache_capacity) for member in self._relays}
         self._window = config.cycle_time.total_seconds()
         self._window_end = 0.0
         self._warning_seconds, self._limit_seconds = (
@@ -142,7 +142,7 @@ class Coordinator(Role):
         if isinstance(message, Relayed):
             self._receive_shares(member, message)
             return
-        requests = self._listeners[member].requests(message.items)
+        requests = self._decoders[member].requests(message.items)
         if message.proposal and self._had_succeeded(member, message.proposal):
             del requests[:1]  # the member has been told (FastPath)
         self._count(member, requests, self._submitted(member, message.sent, message.ages, len(requests)))
@@ -152,14 +152,14 @@ class Coordinator(Role):
     def _receive_shares(self, relay: int, message: Relayed) -> None:
         now = time.monotonic()
         for share in message.shares:
-            if share.member == EVERYBODY and relay in self._host_listeners:
-                requests = self._host_listeners[relay].requests(share.items)
+            if share.member == EVERYBODY and relay in self._host_decoders:
+                requests = self._host_decoders[relay].requests(share.items)
                 members = self._negotiator.not_joined(self._groups[relay])
                 self._mark(members, requests, ())
                 self._negotiator.announce_together(members, requests, now)
             else:
                 member = self._spoken_for(relay, share.member)
-                requests = self._listeners[member].requests(share.items)
+                requests = self._decoders[member].requests(share.items)
                 self._count(member, requests, self._submitted(relay, message.sent, share.ages, len(requests)))
 
     def _spoken_for(self, relay: int, member: int) -> int:

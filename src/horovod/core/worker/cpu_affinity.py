@@ -29,7 +29,7 @@ class CpuResources(msgspec.Struct, array_like=True):
     threads: int
 
 
-class Placement(NamedTuple):
+class CpuPlacement(NamedTuple):
     """Where this rank's worker threads run.
 
     Attributes:
@@ -60,7 +60,7 @@ class Placement(NamedTuple):
                 _run_on(before)
 
 
-ANYWHERE = Placement()
+ANYWHERE = CpuPlacement()
 
 
 def own_cpu_resources(host: str) -> CpuResources:
@@ -80,7 +80,7 @@ def crowded(cpu_resources_by_rank: Sequence[CpuResources]) -> bool:
     return any(threads[host] >= len(cores[host]) for host in threads)
 
 
-def placement_of(cpu_resources_by_rank: Sequence[CpuResources], rank: int, core: int | None = None) -> Placement:
+def placement_of(cpu_resources_by_rank: Sequence[CpuResources], rank: int, core: int | None = None) -> CpuPlacement:
     """Where the worker threads of one rank run.
 
     Args:
@@ -88,8 +88,8 @@ def placement_of(cpu_resources_by_rank: Sequence[CpuResources], rank: int, core:
     """
     spins = _has_a_core(cpu_resources_by_rank, rank)
     if core is not None or not crowded(cpu_resources_by_rank):
-        return Placement(core, spins=spins)
-    return Placement(share=_share(cpu_resources_by_rank, rank), spins=spins)
+        return CpuPlacement(core, spins=spins)
+    return CpuPlacement(share=_share(cpu_resources_by_rank, rank), spins=spins)
 
 
 def _has_a_core(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> bool:

@@ -16,7 +16,7 @@ from horovod.core.errors import EngineFailureError, HorovodInternalError, Mismat
 from horovod.core.negotiation.messages import Decision
 from horovod.core.requests.batch import Batch, Entry, execute, size_of
 from horovod.core.requests.devices import moves
-from horovod.core.worker.cpu_affinity import Placement
+from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.open_events import OpenEvents
 from horovod.observe.flight_recorder import FlightRecorder
@@ -54,7 +54,7 @@ class Executor:
         ranks: Sequence[int],
         communicator: Communicator,
         requests: InFlight,
-        placement: Placement,
+        placement: CpuPlacement,
         seconds: float,
         recorder: FlightRecorder | None = None,
         disagreed: Callable[[str], None] = lambda reason: None,
@@ -80,7 +80,9 @@ class Executor:
         Raises:
             PeerFailure, DeviceFailure, Aborted: it could not be carried out; the handles are left to :meth:`fail`.
         """
-        if driven or size_of(batch) <= _PLACED_BYTES:
+        if driven:
+            self._run_waiting(batch)
+        elif size_of(batch) <= _PLACED_BYTES:
             self._run(batch)
         else:
             with self._placement.at_work():
@@ -95,7 +97,7 @@ class Executor:
             rows, received, longest: as in :class:`Decision`.
         """
         request = entry.request
-        self._run([(Decision(-1, request.name, request.operation, rows, received, longest), entry)])
+        self._run_waiting([(Decision(-1, request.name, request.operation, rows, received, longest), entry)])
 
     def tune(self, tuned: Tuned) -> None:
         """Take over settings, which hold for what is carried out from now on. All ranks do at the same place."""
@@ -147,6 +149,14 @@ class Executor:
         if self.devices is not None:
             self.devices.close()
         self._communicator.close()
+
+    def _run_waiting(self, batch: Batch) -> None:
+        """:meth:`_run` on a thread of the script, which waits for the batch."""
+        self._communicator.called_by_waiting_thread(True)
+        try:
+            self._run(batch)
+        finally:
+            self._communicator.called_by_waiting_thread(False)
 
     def _run(self, batch: Batch) -> None:
         first = batch[0][0]

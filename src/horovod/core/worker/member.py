@@ -12,7 +12,6 @@ import msgspec
 
 from horovod.core.negotiation.messages import (
     Announce,
-    Announcer,
     Decision,
     Gather,
     Leave,
@@ -20,6 +19,7 @@ from horovod.core.negotiation.messages import (
     Operation,
     Order,
     Request,
+    RequestEncoder,
     StepsMade,
     Stop,
     Succeeded,
@@ -59,14 +59,14 @@ class Member(Role):
         self._connections = connections
         self._schedule = schedule
         self._fast_path = fast_path
-        self._announcer = Announcer(capacity)
+        self._encoder = RequestEncoder(capacity)
         self._decisions: dict[int, Decision] = {}
 
     def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
         now = time.monotonic()
         ages = [now - each for each in since] if since and now - since[0] > _MOMENT_SECONDS else []
         proposal = self._fast_path.given_up(requests[0]) if self._fast_path is not None else 0
-        message = Announce([self._announcer.item(request) for request in requests], proposal, now, ages)
+        message = Announce([self._encoder.item(request) for request in requests], proposal, now, ages)
         self._connections.send(self._parent, encode(message))
 
     def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from horovod.comm.base import DeviceFailure, Event
+from horovod.comm.base import CompletionEvent, DeviceFailure
 from horovod.core.config import NCCL_TIMEOUT
 
 FIRST_LOOK_MILLISECONDS = 1.0
@@ -20,7 +20,7 @@ is held for not much longer than the device needs it, and a device that computes
 
 
 class _Open(NamedTuple):
-    event: Event
+    event: CompletionEvent
     names: str
     held: object
 
@@ -42,7 +42,7 @@ class OpenEvents:
     def __len__(self) -> int:
         return len(self._open)
 
-    def add(self, event: Event, names: str, held: object, now: float) -> None:
+    def add(self, event: CompletionEvent, names: str, held: object, now: float) -> None:
         """Hold ``held`` until ``event`` is over."""
         if not self._open:
             self._progress = now

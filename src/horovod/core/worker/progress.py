@@ -34,7 +34,7 @@ def may_drive(batch: Batch) -> bool:
     return bool(batch[0][0].error) or all(entry is not None and entry.handle.driver is not None for _, entry in batch)
 
 
-class Progress:
+class ProgressEngine:
     """Lets one thread at a time drive the worker.
 
     Args:

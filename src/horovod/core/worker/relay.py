@@ -17,15 +17,15 @@ import msgspec
 
 from horovod.core.negotiation.host_tally import EVERYBODY, HostTally
 from horovod.core.negotiation.messages import (
-    Announcer,
     Gather,
     Leave,
-    Listener,
     MessageError,
     Operation,
     Order,
     Relayed,
     Request,
+    RequestDecoder,
+    RequestEncoder,
     Share,
     StepsMade,
     Stop,
@@ -53,8 +53,8 @@ class Relay(Member):
         self._index, *self._children = group
         self._seconds = seconds
         self._tally = HostTally(group)
-        self._listeners = {member: Listener(capacity) for member in self._children}
-        self._announcers = {member: Announcer(capacity) for member in (EVERYBODY, *group)}
+        self._decoders = {member: RequestDecoder(capacity) for member in self._children}
+        self._encoders = {member: RequestEncoder(capacity) for member in (EVERYBODY, *group)}
 
     def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
         self._tally.announce(self._index, requests, time.monotonic(), since)
@@ -72,7 +72,7 @@ class Relay(Member):
         elif isinstance(message, Relayed) or message.proposal:
             raise MessageError("it is neither a relay nor does it share memory with the coordinator")
         else:
-            requests = self._listeners[member].requests(message.items)
+            requests = self._decoders[member].requests(message.items)
             # The clock of another process of this host is this one's.
             ages = message.ages or [0.0] * len(requests)
             since = () if self._tally.gathers else [message.sent - age for age in ages]
@@ -124,6 +124,6 @@ class Relay(Member):
         now = time.monotonic()
         found = []
         for member, requests, since in shares:
-            announcer = self._announcers[member]
-            found.append(Share(member, [announcer.item(each) for each in requests], [now - at for at in since]))
+            encoder = self._encoders[member]
+            found.append(Share(member, [encoder.item(each) for each in requests], [now - at for at in since]))
         self._connections.send(self._parent, encode(Relayed(found, now)))

@@ -34,12 +34,12 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.connections import Connections, ReadyConnections
 from horovod.core.worker.coordinator import Coordinator
-from horovod.core.worker.cpu_affinity import ANYWHERE, Placement
+from horovod.core.worker.cpu_affinity import ANYWHERE, CpuPlacement
 from horovod.core.worker.executor import Executor
 from horovod.core.worker.fast_path import FastPath
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.member import Member
-from horovod.core.worker.progress import Progress, may_drive
+from horovod.core.worker.progress import ProgressEngine, may_drive
 from horovod.core.worker.rank_conditions import ConditionalCalls
 from horovod.core.worker.relay import Relay
 from horovod.core.worker.role import Role, Schedule, Watch
@@ -97,7 +97,7 @@ class WorkerThread:
         config: Config,
         watch: Watch,
         on_stopped: Callable[[int, str, bool], None],
-        placement: Placement = ANYWHERE,
+        placement: CpuPlacement = ANYWHERE,
         proposals: Proposals | None = None,
         tree: Tree | None = None,
     ) -> None:
@@ -119,7 +119,7 @@ class WorkerThread:
         self._requests = InFlight(None if config.cycle_time else self, self.recorder)
         self._schedule = Schedule()
         self._children = frozenset(tree.children(index))
-        self._progress = Progress(self._connections, self._polls, bool(self._children))
+        self._progress = ProgressEngine(self._connections, self._polls, bool(self._children))
         self._proposals = proposals
         self.executor = Executor(
             self.ranks,

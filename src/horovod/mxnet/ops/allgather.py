@@ -10,7 +10,7 @@ import mxnet as mx
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.mxnet.ops.arguments import whole
-from horovod.mxnet.ops.arrays import rooms
+from horovod.mxnet.ops.arrays import allocator
 from horovod.mxnet.ops.errors import of_both_kinds
 from horovod.mxnet.ops.submission import reading, specs, to_new
 
@@ -24,7 +24,7 @@ def _gather(arrays: Sequence[Any], name: str | None, priority: Any, process_set:
 
     def act(sources: list[Any]) -> list[Any]:
         outputs: dict[int, Any] = {}
-        allocate = rooms(sources, outputs)
+        allocate = allocator(sources, outputs)
         with reading(sources, name or PREFIX) as inputs:
             collectives.allgather(PREFIX, name, inputs, allocate, process_set.process_set_id, awaited=True).wait()
         return [outputs[index] for index in range(len(sources))]

@@ -7,7 +7,7 @@ from typing import Any
 
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.collectives import allreduce_call
-from horovod.mxnet.ops.arguments import Reducing, reducing
+from horovod.mxnet.ops.arguments import MXNetReductionArguments, reducing
 from horovod.mxnet.ops.arrays import empty
 from horovod.mxnet.ops.errors import of_both_kinds
 from horovod.mxnet.ops.submission import in_place, specs, submit, to_new
@@ -15,7 +15,7 @@ from horovod.mxnet.ops.submission import in_place, specs, submit, to_new
 PREFIX = "horovod_allreduce"
 
 
-def _start(reads: Sequence[Any], writes: Sequence[Any], name: str | None, how: Reducing) -> None:
+def _start(reads: Sequence[Any], writes: Sequence[Any], name: str | None, how: MXNetReductionArguments) -> None:
     request = allreduce_call(
         PREFIX,
         name,
@@ -27,7 +27,7 @@ def _start(reads: Sequence[Any], writes: Sequence[Any], name: str | None, how: R
     submit(how.process_set, request, reads, writes, how.priority)
 
 
-def _reduced(arrays: Sequence[Any], name: str | None, how: Reducing) -> list[Any]:
+def _reduced(arrays: Sequence[Any], name: str | None, how: MXNetReductionArguments) -> list[Any]:
     def act(sources: list[Any]) -> list[Any]:
         results = [empty(source.shape, source) for source in sources]
         _start(sources, results, name, how)
@@ -37,7 +37,7 @@ def _reduced(arrays: Sequence[Any], name: str | None, how: Reducing) -> list[Any
     return to_new(arrays, act)
 
 
-def _reduce(arrays: Sequence[Any], name: str | None, how: Reducing) -> None:
+def _reduce(arrays: Sequence[Any], name: str | None, how: MXNetReductionArguments) -> None:
     specs(arrays, name or PREFIX)
     in_place(arrays, lambda hosts: _start(hosts, hosts, name, how))
 

@@ -10,7 +10,7 @@ import numpy as np
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives
 from horovod.mxnet.ops.arguments import split_rows, whole
-from horovod.mxnet.ops.arrays import rooms
+from horovod.mxnet.ops.arrays import allocator
 from horovod.mxnet.ops.errors import of_both_kinds
 from horovod.mxnet.ops.submission import reading, specs, to_new
 
@@ -44,7 +44,7 @@ def alltoall(
 
     def act(sources: list[Any]) -> list[Any]:
         outputs: dict[int, Any] = {}
-        allocate, set_id = rooms(sources, outputs), process_set.process_set_id
+        allocate, set_id = allocator(sources, outputs), process_set.process_set_id
         with reading(sources, name or PREFIX) as inputs:
             handle = collectives.alltoall(PREFIX, name, inputs[0], rows, allocate, set_id, awaited=True)
             handle.wait()

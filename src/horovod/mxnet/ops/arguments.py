@@ -63,7 +63,7 @@ def split_rows(splits: Any) -> list[int] | None:
     return [whole(split, "an entry of splits") for split in rows]
 
 
-class Reducing(reductions.Reducing, frozen=True):
+class MXNetReductionArguments(reductions.ReductionArguments, frozen=True):
     """The checked arguments of allreduce and reducescatter.
 
     Attributes:
@@ -80,7 +80,7 @@ def reducing(
     postscale_factor: Any,
     process_set: ProcessSet,
     priority: Any,
-) -> Reducing:
+) -> MXNetReductionArguments:
     """Check the arguments that the user passed.
 
     Raises:
@@ -93,4 +93,4 @@ def reducing(
     if chosen == reductions.Adasum:
         raise AssertionError("op=hvd.Adasum is not supported by horovod.mxnet; use hvd.Average or hvd.Sum")
     prescale, postscale = factor(prescale_factor, "prescale_factor"), factor(postscale_factor, "postscale_factor")
-    return Reducing(chosen, prescale, postscale, process_set, whole(priority, "priority"))
+    return MXNetReductionArguments(chosen, prescale, postscale, process_set, whole(priority, "priority"))

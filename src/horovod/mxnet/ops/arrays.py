@@ -130,7 +130,7 @@ def empty(shape: Sequence[int], like: Any) -> Any:
     return kind(_new_alloc_handle(tuple(shape), mx.cpu(), False, np.dtype(like.dtype)))
 
 
-def rooms(like: Sequence[Any], outputs: dict[int, Any]) -> Callable[[int, int], Array]:
+def allocator(like: Sequence[Any], outputs: dict[int, Any]) -> Callable[[int, int], Array]:
     """A function that makes an output when its number of rows is known, and stores it in ``outputs``.
 
     Args:

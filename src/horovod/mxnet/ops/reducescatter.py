@@ -11,7 +11,7 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.batch import shard_rows
 from horovod.core.submission import collectives
-from horovod.mxnet.ops.arguments import Reducing, reducing
+from horovod.mxnet.ops.arguments import MXNetReductionArguments, reducing
 from horovod.mxnet.ops.arrays import empty, view
 from horovod.mxnet.ops.errors import of_both_kinds
 from horovod.mxnet.ops.submission import reading, specs, to_new
@@ -19,7 +19,7 @@ from horovod.mxnet.ops.submission import reading, specs, to_new
 PREFIX = "horovod_reducescatter"
 
 
-def _scatter(arrays: Sequence[Any], name: str | None, how: Reducing) -> list[Any]:
+def _scatter(arrays: Sequence[Any], name: str | None, how: MXNetReductionArguments) -> list[Any]:
     for spec in specs(arrays, name or PREFIX):
         if not spec.shape:
             raise ValueError(f"reducescatter does not support scalar inputs: {name or PREFIX!r}")
@@ -41,7 +41,7 @@ def _scatter(arrays: Sequence[Any], name: str | None, how: Reducing) -> list[Any
 
 def _checked(
     op: Any, prescale_factor: float, postscale_factor: float, process_set: ProcessSet, priority: int
-) -> Reducing:
+) -> MXNetReductionArguments:
     if op not in (Average, Sum):
         raise AssertionError(f"reducescatter takes op=hvd.Average or hvd.Sum, not {op!r}")
     return reducing(op, None, prescale_factor, postscale_factor, process_set, priority)

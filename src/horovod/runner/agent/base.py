@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from horovod.runner.agent.messages import Event, ProcessPlan
+from horovod.runner.agent.messages import AgentEvent, ProcessPlan
 
-Report = Callable[["Agent", Event], None]
+Report = Callable[["Agent", AgentEvent], None]
 """Called with each event of an agent."""
 
 

@@ -15,9 +15,9 @@ from functools import partial
 from horovod.runner.agent import process_tree
 from horovod.runner.agent.base import Agent, HostFacts, Report
 from horovod.runner.agent.guardian import Guardian
-from horovod.runner.agent.messages import Closed, Ended, NotStarted, Output, ProcessPlan, Wanted
+from horovod.runner.agent.messages import Closed, Ended, InputConsumed, NotStarted, OutputData, ProcessPlan
 from horovod.runner.agent.process_tree import GRACE_SECONDS
-from horovod.runner.agent.processes import STREAMS, Process
+from horovod.runner.agent.processes import STREAMS, StartedProcess
 from horovod.runner.children import owned
 from horovod.runner.errors import LaunchError
 from horovod.runner.loop import Loop
@@ -56,7 +56,7 @@ class LocalAgent(Agent):
         self._mark = mark
         self._guardian = guardian
         self._inherits_input = inherits_input
-        self._processes: dict[int, Process] = {}
+        self._processes: dict[int, StartedProcess] = {}
         self._open: set[tuple[int, str]] = set()  # streams
         self._input: dict[int, bytes] = {}  # what a process has not taken yet
         self._paused = False
@@ -71,10 +71,10 @@ class LocalAgent(Agent):
                 self._report(self, NotStarted(plan.number, str(error)))
                 return
             if process.input is not None:
-                self._report(self, Wanted(plan.number))
+                self._report(self, InputConsumed(plan.number))
 
-    def _start(self, plan: ProcessPlan, environment: Mapping[str, str]) -> Process:
-        process = self._processes[plan.number] = Process(
+    def _start(self, plan: ProcessPlan, environment: Mapping[str, str]) -> StartedProcess:
+        process = self._processes[plan.number] = StartedProcess(
             plan, environment, inherits_input=self._inherits_input and plan.reads_input
         )
         if self._guardian is not None:
@@ -140,7 +140,7 @@ class LocalAgent(Agent):
 
     # What the loop calls.
 
-    def _read(self, process: Process, name: str) -> bool:
+    def _read(self, process: StartedProcess, name: str) -> bool:
         """Pass on what has arrived; False if there is no more to come."""
         if (process.number, name) not in self._open:
             return False
@@ -148,7 +148,7 @@ class LocalAgent(Agent):
         if data is None:
             return False  # nothing at the moment
         if data:
-            self._report(self, Output(process.number, name, data))
+            self._report(self, OutputData(process.number, name, data))
         else:
             self._close_stream(process, name)
         return bool(data)
@@ -168,9 +168,9 @@ class LocalAgent(Agent):
             pipe.close()
         del self._input[number]
         if not pipe.closed:
-            self._report(self, Wanted(number))
+            self._report(self, InputConsumed(number))
 
-    def _on_end(self, process: Process) -> None:
+    def _on_end(self, process: StartedProcess) -> None:
         end = process.look()
         if end is None:
             return
@@ -182,15 +182,15 @@ class LocalAgent(Agent):
 
     # How processes and streams are ended.
 
-    def _close_stream(self, process: Process, name: str) -> None:
+    def _close_stream(self, process: StartedProcess, name: str) -> None:
         self._open.remove((process.number, name))
         if not self._paused:
             self._loop.unwatch(process.descriptor(name))
         process.close(name)
-        self._report(self, Output(process.number, name, b""))
+        self._report(self, OutputData(process.number, name, b""))
         self._close_if_over()
 
-    def _drain(self, process: Process, name: str) -> None:
+    def _drain(self, process: StartedProcess, name: str) -> None:
         """Pass on what is still in the pipe, and close it. A process outside the job may hold its other end open."""
         for _ in range(_LAST_CHUNKS):
             if not self._read(process, name):
@@ -198,14 +198,14 @@ class LocalAgent(Agent):
         if (process.number, name) in self._open:
             self._close_stream(process, name)
 
-    def _abandon(self, process: Process) -> None:
+    def _abandon(self, process: StartedProcess) -> None:
         """A process ended a while ago, but something it started lives on, or holds its output open."""
         process.signal_group(signal.SIGKILL)
         for name in STREAMS:
             self._drain(process, name)
         self._loop.after((process, "forget"), _GIVE_UP_SECONDS, partial(self._forget, process))
 
-    def _forget(self, process: Process) -> None:
+    def _forget(self, process: StartedProcess) -> None:
         """Let go of a process of which nothing is left: in an elastic job any number of them come and go."""
         if not process_tree.members([process.session]):
             self._let_go(process)
@@ -247,7 +247,7 @@ class LocalAgent(Agent):
         self._loop.cancel((self, "kill"))
         self._loop.cancel((self, "give up"))
 
-    def _let_go(self, process: Process) -> None:
+    def _let_go(self, process: StartedProcess) -> None:
         for name in STREAMS:
             self._drain(process, name)
         if process.number in self._input and process.input is not None:

@@ -54,7 +54,7 @@ class ProcessPlan(msgspec.Struct, frozen=True, array_like=True):
 # To the agent.
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Get ready. Sent once, before everything else."""
 
     secret: str
@@ -67,7 +67,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     """How long to try."""
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartProcesses(msgspec.Struct, frozen=True, tag=True):
     """Start processes."""
 
     environment: dict[str, str]
@@ -121,7 +121,7 @@ class AgentReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The answer to :class:`Begin` where this host cannot take part. The agent ends."""
+    """The answer to :class:`Prepare` where this host cannot take part. The agent ends."""
 
     reason: str
 
@@ -133,7 +133,7 @@ class NotStarted(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-class Output(msgspec.Struct, frozen=True, tag=True):
+class OutputData(msgspec.Struct, frozen=True, tag=True):
     """A process has written to one of its streams; empty data is the end of the stream."""
 
     process: int
@@ -141,7 +141,7 @@ class Output(msgspec.Struct, frozen=True, tag=True):
     data: bytes
 
 
-class Wanted(msgspec.Struct, frozen=True, tag=True):
+class InputConsumed(msgspec.Struct, frozen=True, tag=True):
     """A process has taken all the standard input it was given."""
 
     process: int
@@ -171,9 +171,9 @@ class Closed(msgspec.Struct, frozen=True, tag=True):
     """Process ids that even SIGKILL did not end."""
 
 
-Order = Begin | Start | Signal | Input | End
-Event = Hello | AgentReady | Refused | NotStarted | Output | Wanted | Ended | Signalled | Lost | Closed
+AgentOrder = Prepare | StartProcesses | Signal | Input | End
+AgentEvent = Hello | AgentReady | Refused | NotStarted | OutputData | InputConsumed | Ended | Signalled | Lost | Closed
 
 encode = msgspec.msgpack.Encoder().encode
-decode_order = msgspec.msgpack.Decoder(Order).decode
-decode_event = msgspec.msgpack.Decoder(Event).decode
+decode_order = msgspec.msgpack.Decoder(AgentOrder).decode
+decode_event = msgspec.msgpack.Decoder(AgentEvent).decode

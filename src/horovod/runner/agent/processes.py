@@ -24,7 +24,7 @@ _WHY_A_FILE_CANNOT_RUN = {  # although it is there and executable
 }
 
 
-class Process:
+class StartedProcess:
     """A started process.
 
     Args:

@@ -25,19 +25,19 @@ from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import (
     GREETING,
+    AgentEvent,
+    AgentOrder,
     AgentReady,
-    Begin,
     Closed,
     End,
-    Event,
     Hello,
     Input,
     Lost,
-    Order,
+    Prepare,
     Refused,
     Signal,
     Signalled,
-    Start,
+    StartProcesses,
     decode_order,
     encode,
 )
@@ -98,15 +98,15 @@ class Program:
     def _facts(self) -> HostFacts:
         return HostFacts(sys.executable, usable_cores(), [name for _, name in socket.if_nameindex()], None)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: AgentEvent) -> None:
         self._stream.send(encode(event))
 
-    def _follow(self, order: Order) -> None:
-        if isinstance(order, Begin):
+    def _follow(self, order: AgentOrder) -> None:
+        if isinstance(order, Prepare):
             self._begin(order)
         elif self._local is None:
             self._over = True  # the launcher ends the job before it began
-        elif isinstance(order, Start):
+        elif isinstance(order, StartProcesses):
             self._local.start({**os.environ, **order.environment, "PWD": self._directory}, order.plans)
         elif isinstance(order, Signal):
             self._local.signal(order.number, order.processes)
@@ -115,7 +115,7 @@ class Program:
         elif isinstance(order, End):
             self._local.end(order.grace, hunt=order.hunt)
 
-    def _begin(self, order: Begin) -> None:
+    def _begin(self, order: Prepare) -> None:
         try:
             os.chdir(order.directory)
         except OSError as error:
@@ -150,7 +150,7 @@ class Program:
         self._tell(Refused(reason))
         self._over = True
 
-    def _report(self, _: Agent, event: Event) -> None:
+    def _report(self, _: Agent, event: AgentEvent) -> None:
         self._tell(event)
         if isinstance(event, Closed):
             self._over = True

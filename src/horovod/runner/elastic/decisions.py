@@ -10,7 +10,7 @@ from horovod.runner.hosts.slots import HostInfo, SlotInfo
 from horovod.runner.policy import Decision
 
 
-class Start(NamedTuple):
+class StartProcess(NamedTuple):
     """Start a process."""
 
     number: int
@@ -20,7 +20,7 @@ class Start(NamedTuple):
     """Its likely rank; the first round may still change it."""
 
 
-class Begin(NamedTuple):
+class BeginRound(NamedTuple):
     """Begin a round: tell each process, by its number and its question, its place."""
 
     round: int
@@ -29,7 +29,7 @@ class Begin(NamedTuple):
     """Whether all of them have the same state, so that they need not synchronise."""
 
 
-class Announce(NamedTuple):
+class NotifyHostsChanged(NamedTuple):
     """Tell the ranks of a round that hosts have changed."""
 
     round: int
@@ -52,16 +52,18 @@ class Dismiss(NamedTuple):
     job_ends: bool
 
 
-class Stop(NamedTuple):
+class StopProcess(NamedTuple):
     """Ask a process to end, and kill it if it does not."""
 
     number: int
 
 
-class Kill(NamedTuple):
+class KillProcess(NamedTuple):
     """Kill a process that is stuck."""
 
     number: int
 
 
-ElasticDecision = Decision | Start | Begin | Announce | EndRound | Dismiss | Stop | Kill
+ElasticDecision = (
+    Decision | StartProcess | BeginRound | NotifyHostsChanged | EndRound | Dismiss | StopProcess | KillProcess
+)

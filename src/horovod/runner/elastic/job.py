@@ -16,7 +16,7 @@ from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.checks import batch_job, is_here
 from horovod.runner.children import Cleanup, owned
 from horovod.runner.elastic.blacklist import Blacklist
-from horovod.runner.elastic.decisions import Start
+from horovod.runner.elastic.decisions import StartProcess
 from horovod.runner.elastic.discovery import PERIOD_SECONDS, Discovery
 from horovod.runner.elastic.job_state import Limits
 from horovod.runner.elastic.policy import ElasticPolicy
@@ -29,7 +29,7 @@ from horovod.runner.loop import Loop
 from horovod.runner.machine import usable_cores
 from horovod.runner.options import Options
 from horovod.runner.output.outcome import Outcome
-from horovod.runner.output.output import Output, Sink
+from horovod.runner.output.output import JobOutput, Sink
 from horovod.runner.output.standard_input import NO_RANK
 from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans
@@ -80,7 +80,7 @@ class ElasticJob(Job):
             most = "" if self._most is None else f" and not more than --max-np ({self._most})"
             raise UsageError(f"-np ({start}) must be at least --min-np ({self._least}){most}")
         if isinstance(source, host_sources.ThisHost):
-            self._source = host_sources.HostList(f"localhost:{max(start, self._most or 0)}")
+            self._source = host_sources.HostArgument(f"localhost:{max(start, self._most or 0)}")
         super().__init__(replace(options, num_proc=start, stdin=NO_RANK), environment, hosts_python=hosts_python)
         self._patience = _patience(options, environment)
 
@@ -111,7 +111,7 @@ class ElasticJob(Job):
         published: Mapping[str, bytes] | None = None,
     ) -> Outcome:
         options = self._options
-        output = Output(
+        output = JobOutput(
             stdout, stderr, len(self.slots), options.output_filename, timestamps=options.prefix_output_with_timestamp
         )
         limits = Limits(
@@ -155,7 +155,7 @@ class ElasticJob(Job):
                     loop=loop, report=supervisor.report, secret=secret, port=server.address[1], seconds=self._seconds,
                 )[0]  # fmt: skip
 
-            def plan(agent: Agent, start: Start) -> Plans:
+            def plan(agent: Agent, start: StartProcess) -> Plans:
                 return self._plan(agent, start, server.address[1], secret)
 
             supervisor = ElasticSupervisor(
@@ -168,7 +168,7 @@ class ElasticJob(Job):
                 cleanup.own(partial(Discovery, self._source, self._start, loop, supervisor.hosts_found, hosts))
             return supervisor.run_elastic(hosts)
 
-    def _plan(self, agent: Agent, start: Start, port: int, secret: str) -> Plans:
+    def _plan(self, agent: Agent, start: StartProcess, port: int, secret: str) -> Plans:
         """What to start a process with."""
         facts = agent.facts
         assert facts is not None

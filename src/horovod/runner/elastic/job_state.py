@@ -44,7 +44,7 @@ class Starting:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingForRound:
     """It has asked for a place in the next round.
 
     Attributes:
@@ -69,13 +69,13 @@ class Dismissed:
 
 
 @dataclass
-class Process:
+class JobProcess:
     """One that has been started and has not ended."""
 
     number: int
     host: str
     slot: int
-    state: Starting | Waiting | Training | Dismissed = field(default_factory=Starting)
+    state: Starting | WaitingForRound | Training | Dismissed = field(default_factory=Starting)
     trained: bool = False
     """Whether its runtime has run in a round."""
     has_state: bool = False
@@ -142,7 +142,7 @@ class JobState:
     limits: Limits
     blacklist: Blacklist
     hosts: dict[str, HostInfo] = field(default_factory=dict)
-    processes: dict[int, Process] = field(default_factory=dict)
+    processes: dict[int, JobProcess] = field(default_factory=dict)
     started: int = 0
     phase: Gathering | Running | Finishing | Ending = field(default_factory=lambda: Gathering(0))
     round: int = 0
@@ -171,8 +171,8 @@ class JobState:
     def usable_hosts(self) -> list[HostInfo]:
         return [host for name, host in self.hosts.items() if name not in self.blacklist]
 
-    def new_process(self, host: str, slot: int) -> Process:
-        process = Process(self.started, host, slot)
+    def new_process(self, host: str, slot: int) -> JobProcess:
+        process = JobProcess(self.started, host, slot)
         self.started += 1
         self.processes[process.number] = process
         return process
@@ -188,23 +188,23 @@ class JobState:
             found = sorted(found, key=lambda each: (not each.trained, each.number))[: self.limits.most]
         return frozenset(process.number for process in found)
 
-    def _has_slot(self, process: Process) -> bool:
+    def _has_slot(self, process: JobProcess) -> bool:
         host = self.hosts.get(process.host)
         finishing = isinstance(self.phase, Finishing) and not process.trained
         gone = process.leaving or finishing or isinstance(process.state, Dismissed)
         return host is not None and process.slot < host.slots and not gone
 
-    def training(self) -> list[Process]:
+    def training(self) -> list[JobProcess]:
         """Those of the last round that have neither asked for a place in the next one nor ended."""
         return [process for process in self.processes.values() if isinstance(process.state, Training)]
 
-    def waiting(self) -> list[Process]:
+    def waiting(self) -> list[JobProcess]:
         """Those that have asked for a place in the next round."""
-        return [process for process in self.processes.values() if isinstance(process.state, Waiting)]
+        return [process for process in self.processes.values() if isinstance(process.state, WaitingForRound)]
 
-    def have_same_state(self, members: Iterable[Process]) -> bool:
+    def have_same_state(self, members: Iterable[JobProcess]) -> bool:
         """Whether all of them have stopped at the same check of the last round, so with one state."""
-        return all(isinstance(each.state, Waiting) and each.state.kept == self.round for each in members)
+        return all(isinstance(each.state, WaitingForRound) and each.state.kept == self.round for each in members)
 
     def lost_all(self) -> bool:
         """Whether no process is left of the last round, which had begun to train."""
@@ -240,7 +240,7 @@ class JobState:
 
     # As the user reads it
 
-    def describe(self, process: Process) -> str:
+    def describe(self, process: JobProcess) -> str:
         rank = next((f"rank {rank}, " for rank, number in self.ranks.items() if number == process.number), "")
         return f"Process {process.number} ({rank}on {process.host})"
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from horovod.runner.hosts.slots import SlotInfo
 
 
-class Member(NamedTuple):
+class RoundMember(NamedTuple):
     """A process that takes part in a round.
 
     Attributes:
@@ -23,7 +23,7 @@ class Member(NamedTuple):
     has_state: bool
 
 
-def assign(members: Sequence[Member]) -> Mapping[int, SlotInfo]:
+def assign(members: Sequence[RoundMember]) -> Mapping[int, SlotInfo]:
     """The place of each process, by its number.
 
     Hosts follow one another by the age of their oldest process that has the state, and so do the processes of a host. So
@@ -31,7 +31,7 @@ def assign(members: Sequence[Member]) -> Mapping[int, SlotInfo]:
     process that replaces another one gets its local rank, and with it its device.
     """
     by_age = sorted(members, key=lambda member: (not member.has_state, member.number))
-    hosts: dict[str, list[Member]] = {}
+    hosts: dict[str, list[RoundMember]] = {}
     for member in by_age:
         hosts.setdefault(member.host, []).append(member)
     local_ranks = {

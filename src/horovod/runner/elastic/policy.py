@@ -10,25 +10,25 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
-from horovod.control.elastic_messages import Connected, Leaving, RankFailed, Ready, Told
+from horovod.control.elastic_messages import Connected, Leaving, RankFailed, ReadyForRound, Told
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.blacklist import Blacklist
-from horovod.runner.elastic.decisions import ElasticDecision, EndRound, Kill, Stop
+from horovod.runner.elastic.decisions import ElasticDecision, EndRound, KillProcess, StopProcess
 from horovod.runner.elastic.job_state import (
     Dismissed,
     Ending,
     Finishing,
     Gathering,
+    JobProcess,
     JobState,
     Limits,
-    Process,
     Running,
     Training,
-    Waiting,
+    WaitingForRound,
 )
 from horovod.runner.elastic.review import Reviewer, dismiss
 from horovod.runner.hosts.slots import HostInfo
-from horovod.runner.output.outcome import Failure
+from horovod.runner.output.outcome import ReportedFailure
 from horovod.runner.policy import FirstFailure, Policy, Say
 
 HUNG_SECONDS = 5.0
@@ -99,13 +99,13 @@ class ElasticPolicy(Policy):
             return []
         decisions: list[ElasticDecision] = []
         slots_changed = False
-        if isinstance(told, Ready):
+        if isinstance(told, ReadyForRound):
             if isinstance(job.phase, Ending):
                 return dismiss(process, told.question, job.phase.why, job_ends=True)
             if isinstance(process.state, Dismissed):
                 return dismiss(process, told.question, "it has no place in the job any more", job_ends=False)
             kept = told.round if told.keeps_state else None
-            was, process.state = process.state, Waiting(told.question, kept)
+            was, process.state = process.state, WaitingForRound(told.question, kept)
             process.has_state = told.has_state
             job.has_state = job.has_state or told.has_state
             if isinstance(was, Training) and was.round == job.round:
@@ -125,7 +125,7 @@ class ElasticPolicy(Policy):
             process.leaving = slots_changed = True
         return decisions + self._review(slots_changed=slots_changed)
 
-    def ended(self, number: int, end: Exit, reported: Failure | None = None) -> list[ElasticDecision]:
+    def ended(self, number: int, end: Exit, reported: ReportedFailure | None = None) -> list[ElasticDecision]:
         job = self._job
         process = job.processes.pop(number, None)
         if process is None:
@@ -145,13 +145,13 @@ class ElasticPolicy(Policy):
             more, following = self._shun(process.host)  # it is about to go, so nothing new is started there
             words = f"horovodrun: {job.describe(process)} has left, as it was asked to."
             decisions += [Say(words + more), *following]
-        if number in job.ranks.values() and not isinstance(process.state, Waiting):
+        if number in job.ranks.values() and not isinstance(process.state, WaitingForRound):
             decisions += self._leave_round(f"{job.describe(process)} has ended with exit code {end}", lost=True)
         if end.code and not dismissed and not job.has_state and not job.lost_all() and job.all_failed():
             return decisions + self._reviewer.stop("all processes have failed")
         return decisions + self._review()
 
-    def woken(self, reason: str, reported: Failure | None = None) -> list[ElasticDecision]:
+    def woken(self, reason: str, reported: ReportedFailure | None = None) -> list[ElasticDecision]:
         job = self._job
         self._reviewer.woken(reason)
         if self.ending:
@@ -171,9 +171,9 @@ class ElasticPolicy(Policy):
         elif kind == "hung":
             process = job.processes.get(int(words[0]))
             if process is not None and isinstance(process.state, Training) and process.state.round == int(words[1]):
-                decisions.append(Kill(process.number))
+                decisions.append(KillProcess(process.number))
         elif kind == "gone" and int(words[0]) in job.processes:
-            decisions.append(Stop(int(words[0])))
+            decisions.append(StopProcess(int(words[0])))
         elif kind == "late" and job.phase == Gathering(int(words[0])):
             decisions += self._give_up_late()
         elif kind == "silent" and job.phase == Gathering(0) and job.said != job.awaited():
@@ -212,7 +212,7 @@ class ElasticPolicy(Policy):
             decisions += self._reviewer.wake(f"hung {number} {told.round}", HUNG_SECONDS)
         return decisions
 
-    def _on_failure(self, process: Process, end: Exit) -> list[ElasticDecision]:
+    def _on_failure(self, process: JobProcess, end: Exit) -> list[ElasticDecision]:
         if self.first_failure is None:
             self.first_failure = FirstFailure(process.number, process.number, end, "")
         words = f"horovodrun: {self._job.describe(process)} exit with status code {end}."
@@ -249,5 +249,5 @@ class ElasticPolicy(Policy):
         decisions: list[ElasticDecision] = []
         for process in job.training():
             words = f"{job.describe(process)} has not come to the next round within {job.limits.patience:.6g} seconds"
-            decisions += [Say(f"horovodrun: {words}: it is killed"), Kill(process.number)]
+            decisions += [Say(f"horovodrun: {words}: it is killed"), KillProcess(process.number)]
         return decisions

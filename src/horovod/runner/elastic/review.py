@@ -9,21 +9,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from horovod.control.elastic_messages import HostUpdateResult
-from horovod.runner.elastic.decisions import Announce, Begin, Dismiss, ElasticDecision, Start, Stop
+from horovod.runner.elastic.decisions import (
+    BeginRound,
+    Dismiss,
+    ElasticDecision,
+    NotifyHostsChanged,
+    StartProcess,
+    StopProcess,
+)
 from horovod.runner.elastic.job_state import (
     Dismissed,
     Ending,
     Finishing,
     Gathering,
+    JobProcess,
     JobState,
-    Process,
     Running,
     Starting,
     Training,
-    Waiting,
+    WaitingForRound,
     count,
 )
-from horovod.runner.elastic.places import Member, assign
+from horovod.runner.elastic.places import RoundMember, assign
 from horovod.runner.hosts.slots import HostInfo, SlotInfo
 from horovod.runner.policy import Say, Wake
 
@@ -85,10 +92,10 @@ class Reviewer:
         job.phase = Ending(why)
         decisions: list[ElasticDecision] = []
         for process in job.processes.values():
-            if isinstance(process.state, Waiting):
+            if isinstance(process.state, WaitingForRound):
                 decisions += dismiss(process, process.state.question, why, job_ends=True)
             elif isinstance(process.state, Starting):
-                decisions.append(Stop(process.number))
+                decisions.append(StopProcess(process.number))
         return decisions + ([] if job.over else self.wake("ending", FINAL_WORDS_SECONDS))
 
     def _stop_unwanted(self) -> list[ElasticDecision]:
@@ -96,10 +103,10 @@ class Reviewer:
         decisions: list[ElasticDecision] = []
         wanted = self._job.wanted()
         for process in self._job.processes.values():
-            has_not_begun = isinstance(process.state, Starting | Waiting) and not process.trained
+            has_not_begun = isinstance(process.state, Starting | WaitingForRound) and not process.trained
             if has_not_begun and process.number not in wanted:
                 process.state = Dismissed()
-                decisions.append(Stop(process.number))
+                decisions.append(StopProcess(process.number))
         return decisions
 
     def _fill(self) -> list[ElasticDecision]:
@@ -111,7 +118,7 @@ class Reviewer:
             return self._say_soon() + self.wake("slots", limits.patience)
         room = (1 << 30 if limits.most is None else limits.most) - len(job.wanted())
         taken = {(process.host, process.slot) for process in job.processes.values()}
-        new: list[tuple[Process, HostInfo]] = []
+        new: list[tuple[JobProcess, HostInfo]] = []
         for host in hosts:
             for slot in range(host.slots):
                 if len(new) < room and (host.hostname, slot) not in taken:
@@ -120,7 +127,7 @@ class Reviewer:
             return []
         places = assign([_member(each) for each in job.processes.values() if not isinstance(each.state, Dismissed)])
         decisions: list[ElasticDecision] = [
-            Start(process.number, host, process.slot, places[process.number]) for process, host in new
+            StartProcess(process.number, host, process.slot, places[process.number]) for process, host in new
         ]
         return decisions + (self.wake("starting", limits.starting) if job.round == 0 else [])
 
@@ -146,7 +153,7 @@ class Reviewer:
         if result == HostUpdateResult.no_update:
             return []
         job.phase = Running(announced=True)
-        return [Announce(job.round, result)]
+        return [NotifyHostsChanged(job.round, result)]
 
     def _begin(self) -> list[ElasticDecision]:
         """Begin the next round, if the processes that take part have come and are enough."""
@@ -176,7 +183,7 @@ class Reviewer:
         gone = [each for each in waiting if each.number not in chosen and each.number not in wanted]
         return self._begin_with(ready, gone)
 
-    def _choose(self, waiting: Sequence[Process], wanted: frozenset[int]) -> list[Process]:
+    def _choose(self, waiting: Sequence[JobProcess], wanted: frozenset[int]) -> list[JobProcess]:
         """Who takes part in the next round, of those that wait for it."""
         limits = self._job.limits
         ready = [process for process in waiting if process.number in wanted]
@@ -189,7 +196,7 @@ class Reviewer:
             ready = [*[each for each in waiting if each.has_state][:1], *ready][:most]
         return ready
 
-    def _release(self, waiting: Sequence[Process]) -> list[ElasticDecision]:
+    def _release(self, waiting: Sequence[JobProcess]) -> list[ElasticDecision]:
         """There are too few ranks. Those that were asked to end may go, unless they alone have the state of the job."""
         decisions: list[ElasticDecision] = []
         kept = any(each.has_state and not each.leaving for each in waiting)
@@ -198,16 +205,16 @@ class Reviewer:
                 decisions += self._let_go(process)
         return decisions
 
-    def _let_go(self, process: Process) -> list[ElasticDecision]:
+    def _let_go(self, process: JobProcess) -> list[ElasticDecision]:
         """Have a process that waits for a place end, while others go on."""
-        assert isinstance(process.state, Waiting)
+        assert isinstance(process.state, WaitingForRound)
         why = "it was asked to end" if process.leaving else "its host is withdrawn"
         if process.host in self._job.hosts and not process.leaving:
             why = "there are as many ranks as --max-np allows"
         decisions = dismiss(process, process.state.question, why, job_ends=False)
         return decisions + self.wake(f"gone {process.number}", LEAVING_SECONDS)
 
-    def _begin_with(self, ready: Sequence[Process], unwanted: Sequence[Process]) -> list[ElasticDecision]:
+    def _begin_with(self, ready: Sequence[JobProcess], unwanted: Sequence[JobProcess]) -> list[ElasticDecision]:
         job = self._job
         same_state = job.have_same_state(ready)
         job.resets += job.round > 0
@@ -221,10 +228,10 @@ class Reviewer:
         job.ranks = {slots[process.number].rank: process.number for process in ready}
         places: list[tuple[int, int, SlotInfo]] = []
         for process in ready:
-            assert isinstance(process.state, Waiting)
+            assert isinstance(process.state, WaitingForRound)
             places.append((process.number, process.state.question, slots[process.number]))
             process.state = Training(job.round, slots[process.number].rank)
-        begin = Begin(job.round, places, same_state)
+        begin = BeginRound(job.round, places, same_state)
         if job.round == 1:
             return [*decisions, begin]
         hosts = len({process.host for process in ready})
@@ -261,16 +268,16 @@ class Reviewer:
             Say(f"horovodrun: {words}, so no further round begins: ending {who}"),
         ]
         for process in waiting:
-            assert isinstance(process.state, Waiting)
+            assert isinstance(process.state, WaitingForRound)
             decisions += dismiss(process, process.state.question, words, job_ends=True)
             decisions += self.wake(f"gone {process.number}", FINAL_WORDS_SECONDS)
         return decisions
 
 
-def dismiss(process: Process, question: int, reason: str, *, job_ends: bool) -> list[ElasticDecision]:
+def dismiss(process: JobProcess, question: int, reason: str, *, job_ends: bool) -> list[ElasticDecision]:
     process.state = Dismissed()
     return [Dismiss(process.number, question, reason, job_ends)]
 
 
-def _member(process: Process) -> Member:
-    return Member(process.number, process.host, process.slot, process.has_state)
+def _member(process: JobProcess) -> RoundMember:
+    return RoundMember(process.number, process.host, process.slot, process.has_state)

@@ -13,22 +13,30 @@ from functools import partial
 import msgspec
 
 from horovod.control import elastic_messages as messages
-from horovod.control.elastic_messages import HostsChanged, News, NoPlace, Place, Ready, RoundOver, Told
+from horovod.control.elastic_messages import HostsChanged, News, NoPlace, Place, ReadyForRound, RoundOver, Told
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.wakeup import WakeUp
 from horovod.runner.agent.base import Agent
 from horovod.runner.agent.local import LocalAgent
-from horovod.runner.agent.messages import AgentReady, Closed, Event, Exit, NotStarted, Refused, Signalled
+from horovod.runner.agent.messages import AgentEvent, AgentReady, Closed, Exit, NotStarted, Refused, Signalled
 from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.children import owned
-from horovod.runner.elastic.decisions import Announce, Begin, Dismiss, EndRound, Kill, Start, Stop
+from horovod.runner.elastic.decisions import (
+    BeginRound,
+    Dismiss,
+    EndRound,
+    KillProcess,
+    NotifyHostsChanged,
+    StartProcess,
+    StopProcess,
+)
 from horovod.runner.elastic.discovery import Found
 from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.errors import LaunchError
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
 from horovod.runner.output.outcome import UNHEARD_SECONDS, Outcome
-from horovod.runner.output.output import Output as JobOutput
+from horovod.runner.output.output import JobOutput
 from horovod.runner.policy import Decisions, EndAll
 from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans, Supervisor
@@ -52,7 +60,7 @@ class ElasticSupervisor(Supervisor):
         server: RendezvousServer,
         *,
         reach: Callable[[HostInfo], Agent],
-        plan: Callable[[Agent, Start], Plans],
+        plan: Callable[[Agent, StartProcess], Plans],
         seconds: float,
         signals: SignalPipe | None,
     ) -> None:
@@ -72,7 +80,7 @@ class ElasticSupervisor(Supervisor):
         self._plan = plan
         self._seconds = seconds
         self._by_host: dict[str, Agent] = {}
-        self._to_start: dict[Agent, list[Start]] = {}  # until the agent is ready
+        self._to_start: dict[Agent, list[StartProcess]] = {}  # until the agent is ready
         self._hosts: set[str] = set()
         self._lost: dict[str, float] = {}  # when the agent of a host was lost
         self._questions: dict[int, int] = {}  # the last that each process has asked
@@ -92,7 +100,7 @@ class ElasticSupervisor(Supervisor):
             hosts: those of the first moment.
 
         Raises:
-            Insisted: a second signal came; everything has been killed.
+            SecondSignal: a second signal came; everything has been killed.
         """
         try:
             return self._supervise(lambda: self.hosts_found(hosts))
@@ -109,7 +117,7 @@ class ElasticSupervisor(Supervisor):
         self._do(self._elastic.hosts_found(found))
         self._release_hosts()
 
-    def report(self, agent: Agent, event: Event) -> None:
+    def report(self, agent: Agent, event: AgentEvent) -> None:
         if isinstance(event, NotStarted):
             self._on_end(event.process, Exit(255, reason=event.reason))
         elif isinstance(event, AgentReady):
@@ -150,7 +158,7 @@ class ElasticSupervisor(Supervisor):
         with self._lock:
             told, self._told = self._told, []
         for number, each in told:
-            if isinstance(each, Ready) and number in self._elastic.running:
+            if isinstance(each, ReadyForRound) and number in self._elastic.running:
                 self._forget_answer(number)
                 self._questions[number] = each.question
             self._do(self._elastic.told(number, each))
@@ -189,11 +197,11 @@ class ElasticSupervisor(Supervisor):
             self._carrying_out = False
 
     def _carry_out(self, decision: tuple[object, ...]) -> None:
-        if isinstance(decision, Start):
+        if isinstance(decision, StartProcess):
             self._start_on_host(decision)
-        elif isinstance(decision, Begin):
+        elif isinstance(decision, BeginRound):
             self._begin(decision)
-        elif isinstance(decision, Announce):
+        elif isinstance(decision, NotifyHostsChanged):
             self._tell_round(decision.round, HostsChanged(int(decision.result)))
         elif isinstance(decision, EndRound):
             self._server.end_rounds(decision.round, decision.reason)
@@ -201,18 +209,18 @@ class ElasticSupervisor(Supervisor):
         elif isinstance(decision, Dismiss):
             key = messages.answer_key(decision.number, decision.question)
             self._server.put(key, messages.encode(NoPlace(decision.reason, decision.job_ends)))
-        elif isinstance(decision, Stop):
+        elif isinstance(decision, StopProcess):
             self._signal(decision.number, signal.SIGTERM)
             kill = partial(self._signal, decision.number, signal.SIGKILL)
             self._loop.after(("stop", decision.number), GRACE_SECONDS, kill)
-        elif isinstance(decision, Kill):
+        elif isinstance(decision, KillProcess):
             self._signal(decision.number, signal.SIGKILL)
         else:
             if isinstance(decision, EndAll):
                 self._server.put(messages.ENDING, b"")
             super()._carry_out(decision)
 
-    def _start_on_host(self, start: Start) -> None:
+    def _start_on_host(self, start: StartProcess) -> None:
         name = start.host.hostname
         self._process_places[start.number] = f"on {name}"
         agent = self._by_host.get(name)
@@ -235,7 +243,7 @@ class ElasticSupervisor(Supervisor):
             self._agents.append(agent)
         return agent
 
-    def _start_process(self, agent: Agent, start: Start) -> None:
+    def _start_process(self, agent: Agent, start: StartProcess) -> None:
         if start.number not in self._elastic.running:
             return  # it was given up before its host was ready
         try:
@@ -245,7 +253,7 @@ class ElasticSupervisor(Supervisor):
             return
         self._start(agent, environment, plans)
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, begin: BeginRound) -> None:
         for number in range(self._news[1]):
             self._server.forget(messages.news_key(self._news[0], number))
         self._news = [begin.round, 0]

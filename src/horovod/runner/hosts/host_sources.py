@@ -42,7 +42,7 @@ class ThisHost(HostSource):
         return [HostInfo("localhost", ranks)]
 
 
-class HostList(HostSource):
+class HostArgument(HostSource):
     """``h1:2,h2:4`` on the command line."""
 
     def __init__(self, text: str) -> None:
@@ -171,7 +171,7 @@ def choose(options: Options, environment: Mapping[str, str]) -> HostSource:
     if options.host_discovery_script is not None:
         return HostScript(options.host_discovery_script, options.slots)
     if options.hosts is not None:
-        return HostList(options.hosts)
+        return HostArgument(options.hosts)
     if options.hostfile is not None:
         return HostFile(options.hostfile)
     allocated = allocation(environment)

@@ -16,7 +16,7 @@ _NOTHING_TO_READ = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
 
 
 @dataclass(frozen=True)
-class Failure:
+class ReportedFailure:
     """A failure that the runtime of a rank has reported, of itself or of another rank."""
 
     rank: int

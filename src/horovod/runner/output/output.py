@@ -222,7 +222,7 @@ class RankStream:
             sink.show(self._label, lines, stamp)
 
 
-class Output:
+class JobOutput:
     """All output of one job: makes the streams of its ranks and shows the launcher's own messages.
 
     Args:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from horovod.control.mesh import own_addresses
 from horovod.runner.agent.base import Agent, Report
-from horovod.runner.agent.messages import Begin
+from horovod.runner.agent.messages import Prepare
 from horovod.runner.errors import LaunchError
 from horovod.runner.hosts import mpi_operator
 from horovod.runner.hosts.allocation import allocation
@@ -50,7 +50,7 @@ def reach(
         LaunchError: this host has none of the network interfaces that the job may use.
     """
     addresses = [(address, port) for address in launcher_addresses(options)]
-    begin = Begin(secret, working_directory(environment), addresses, seconds / 2)
+    begin = Prepare(secret, working_directory(environment), addresses, seconds / 2)
     name = "ssh" if mpi_operator.kubexec(environment) is None else "kubexec"
     agents: list[Agent] = []
     try:

@@ -11,20 +11,20 @@ from horovod import _version
 from horovod.runner.agent.base import Agent, HostFacts, Report
 from horovod.runner.agent.messages import (
     GREETING,
+    AgentEvent,
+    AgentOrder,
     AgentReady,
-    Begin,
     Closed,
     End,
-    Event,
     Hello,
     Input,
     Lost,
     NotStarted,
-    Order,
+    Prepare,
     ProcessPlan,
     Refused,
     Signal,
-    Start,
+    StartProcesses,
     decode_event,
     encode,
 )
@@ -71,7 +71,7 @@ class RemoteAgent(Agent):
         begin: its first order. It is sent after the agent's greeting, so that no login shell gets the job's secret.
     """
 
-    def __init__(self, host: str, loop: Loop, report: Report, connection: Connection, begin: Begin) -> None:
+    def __init__(self, host: str, loop: Loop, report: Report, connection: Connection, begin: Prepare) -> None:
         super().__init__((host,))
         self._loop = loop
         self._report = report
@@ -88,7 +88,7 @@ class RemoteAgent(Agent):
         loop.watch(connection.errors, self._read_errors)
 
     def start(self, environment: Mapping[str, str], plans: Sequence[ProcessPlan]) -> None:
-        self._order(Start(dict(environment), list(plans)))
+        self._order(StartProcesses(dict(environment), list(plans)))
 
     def signal(self, number: int, processes: Collection[int]) -> None:
         self._order(Signal(number, list(processes)))
@@ -110,10 +110,10 @@ class RemoteAgent(Agent):
             self._released = True
             self._connection.close(orderly=self._orderly)
 
-    def _order(self, order: Order) -> None:
+    def _order(self, order: AgentOrder) -> None:
         self._stream.send(encode(order))
 
-    def _on_event(self, event: Event) -> None:
+    def _on_event(self, event: AgentEvent) -> None:
         if isinstance(event, Hello):
             self._hello = event
             while self._read_errors():

@@ -42,7 +42,7 @@ from horovod.observe import call_site
 from horovod.tensorflow.device import tell_of_graphs
 from horovod.tensorflow.graph import completions, session_loop
 from horovod.tensorflow.graph.callbacks import Callback
-from horovod.tensorflow.graph.recorded import Collective, Outputs, Recorded, decoded
+from horovod.tensorflow.graph.recorded import Collective, GraphSubmission, Outputs, decoded
 
 
 class Submission(NamedTuple):
@@ -157,7 +157,7 @@ def _build_in_function(
     line = _users_line(queue.op)
     tickets = []
     for label, submission in zip(labels, submissions, strict=True):
-        message = Recorded(place, len(submissions), line, submission.collective).encoded()
+        message = GraphSubmission(place, len(submissions), line, submission.collective).encoded()
         recorded = tf.constant(message, name=_exactly(f"{name}_recorded{label.removeprefix(f'{name}_submit')}"))
         ticket = _SUBMIT.add([queue, recorded, *submission.inputs], [tf.int64], _exactly(label))[0]
         ticket.set_shape(())
@@ -183,7 +183,7 @@ def _build_in_session(
 
     def submitter(collective: Collective) -> Callable[..., int]:
         def submit(*inputs: Any) -> int:
-            ticket, handle = _submit(Recorded(place, len(submissions), line[0], collective), inputs)
+            ticket, handle = _submit(GraphSubmission(place, len(submissions), line[0], collective), inputs)
             session_loop.expect(ticket, handle)
             return ticket
 
@@ -210,7 +210,7 @@ def _build_in_session(
 # The functions below run when the graph runs, on TensorFlow's threads.
 
 
-def _submit(recorded: Recorded, inputs: Sequence[Any]) -> tuple[int, Handle]:
+def _submit(recorded: GraphSubmission, inputs: Sequence[Any]) -> tuple[int, Handle]:
     """Submit a collective. Returns its ticket and its handle."""
     tell_of_graphs()
     with call_site.on_behalf_of(recorded.line):

@@ -43,7 +43,7 @@ class Collective(msgspec.Struct, frozen=True):
         raise NotImplementedError
 
 
-class Recorded(msgspec.Struct, frozen=True):
+class GraphSubmission(msgspec.Struct, frozen=True):
     """A submission in a graph.
 
     Attributes:
@@ -65,10 +65,12 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 @functools.lru_cache(maxsize=4096)
-def decoded(message: bytes) -> Recorded:
-    """The submission that :meth:`Recorded.encoded` has written, in this process or in the one that saved the graph."""
+def decoded(message: bytes) -> GraphSubmission:
+    """The submission that :meth:`GraphSubmission.encoded` has written, in this process or in the one that saved the graph."""
     place, per_run, line, kind, fields = msgspec.msgpack.decode(message)
-    return Recorded(place, per_run, line, msgspec.convert(fields, Collective.kinds[kind], dec_hook=_set_of_ranks))
+    return GraphSubmission(
+        place, per_run, line, msgspec.convert(fields, Collective.kinds[kind], dec_hook=_set_of_ranks)
+    )
 
 
 class _SetOfRanks(ProcessSet):

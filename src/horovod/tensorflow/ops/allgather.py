@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from horovod.comm.datatypes import Array
 from horovod.comm.spans import Vectors
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
@@ -81,7 +81,9 @@ def own_rows(grads: Sequence[Any], rows: Any, process_set: ProcessSet) -> list[A
         rows: int32 (tensors, ranks): the number of rows of each tensor that each rank contributed.
     """
     dense = [tf.convert_to_tensor(grad) for grad in grads]
-    averaged = reduce_dense(REDUCE, collective_name(REDUCE, None, dense), dense, Reducing(process_set=process_set))
+    averaged = reduce_dense(
+        REDUCE, collective_name(REDUCE, None, dense), dense, ReductionArguments(process_set=process_set)
+    )
     me = process_set.rank() or 0
     own = []
     for index, grad in enumerate(averaged):

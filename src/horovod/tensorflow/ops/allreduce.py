@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.reductions import Adasum, Average, Reducing, Sum, check_adasum
+from horovod.common.reductions import Adasum, Average, ReductionArguments, Sum, check_adasum
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import shown
 from horovod.tensorflow.compression import Compression, Compressor
@@ -21,7 +21,7 @@ from horovod.tensorflow.training.reduced_marks import mark_tensor
 
 
 def _reduce_slices(
-    slices: tf.IndexedSlices, how: Reducing, name: str | None, ignore_name_scope: bool
+    slices: tf.IndexedSlices, how: ReductionArguments, name: str | None, ignore_name_scope: bool
 ) -> tf.IndexedSlices:
     """Gather the values and indices of all ranks. An Average divides the values by the number of ranks."""
     if how.op == Adasum:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovod.common import reductions
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.common.scalars import whole
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.submission.arguments import set_id, shown, whole_numbers
@@ -37,7 +37,7 @@ def root(value: Any, process_set: ProcessSet) -> int:
 
 def reducing(
     op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet
-) -> Reducing:
+) -> ReductionArguments:
     """As :func:`horovod.common.reductions.reducing`, with InvalidArgument for ValueError."""
     with of_both_kinds():
         return reductions.reducing(op, average, prescale_factor, postscale_factor, process_set)

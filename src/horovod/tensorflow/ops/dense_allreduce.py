@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.tensorflow.device import memory_of
@@ -26,7 +26,7 @@ class Allreduce(Collective, frozen=True):
 
     kind: str
     name: str | None
-    how: Reducing
+    how: ReductionArguments
 
     def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
         how = self.how
@@ -41,14 +41,14 @@ class Allreduce(Collective, frozen=True):
         return handle, lambda: memory.results(handle, rooms)
 
 
-def allreduce_submission(kind: str, name: str | None, tensors: Sequence[Any], how: Reducing) -> Submission:
+def allreduce_submission(kind: str, name: str | None, tensors: Sequence[Any], how: ReductionArguments) -> Submission:
     """A submission that reduces tensors in one request. It has one output for each tensor."""
     return Submission(
         tensors, Allreduce(kind, name, how), [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
     )
 
 
-def reduce_dense(kind: str, name: Name, tensors: Sequence[Any], how: Reducing) -> list[Any]:
+def reduce_dense(kind: str, name: Name, tensors: Sequence[Any], how: ReductionArguments) -> list[Any]:
     """Reduce dense tensors, eagerly or in a graph. Differentiable: the gradients are reduced in the same way."""
 
     @with_gradient

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.reductions import Average, Reducing, Sum
+from horovod.common.reductions import Average, ReductionArguments, Sum
 from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation
@@ -36,7 +36,7 @@ class Reducescatter(Collective, frozen=True):
 
     kind: str
     name: str | None
-    how: Reducing
+    how: ReductionArguments
 
     def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
         how = self.how
@@ -57,12 +57,12 @@ class Reducescatter(Collective, frozen=True):
         return handle, lambda: memory.results(handle, rooms)
 
 
-def _submission(kind: str, name: str | None, tensors: Sequence[Any], how: Reducing) -> Submission:
+def _submission(kind: str, name: str | None, tensors: Sequence[Any], how: ReductionArguments) -> Submission:
     specs = [tf.TensorSpec(any_rows(tensor), tensor.dtype) for tensor in tensors]
     return Submission(tensors, Reducescatter(kind, name, how), specs)
 
 
-def _reduce(kind: str, name: Name, tensors: Sequence[Any], how: Reducing) -> list[Any]:
+def _reduce(kind: str, name: Name, tensors: Sequence[Any], how: ReductionArguments) -> list[Any]:
     """The gradient gathers the rows of all ranks, and multiplies them by both factors, and for a Sum by the number of ranks."""
 
     @with_gradient

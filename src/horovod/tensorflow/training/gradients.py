@@ -17,7 +17,7 @@ import tensorflow as tf
 from horovod._models import agreed, presence
 from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_groups
 from horovod.common.reduction_settings import ReductionSettings
-from horovod.common.reductions import Average, Reducing, Sum, check_members, check_predivide
+from horovod.common.reductions import Average, ReductionArguments, Sum, check_members, check_predivide
 from horovod.common.scalars import real, whole_if_number
 from horovod.core.errors import MismatchError
 from horovod.core.negotiation.agreement import MISMATCHED
@@ -240,7 +240,7 @@ class _Call:
                 "hvd.Sum, or differentiate the gradients of a tf.GradientTape"
             )
         prescale, postscale = self._reduction.scales()
-        how = Reducing(self._reduction.op, prescale, postscale, self._reduction.process_set)
+        how = ReductionArguments(self._reduction.op, prescale, postscale, self._reduction.process_set)
         return reduce_dense(KIND, collective_name(KIND, None, list(upstream)), list(upstream), how)
 
 
@@ -347,7 +347,7 @@ class ReduceGradients(Collective, frozen=True):
 
     name: str
     labels: Sequence[str]
-    how: Reducing
+    how: ReductionArguments
     line: str
     alike: str = ""
     lacking: str = ""
@@ -385,7 +385,7 @@ def _submission(
 ) -> Submission:
     """The submission of one bucket."""
     prescale, postscale = reduction.scales()
-    how = Reducing(reduction.op, prescale, postscale, reduction.process_set)
+    how = ReductionArguments(reduction.op, prescale, postscale, reduction.process_set)
     alike = presence.in_words(kinds)
     if numbers := agreed.in_words(sources):
         alike += f" of the variables that were broadcast as numbers {numbers}"

@@ -99,7 +99,7 @@ class BucketCompressor(ABC):
         )
 
 
-class Reduction:
+class BucketReduction:
     """The running reduction of one bucket by a compressor."""
 
     def __init__(self, steps: Steps) -> None:

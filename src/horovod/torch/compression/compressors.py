@@ -15,7 +15,7 @@ from horovod.torch.compression.topk import TopK
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
 
-class _Cast(CastCompressor):
+class _TorchCast(CastCompressor):
     @staticmethod
     def can_cast(tensor: torch.Tensor) -> bool:
         return tensor.dtype.is_floating_point
@@ -25,13 +25,13 @@ class _Cast(CastCompressor):
         return tensor.to(dtype)
 
 
-class FP16Compressor(_Cast):
+class FP16Compressor(_TorchCast):
     """float16: three more bits of precision than bfloat16, but gradients above 65504 overflow."""
 
     narrow = torch.float16
 
 
-class BF16Compressor(_Cast):
+class BF16Compressor(_TorchCast):
     """bfloat16: the range of float32 with 8 bits of precision."""
 
     narrow = torch.bfloat16

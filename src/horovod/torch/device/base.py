@@ -13,7 +13,7 @@ from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.torch.ops.tensors import check_apart
 
 
-class Memory(Protocol):
+class TorchMemory(Protocol):
     """The memory of one submission. All tensors must be on one device, and pass :func:`check`."""
 
     @property

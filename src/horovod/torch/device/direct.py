@@ -23,7 +23,7 @@ import torch
 
 from horovod.comm.spans import Spans, layout_of
 from horovod.core.config import GPU_OPERATIONS
-from horovod.core.requests.devices import Ready, device_name
+from horovod.core.requests.devices import DeviceReadiness, device_name
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.torch.device.base import InPlace, refuse_in_capture
@@ -33,8 +33,8 @@ from horovod.torch.ops.tensors import check
 _NOTHING = np.empty(0, np.uint8)
 
 
-class Direct(InPlace):
-    """One submission of device memory; implements :class:`horovod.torch.device.base.Memory`."""
+class TorchDeviceMemory(InPlace):
+    """One submission of device memory; implements :class:`horovod.torch.device.base.TorchMemory`."""
 
     def __init__(self, runtime: TorchRuntime, engine: str, stream: object) -> None:
         refuse_in_capture(runtime.capturing())
@@ -42,7 +42,7 @@ class Direct(InPlace):
         self._runtime = runtime
         self._stream = stream
         self._submitted_on = runtime.current_stream()
-        self._ready = Ready(self.device, runtime.record(self._submitted_on), [])
+        self._ready = DeviceReadiness(self.device, runtime.record(self._submitted_on), [])
         self._grown: list[torch.Tensor] = []
 
     def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:

@@ -13,20 +13,20 @@ import torch
 
 from horovod.comm.datatypes import Array
 from horovod.comm.nccl.engine import stream_of
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.lifecycle.context import running
 from horovod.core.negotiation.messages import HOST
 from horovod.core.requests import devices
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate
 from horovod.torch.device import staging
-from horovod.torch.device.base import InPlace, Memory
-from horovod.torch.device.direct import Direct
-from horovod.torch.device.runtime import IN_MEMORY, TorchRuntime, own
+from horovod.torch.device.base import InPlace, TorchMemory
+from horovod.torch.device.direct import TorchDeviceMemory
+from horovod.torch.device.runtime import IN_MEMORY, TorchRuntime, torch_devices
 from horovod.torch.ops.tensors import check, empty, flat_array, view
 
 
-class HostMemory(InPlace):
+class TorchHostMemory(InPlace):
     """Host memory, which the core uses without a copy."""
 
     device = HOST
@@ -47,10 +47,10 @@ class HostMemory(InPlace):
         return True
 
 
-host_memory = HostMemory()
+host_memory = TorchHostMemory()
 
 
-def memory_of(tensors: Sequence[torch.Tensor], how: Reducing | None = None) -> Memory:
+def memory_of(tensors: Sequence[torch.Tensor], how: ReductionArguments | None = None) -> TorchMemory:
     """The memory of a submission's tensors. The collective sees what the caller's current stream has done until now.
 
     Args:
@@ -64,8 +64,8 @@ def memory_of(tensors: Sequence[torch.Tensor], how: Reducing | None = None) -> M
     check(tensors[0])
     device = tensors[0].device
     name = running().device_engine
-    usable = name and device.type in IN_MEMORY and devices.provider() is own
+    usable = name and device.type in IN_MEMORY and devices.provider() is torch_devices
     if usable and devices.carries_out(name, [check(tensor) for tensor in tensors], how, TorchRuntime.scales):
-        runtime = own.use(device)
-        return Direct(runtime, name, stream_of(runtime))
+        runtime = torch_devices.use(device)
+        return TorchDeviceMemory(runtime, name, stream_of(runtime))
     return staging.Staged(staging.port(device))

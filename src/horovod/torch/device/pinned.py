@@ -17,7 +17,7 @@ SMALLEST = 1 << 12
 IDLE_BYTES = 1 << 30
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A point in a stream's work, as ``torch.cuda.Event`` has it."""
 
     def query(self) -> bool:
@@ -31,7 +31,7 @@ class Buffer:
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
-        self.until: Event | None = None
+        self.until: StreamEvent | None = None
 
     @property
     def size(self) -> int:
@@ -76,7 +76,7 @@ class PinnedPool:
             self._in_use.add(buffer)
         return buffer
 
-    def give(self, buffer: Buffer, until: Event | None = None) -> None:
+    def give(self, buffer: Buffer, until: StreamEvent | None = None) -> None:
         """Nobody will look at ``buffer`` any more, once the device has come to ``until``."""
         buffer.until = until
         with self._lock:

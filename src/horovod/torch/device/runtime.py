@@ -213,5 +213,5 @@ def _names(kind: str) -> list[str]:
     return known if known is not None and len(known) == count else names_in_view(kind, count)
 
 
-own = Devices()
-devices.provide(own)
+torch_devices = Devices()
+devices.provide(torch_devices)

@@ -188,7 +188,7 @@ class Staged:
         self._outputs: list[torch.Tensor] = []
         self._returned: Any = None
 
-    # The interface that operations use: horovod.torch.device.base.Memory.
+    # The interface that operations use: horovod.torch.device.base.TorchMemory.
 
     def read(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
         copies = self._host(tensors)

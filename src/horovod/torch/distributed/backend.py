@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from horovod.torch.distributed.base import NAME, Group
+from horovod.torch.distributed.base import NAME, BackendGroup
 from horovod.torch.distributed.splitting import split
 from horovod.torch.distributed.submission import Submitter
 from horovod.torch.distributed.work import HorovodWork
@@ -27,7 +27,7 @@ AVAILABLE = not isinstance(_Base.__init__, WrapperDescriptorType)
 _BackendBase: Any = _Base if AVAILABLE else object
 
 
-class HorovodBackend(Group, _BackendBase):  # type: ignore[misc]
+class HorovodBackend(BackendGroup, _BackendBase):  # type: ignore[misc]
     """The operations of a group on Horovod's engines.
 
     Args:

@@ -15,7 +15,7 @@ from horovod.torch.distributed.submission import Submitter
 NAME = "horovod"
 
 
-class Group(Operations, PointToPoint):
+class BackendGroup(Operations, PointToPoint):
     """A group of ranks: its operations, its time limit and its end. PyTorch's class is the other base of a subclass."""
 
     supports_splitting = supports_coalescing = supports_time_estimate = False

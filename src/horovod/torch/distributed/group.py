@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from horovod.torch.distributed import backend
 from horovod.torch.distributed.backend import HorovodBackend
-from horovod.torch.distributed.base import Group
+from horovod.torch.distributed.base import BackendGroup
 from horovod.torch.distributed.splitting import split
 from horovod.torch.distributed.submission import Submitter
 
@@ -64,7 +64,7 @@ class _WithoutBackend:
         return self
 
 
-_BASES: Any = (Group, _ProcessGroup) if backend.AVAILABLE else (Group, _WithoutBackend, _ProcessGroup)
+_BASES: Any = (BackendGroup, _ProcessGroup) if backend.AVAILABLE else (BackendGroup, _WithoutBackend, _ProcessGroup)
 
 
 class HorovodProcessGroup(*_BASES):  # type: ignore[misc]

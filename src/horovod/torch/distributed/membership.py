@@ -22,7 +22,7 @@ from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.rendezvous import user_secret
 from horovod.core.submission.process_sets_by_members import add_by_members
 from horovod.core.worker.worker import WorkerThread
-from horovod.environments import Identity, identity
+from horovod.environments import ProcessIdentity, identity
 from horovod.environments.horovodrun import HorovodRun
 from horovod.torch.distributed.store import StoreExchange, StoreRendezvous
 
@@ -31,7 +31,7 @@ NEW_GROUP = "torch.distributed.new_group()"
 _ABORT_SECONDS = 5.0
 
 
-class Membership(NamedTuple):
+class GroupMembership(NamedTuple):
     """A group's place in the runtime.
 
     Attributes:
@@ -81,7 +81,7 @@ _stores: WeakKeyDictionary[Generation, Any] = WeakKeyDictionary()
 """Of the default group, by runtime."""
 
 
-def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> Membership:
+def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> GroupMembership:
     """The membership of the default group. Every rank must call it.
 
     Raises:
@@ -102,12 +102,12 @@ def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> Mem
     exchange.end()
     generation = context.current()
     _stores[generation] = store
-    return Membership(generation, 0, generation.workers[0], list(range(size)), store)
+    return GroupMembership(generation, 0, generation.workers[0], list(range(size)), store)
 
 
 def of_some_ranks(
     store: Any, rank: int, size: int, ranks: Sequence[int], time_limit: timedelta, description: str
-) -> Membership:
+) -> GroupMembership:
     """The membership of a group of some ranks. Every member must call it, and no other rank.
 
     Args:
@@ -128,10 +128,10 @@ def of_some_ranks(
     number = add_by_members(ranks, all_gather, time_limit)
     exchange.end()
     generation = context.current()
-    return Membership(generation, number, generation.workers[number], list(ranks), _stores[generation])
+    return GroupMembership(generation, number, generation.workers[number], list(ranks), _stores[generation])
 
 
-def leave(membership: Membership, reason: str) -> None:
+def leave(membership: GroupMembership, reason: str) -> None:
     """End a group on this rank, and so on all of its members. Does nothing if its runtime has ended."""
     generation, number = membership.generation, membership.number
     if not context.is_initialized() or context.current() is not generation:
@@ -178,8 +178,8 @@ def _check_alike(standings: Sequence[_Standing]) -> None:
             )
 
 
-def _identity(rank: int, size: int) -> Identity:
-    return Identity(
+def _identity(rank: int, size: int) -> ProcessIdentity:
+    return ProcessIdentity(
         rank=rank,
         size=size,
         local_rank=0,
@@ -193,7 +193,7 @@ def _identity(rank: int, size: int) -> Identity:
     )
 
 
-def abort(membership: Membership, reason: str) -> None:
+def abort(membership: GroupMembership, reason: str) -> None:
     """Fail what a group has in flight, on all of its members, and end it."""
     generation, number = membership.generation, membership.number
     if not context.is_initialized() or context.current() is not generation:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.handle import Handle
 from horovod.torch.device.memory import memory_of
@@ -16,7 +16,7 @@ from horovod.torch.distributed.submission import Submitter, is_awaited
 from horovod.torch.distributed.work import HorovodWork
 
 
-def allreduce_sparse(submitter: Submitter, tensor: torch.Tensor, how: Reducing, options: Any) -> HorovodWork:
+def allreduce_sparse(submitter: Submitter, tensor: torch.Tensor, how: ReductionArguments, options: Any) -> HorovodWork:
     """Sum a sparse COO tensor over the ranks, in place. Sizes must agree; each rank has its own number of elements.
 
     Raises:

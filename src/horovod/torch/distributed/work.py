@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from horovod.core.errors import CollectiveTimeoutError
 from horovod.core.requests.handle import Handle
-from horovod.torch.device.base import Memory
+from horovod.torch.device.base import TorchMemory
 from horovod.torch.distributed.futures import Origin, future_of
 
 Finish = Callable[[Handle], None]
@@ -38,7 +38,7 @@ class HorovodWork(dist.Work):
     def __init__(
         self,
         handle: Handle,
-        memory: Memory,
+        memory: TorchMemory,
         outputs: Sequence[torch.Tensor],
         what: str,
         finish: Finish | None = None,

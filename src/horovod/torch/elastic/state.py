@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from horovod.common.objects import broadcast_object
-from horovod.elastic.progress import NOWHERE, Progress
+from horovod.elastic.progress import NOWHERE, CommitProgress
 from horovod.elastic.state import ObjectState
 from horovod.torch.elastic.handlers import (
     GradScalerStateHandler,
@@ -107,7 +107,7 @@ class TorchState(ObjectState):
             raise ValueError(f'rollback={rollback!r}: pass "commit" or "step"')
         self._handlers: dict[str, StateHandler] = {}
         self._marks = rollback == "step"
-        self._progress = Progress()
+        self._progress = CommitProgress()
         self._live = True
         plain = {}
         for name, value in {"model": model, "optimizer": optimizer, **kwargs}.items():

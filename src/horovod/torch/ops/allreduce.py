@@ -1,7 +1,7 @@
 """allreduce of dense tensors: in place or into new ones, asynchronous or blocking, one tensor or a group.
 
 The public functions repeat one list of arguments, because scripts pass them by position. Inside, the arguments are a list of
-tensors, a name and a :class:`~horovod.common.reductions.Reducing`.
+tensors, a name and a :class:`~horovod.common.reductions.ReductionArguments`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from horovod.comm.spans import Spans, Vectors
-from horovod.common.reductions import Reducing, reducing
+from horovod.common.reductions import ReductionArguments, reducing
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import TensorSpec
 from horovod.core.submission import collectives
@@ -32,7 +32,7 @@ def _start(
     prefix: str,
     tensors: Sequence[torch.Tensor],
     name: str | None,
-    how: Reducing,
+    how: ReductionArguments,
     in_place: bool,
     awaited: bool = False,
 ) -> int:
@@ -58,7 +58,7 @@ def _start(
     return register(handle, memory, result)
 
 
-def _start_again(tensor: torch.Tensor, name: str | None, how: Reducing, in_place: bool, awaited: bool) -> int:
+def _start_again(tensor: torch.Tensor, name: str | None, how: ReductionArguments, in_place: bool, awaited: bool) -> int:
     """Start the reduction of one tensor in host memory, which is probably reduced again by its name or in its line.
 
     It does the same as :func:`_start` in fewer steps, which take most of the time of a small allreduce.
@@ -83,7 +83,9 @@ def _start_again(tensor: torch.Tensor, name: str | None, how: Reducing, in_place
     return register(handle, None, result)
 
 
-def _prepare(tensor: torch.Tensor, name: str | None, key: tuple[object, ...], how: Reducing, line: str) -> Prepared:
+def _prepare(
+    tensor: torch.Tensor, name: str | None, key: tuple[object, ...], how: ReductionArguments, line: str
+) -> Prepared:
     """Check a tensor, and prepare its allreduce. Raises as :func:`check`."""
     called, data_type, shape = full_name(_SINGLE, name), check(tensor), tuple(tensor.shape)
     if called:
@@ -196,7 +198,7 @@ def grouped_allreduce_(
 
 
 def grouped_allreduce_alike(
-    tensors: Sequence[torch.Tensor], labels: Sequence[str], name: str, how: Reducing, alike: str
+    tensors: Sequence[torch.Tensor], labels: Sequence[str], name: str, how: ReductionArguments, alike: str
 ) -> int:
     """:func:`grouped_allreduce_async_` for an optimizer.
 
@@ -219,7 +221,7 @@ class HorovodAllreduce(torch.autograd.Function):
     """The gradients of an allreduce, or of a group: the gradients are reduced in the same way."""
 
     @staticmethod
-    def forward(ctx: Any, prefix: str, name: str | None, how: Reducing, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, prefix: str, name: str | None, how: ReductionArguments, *tensors: torch.Tensor) -> Any:
         ctx.prefix, ctx.how = prefix, how
         return synchronize(_start(prefix, tensors, name, how, in_place=False, awaited=True))
 
@@ -231,7 +233,9 @@ class HorovodAllreduce(torch.autograd.Function):
 HorovodGroupedAllreduce = HorovodAllreduce
 
 
-def _reduced(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> Sequence[torch.Tensor]:
+def _reduced(
+    prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: ReductionArguments
+) -> Sequence[torch.Tensor]:
     """Reduce into new tensors, and let autograd record it if a tensor requires a gradient."""
     if tracked(*tensors):
         result = HorovodAllreduce.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from horovod.core.requests.handle import Handle, drive_by
-from horovod.torch.device.base import Memory
+from horovod.torch.device.base import TorchMemory
 from horovod.torch.uncompiled import drive
 
 drive_by(drive)  # PyTorch's compiler must not compile a wait for a collective
@@ -18,8 +18,8 @@ drive_by(drive)  # PyTorch's compiler must not compile a wait for a collective
 class _OpenHandle(msgspec.Struct, gc=False):
     """A collective whose result was not returned yet. The attributes are the arguments of :func:`register`."""
 
-    promise: Handle
-    memory: Memory | None
+    handle: Handle
+    memory: TorchMemory | None
     output: Any
     make: Callable[[Handle], Any] | None
 
@@ -30,7 +30,7 @@ _open: dict[int, _OpenHandle] = {}
 
 
 def register(
-    handle: Handle, memory: Memory | None, output: Any = None, make: Callable[[Handle], Any] | None = None
+    handle: Handle, memory: TorchMemory | None, output: Any = None, make: Callable[[Handle], Any] | None = None
 ) -> int:
     """Give a collective an integer handle, and return it.
 
@@ -60,10 +60,10 @@ def poll(handle: int) -> bool:
         known = _open[handle]
     except KeyError:
         raise ValueError(f"Handle {handle} was not created or has been cleared.") from None
-    if not known.promise.done():
-        known.promise.leave_to_worker()
+    if not known.handle.done():
+        known.handle.leave_to_worker()
         return False
-    return known.memory is None or known.memory.arrived(known.promise)
+    return known.memory is None or known.memory.arrived(known.handle)
 
 
 def synchronize(handle: int) -> Any:
@@ -81,15 +81,15 @@ def synchronize(handle: int) -> Any:
         if not isinstance(handle, int) or not 0 < handle <= _last:
             raise ValueError(f"Handle {handle!r} was not created.")
         return None
-    promise = known.promise
+    core_handle = known.handle
     try:
-        promise.wait()
+        core_handle.wait()
     except BaseException as error:
-        failed = type(error) is type(promise.error)
+        failed = type(error) is type(core_handle.error)
         if failed:  # otherwise something interrupted the wait, and the script may call this again
             _open.pop(handle, None)
         raise
     if known.memory is not None:
-        known.memory.arrive(promise)
+        known.memory.arrive(core_handle)
     _open.pop(handle, None)
-    return known.output if known.make is None else known.make(promise)
+    return known.output if known.make is None else known.make(core_handle)

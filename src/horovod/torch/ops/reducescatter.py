@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from horovod.common.reductions import Average, Reducing, Sum, reducing
+from horovod.common.reductions import Average, ReductionArguments, Sum, reducing
 from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation
@@ -29,7 +29,9 @@ def _members(process_set: ProcessSet) -> tuple[int, int]:
     return worker.index, len(worker.ranks)
 
 
-def _start(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing, awaited: bool = False) -> int:
+def _start(
+    prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: ReductionArguments, awaited: bool = False
+) -> int:
     """Start the reducescatter, and return its handle. The result of a group is a tuple.
 
     Args:
@@ -85,7 +87,7 @@ class HorovodReducescatter(torch.autograd.Function):
     """The gradients gather the rows of all ranks, and multiply them by both factors, and for a Sum by the number of ranks."""
 
     @staticmethod
-    def forward(ctx: Any, prefix: str, name: str | None, how: Reducing, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, prefix: str, name: str | None, how: ReductionArguments, *tensors: torch.Tensor) -> Any:
         ctx.process_set = how.process_set
         ctx.factor = how.prescale * how.postscale * (_members(how.process_set)[1] if how.op == Sum else 1)
         return synchronize(_start(prefix, tensors, name, how, awaited=True))
@@ -99,7 +101,9 @@ class HorovodReducescatter(torch.autograd.Function):
 HorovodGroupedReducescatter = HorovodReducescatter
 
 
-def _scattered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: Reducing) -> Sequence[torch.Tensor]:
+def _scattered(
+    prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: ReductionArguments
+) -> Sequence[torch.Tensor]:
     """Reduce into new tensors, and let autograd record it if a tensor requires a gradient."""
     if tracked(*tensors):
         result = HorovodReducescatter.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.torch.compression import Compressor
 from horovod.torch.optimizer.adasum_passes import AdasumPasses
 from horovod.torch.optimizer.buckets import Bucket
-from horovod.torch.optimizer.identity import Identity
-from horovod.torch.optimizer.settings import Settings
+from horovod.torch.optimizer.identity import OptimizerIdentity
+from horovod.torch.optimizer.settings import OptimizerSettings
 from horovod.torch.optimizer.wrapped import WrappedOptimizer
 
 _CHANGED = (
@@ -38,7 +38,9 @@ _CHANGED = (
 class AdasumReduction(AdasumPasses):
     """The distributed part of an optimizer with Adasum."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
+    ) -> None:
         assert isinstance(settings.compression, type), "check_arguments() refuses a BucketCompressor with Adasum"
         self._compression: type[Compressor] = settings.compression
         super().__init__(optimizer, settings, identity)
@@ -95,7 +97,7 @@ class AdasumReduction(AdasumPasses):
                 deltas.append(sent)
                 bucket.after.append(partial(self._move, p, sent, context))
         bucket.mark_sent([slot.parameter.grad for slot in bucket.slots])
-        bucket.handle = bucket.submit(bucket.slots, deltas, Reducing(ReduceOp.ADASUM), self.settings.line)
+        bucket.handle = bucket.submit(bucket.slots, deltas, ReductionArguments(ReduceOp.ADASUM), self.settings.line)
 
     def _move(self, parameter: torch.Tensor, received: torch.Tensor, context: Any) -> None:
         delta = self._compression.decompress(received, context)

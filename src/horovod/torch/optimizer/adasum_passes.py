@@ -22,8 +22,8 @@ from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.context import running
 from horovod.torch.optimizer.buckets import NO_GRADIENT, Bucket, Slot
 from horovod.torch.optimizer.distributed_part import DistributedPart
-from horovod.torch.optimizer.identity import Identity
-from horovod.torch.optimizer.settings import Settings
+from horovod.torch.optimizer.identity import OptimizerIdentity
+from horovod.torch.optimizer.settings import OptimizerSettings
 
 _AFTER_AN_EXCEPTION = "After an exception inside backward(), call optimizer.step() and then optimizer.zero_grad()."
 _TOO_MANY_PASSES = (
@@ -55,7 +55,9 @@ class AdasumPasses(DistributedPart):
         phase: the phase of the present step.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
+    ) -> None:
         self.phase = Phase.NEW
         super().__init__(optimizer, settings, identity)
         _adasums[next(_count)] = self

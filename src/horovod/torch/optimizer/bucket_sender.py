@@ -11,17 +11,17 @@ from typing import Any, TypeGuard
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.negotiation.messages import HOST
 from horovod.torch.compression import Compressor, NoneCompressor
-from horovod.torch.compression.bucket_compression import BucketCompressor, Reduction
+from horovod.torch.compression.bucket_compression import BucketCompressor, BucketReduction
 from horovod.torch.ops.allgather import grouped_allgather_async
 from horovod.torch.ops.allreduce import grouped_allreduce_async_
 from horovod.torch.ops.handles import synchronize
 from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
 from horovod.torch.optimizer.buckets import Bucket, Slot
-from horovod.torch.optimizer.settings import Settings
+from horovod.torch.optimizer.settings import OptimizerSettings
 
 
 class PendingHandle:
@@ -73,7 +73,7 @@ class BucketSender:
         knows_sparse: whether a gradient was sparse on some rank.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: OptimizerSettings) -> None:
         self.knows_sparse = False
         compression = settings.compression
         self._settings = settings
@@ -106,7 +106,7 @@ class BucketSender:
         if self._whole is not None:
             under_way = [bucket.handle for bucket in buckets]
             while under_way:
-                under_way = [each for each in under_way if isinstance(each, Reduction) and each.advance()]
+                under_way = [each for each in under_way if isinstance(each, BucketReduction) and each.advance()]
 
     def _send_converted(self, bucket: Bucket) -> None:
         """Send a bucket for the first time, or one with gradients that are sparse, complex, compressed or part of a graph."""
@@ -134,9 +134,9 @@ class BucketSender:
             aliases = {slot.name: tensor.data for slot, tensor in zip(slots, tensors, strict=True)}
             memory = {slot.name: slot.memory for slot in slots}
             collectives = BucketCollectives(bucket.name, settings.op, self._process_set)
-            bucket.handle = Reduction(self._whole.reduce(aliases, memory, collectives))
+            bucket.handle = BucketReduction(self._whole.reduce(aliases, memory, collectives))
             return
-        how = Reducing(settings.op, *settings.scales(), self._process_set)
+        how = ReductionArguments(settings.op, *settings.scales(), self._process_set)
         bucket.handle = bucket.submit(slots, tensors, how, settings.line)
 
     def _compressed(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:

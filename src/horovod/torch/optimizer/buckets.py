@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from horovod.comm.spans import Vectors
-from horovod.common.reductions import Reducing
+from horovod.common.reductions import ReductionArguments
 from horovod.core.negotiation.messages import HOST
 from horovod.core.requests.handle import Handle
 from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.core.submission.prepared import Prepared
-from horovod.torch.compression.bucket_compression import Reduction
+from horovod.torch.compression.bucket_compression import BucketReduction
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.tensors import check_sign, flat_array, layout_of
 from horovod.torch.optimizer.gradient_hooks import GradientHook
@@ -110,7 +110,7 @@ class Bucket:
         self.name = name
         self.slots = list(slots)
         self.waiting = len(self.slots)
-        self.handle: Handle | Reduction | None = None
+        self.handle: Handle | BucketReduction | None = None
         self.sent: list[torch.Tensor | None] = []
         self.after: list[Callable[[], None]] = []
         self.reached: list[int] = []
@@ -200,7 +200,7 @@ class Bucket:
         self,
         slots: Sequence[Slot],
         tensors: Sequence[torch.Tensor],
-        how: Reducing,
+        how: ReductionArguments,
         line: str,
     ) -> Handle:
         """Start to reduce ``tensors``, which belong to ``slots`` of this bucket, in place.

@@ -9,7 +9,7 @@ import torch
 
 from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.optimizer.buckets import Slot
-from horovod.torch.optimizer.settings import Settings
+from horovod.torch.optimizer.settings import OptimizerSettings
 
 MEMORY = "horovod_compression"
 """The key in ``state_dict()``. Its value is a dictionary:
@@ -19,7 +19,7 @@ by parameter name, the values of this rank.
 """
 
 
-def saved_memory(slots: Iterable[Slot], settings: Settings) -> dict[str, Any] | None:
+def saved_memory(slots: Iterable[Slot], settings: OptimizerSettings) -> dict[str, Any] | None:
     """The memory to save. Tensors are not copied. None without a compressor that has a memory."""
     compressor = settings.compression
     if not isinstance(compressor, BucketCompressor):
@@ -38,7 +38,7 @@ def for_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, MEMORY: {**state[MEMORY], "own": None}} if MEMORY in state else state
 
 
-def load_memory(slots: Iterable[Slot], settings: Settings, saved: dict[str, Any]) -> None:
+def load_memory(slots: Iterable[Slot], settings: OptimizerSettings, saved: dict[str, Any]) -> None:
     """Replace the memory by a saved one.
 
     Args:

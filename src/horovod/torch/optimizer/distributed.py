@@ -22,7 +22,7 @@ from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.optimizer.adasum import AdasumOptimizer
 from horovod.torch.optimizer.data_loading import follow_data_loaders
 from horovod.torch.optimizer.gradient_optimizer import GradientOptimizer
-from horovod.torch.optimizer.identity import Identity
+from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.parameter_names import places
 from horovod.torch.optimizer.settings import check_arguments
 from horovod.torch.optimizer.wrapped import WrappedOptimizer, wrap
@@ -97,5 +97,5 @@ def DistributedOptimizer(
         front = AdasumOptimizer
     signature = [(settings.names[p], tuple(p.shape), str(p.dtype)) for p in places(optimizer)]
     follow_data_loaders()
-    wrapped: _Optimizer = wrap(optimizer, front, settings, Identity(signature, process_set))
+    wrapped: _Optimizer = wrap(optimizer, front, settings, OptimizerIdentity(signature, process_set))
     return wrapped

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from horovod.common.basics import is_initialized
-from horovod.torch.optimizer.identity import Identity
+from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.parameters import OptimizerParameters
-from horovod.torch.optimizer.settings import Settings, check_passes
+from horovod.torch.optimizer.settings import OptimizerSettings, check_passes
 
 _INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are not reduced; leave the block before {what}"
 
@@ -21,7 +21,9 @@ _INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are not reduced; leave t
 class DistributedPart(OptimizerParameters):
     """The distributed part of one optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
+    ) -> None:
         self.is_paused = False
         self._original: weakref.ref[torch.optim.Optimizer] | None = None
         super().__init__(optimizer, settings, identity)

@@ -29,9 +29,9 @@ from horovod.torch.ops.allreduce import allreduce_
 from horovod.torch.optimizer.gradient_hooks import taken
 from horovod.torch.optimizer.gradient_passes import AFTER_AN_EXCEPTION
 from horovod.torch.optimizer.gradient_rounds import GradientRounds
-from horovod.torch.optimizer.identity import Identity
+from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.reduction_round import enrol, participants, reduce_together
-from horovod.torch.optimizer.settings import Settings
+from horovod.torch.optimizer.settings import OptimizerSettings
 
 _ZERO_GRAD_TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
@@ -64,7 +64,9 @@ _LEFT_OUT = (
 class GradientReduction(GradientRounds):
     """The distributed part of an optimizer that steps with reduced gradients: what the optimizer's methods call."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
+    ) -> None:
         self._skip = False
         self._looked = False
         self._later: tuple[int, list[GradientReduction]] = (-1, [])

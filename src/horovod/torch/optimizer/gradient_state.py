@@ -14,8 +14,8 @@ from horovod.torch.optimizer.bucket_sender import BucketSender
 from horovod.torch.optimizer.buckets import Bucket, Slot
 from horovod.torch.optimizer.debugging import StepDebugger, debugger
 from horovod.torch.optimizer.distributed_part import DistributedPart
-from horovod.torch.optimizer.identity import Identity
-from horovod.torch.optimizer.settings import Settings
+from horovod.torch.optimizer.identity import OptimizerIdentity
+from horovod.torch.optimizer.settings import OptimizerSettings
 from horovod.torch.optimizer.step_check import StepCheck
 
 
@@ -37,7 +37,9 @@ class GradientState(DistributedPart, PassListener):
         _error: what is wrong on this rank. It is raised after the reduction, because other ranks wait for this one.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
+    ) -> None:
         self._sender = BucketSender(settings)
         exact = settings.op in (ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX) and self._sender.exact
         self._keeps_aside = not exact

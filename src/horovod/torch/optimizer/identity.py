@@ -18,7 +18,7 @@ _numbers: dict[tuple[str, int | None], set[int]] = {}
 _counted = -1
 
 
-class Identity:
+class OptimizerIdentity:
     """One optimizer's name.
 
     Args:
@@ -48,9 +48,9 @@ class Identity:
             self._generation, self._number = generation, _take(generation, key, self._number)
         return f"DistributedOptimizer.{self._digest}.{self._number}"
 
-    def copied(self) -> Identity:
+    def copied(self) -> OptimizerIdentity:
         """The identity of a copy of the optimizer."""
-        return Identity(("copy", self._digest), self._process_set, original=False)
+        return OptimizerIdentity(("copy", self._digest), self._process_set, original=False)
 
 
 def _take(generation: int, key: tuple[str, int | None], kept: int) -> int:

@@ -21,9 +21,9 @@ from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.optimizer.bucket_cutting import by_size, cut_buckets
 from horovod.torch.optimizer.buckets import Bucket, Slot
 from horovod.torch.optimizer.gradient_hooks import GradientHook
-from horovod.torch.optimizer.identity import Identity
+from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.parameter_names import places
-from horovod.torch.optimizer.settings import Settings, check_parameter
+from horovod.torch.optimizer.settings import OptimizerSettings, check_parameter
 from horovod.torch.uncompiled import is_traced, refuse_compiled
 
 _IMPLEMENTATION, _PARAMETERS = attrgetter("_cdata"), itemgetter("params")
@@ -46,7 +46,9 @@ class OptimizerParameters(ABC):
         trained: the set of slots whose parameters were not frozen when the buckets were cut.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, settings: Settings, identity: Identity) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
+    ) -> None:
         self._reference = weakref.ref(optimizer)  # weak, so that deleting the optimizer frees both immediately
         self.settings = settings
         self.identity = identity

@@ -52,7 +52,7 @@ def check_parameter(name: str, parameter: torch.Tensor, op: ReduceOp) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ReductionSettings):
+class OptimizerSettings(ReductionSettings):
     """The checked arguments of ``DistributedOptimizer``.
 
     Attributes:
@@ -61,7 +61,7 @@ class Settings(ReductionSettings):
 
     names: dict[torch.Tensor, str]
 
-    def over(self, names: dict[torch.Tensor, str], groups: int | list[list[torch.Tensor]] | None) -> Settings:
+    def over(self, names: dict[torch.Tensor, str], groups: int | list[list[torch.Tensor]] | None) -> OptimizerSettings:
         """The same settings for other parameters."""
         return dataclasses.replace(self, names=names, groups=groups)
 
@@ -77,7 +77,7 @@ def check_arguments(
     groups: Any,
     sparse_as_dense: bool,
     process_set: ProcessSet,
-) -> Settings:
+) -> OptimizerSettings:
     """Check the arguments of ``DistributedOptimizer``, in the same order.
 
     Raises:
@@ -96,7 +96,7 @@ def check_arguments(
     names = parameter_names(optimizer, named_parameters)
     checked = check_groups(groups, "torch.Tensor", _member)
     check_members(chosen, process_set)
-    return Settings(
+    return OptimizerSettings(
         names=names,
         compression=compression,
         passes=passes,

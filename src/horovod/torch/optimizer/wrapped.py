@@ -16,8 +16,8 @@ import torch
 from horovod.comm.reduction import ReduceOp
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.optimizer.distributed_part import DistributedPart
-from horovod.torch.optimizer.identity import Identity
-from horovod.torch.optimizer.settings import Settings
+from horovod.torch.optimizer.identity import OptimizerIdentity
+from horovod.torch.optimizer.settings import OptimizerSettings
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
@@ -27,7 +27,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     """
 
     _horovod: DistributedPart
-    _part: Callable[[torch.optim.Optimizer, Settings, Identity], DistributedPart]
+    _part: Callable[[torch.optim.Optimizer, OptimizerSettings, OptimizerIdentity], DistributedPart]
 
     @property
     def op(self) -> ReduceOp:
@@ -150,7 +150,10 @@ def _front(derived: type) -> type[WrappedOptimizer]:
 
 
 def wrap(
-    optimizer: torch.optim.Optimizer, front: type[WrappedOptimizer], settings: Settings, identity: Identity
+    optimizer: torch.optim.Optimizer,
+    front: type[WrappedOptimizer],
+    settings: OptimizerSettings,
+    identity: OptimizerIdentity,
 ) -> Any:
     """An optimizer of a class derived from ``front`` and the class of ``optimizer``, with its parameter groups and state."""
     kind = type(optimizer)

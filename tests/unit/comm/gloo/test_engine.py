@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.comm.engine import Group
+from horovod.comm.engine import EngineGroup
 from horovod.comm.gloo import engine
 from horovod.comm.gloo.engine import GlooEngine
 
-PAIR = Group(0, 2, ("a", "a"))
+PAIR = EngineGroup(0, 2, ("a", "a"))
 
 
 @pytest.mark.parametrize("version", ["2.3.0", "2.10.1+cpu", "3.0a0+git1234"])

@@ -8,7 +8,7 @@ import pytest
 
 from horovod.comm.datatypes import DataType
 from horovod.comm.device import GPU, DeviceFacts, shared_by
-from horovod.comm.engine import EngineError, Group
+from horovod.comm.engine import EngineError, EngineGroup
 from horovod.comm.nccl import library
 from horovod.comm.nccl.engine import NcclEngine
 from horovod.comm.reduction import ReduceOp
@@ -24,14 +24,14 @@ def _support(forced: list[str], found: list[dict[str, str]]) -> dict[int, Suppor
 
 
 def test_a_rank_without_a_gpu_says_what_to_do() -> None:
-    group = Group(0, 2, ("a", "a"), facts=DeviceFacts((), "PyTorch was built without CUDA"))
+    group = EngineGroup(0, 2, ("a", "a"), facts=DeviceFacts((), "PyTorch was built without CUDA"))
     assert obstacles(group, device=GPU) == {"nccl": "PyTorch was built without CUDA"}
-    assert "only horovod.torch" in obstacles(Group(0, 2, ("a", "a")), device=GPU)["nccl"]
+    assert "only horovod.torch" in obstacles(EngineGroup(0, 2, ("a", "a")), device=GPU)["nccl"]
 
 
 def test_a_rank_without_the_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_places", lambda: iter(()))
-    group = Group(0, 2, ("a", "a"), facts=DeviceFacts(("one",), ""))
+    group = EngineGroup(0, 2, ("a", "a"), facts=DeviceFacts(("one",), ""))
     assert "pip install nvidia-nccl-cu12" in NcclEngine().obstacle(group)
 
 

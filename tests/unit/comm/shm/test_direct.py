@@ -25,7 +25,7 @@ from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.shm import cross_memory, direct
 from horovod.comm.shm import large as large_module
 from horovod.comm.shm.communicator import ShmCommunicator
-from horovod.comm.shm.direct import Direct, exchange_rank_infos, folded_bytes
+from horovod.comm.shm.direct import DirectCollectives, exchange_rank_infos, folded_bytes
 from horovod.comm.shm.words import PACKED, word_index
 from horovod.comm.spans import spans_of
 from unit.control.together import wait_until
@@ -98,7 +98,7 @@ def test_batches_of_many_vectors(
         assert processes is not None
         source = spans_of([array.copy() for array in values[rank]])
         target = source if in_place else spans_of([np.zeros_like(array) for array in values[rank]])
-        way = Direct(rank, processes, exchange, lambda: None, Workspace())
+        way = DirectCollectives(rank, processes, exchange, lambda: None, Workspace())
         assert way.allreduce(source, target, ReduceOp.SUM, 1.0, factor)
         return list(target.arrays())
 
@@ -210,13 +210,13 @@ def test_a_read_that_fails_names_the_peer(monkeypatch: pytest.MonkeyPatch, error
 def test_ranks_try_both_ways_and_agree_on_the_quicker_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_module, "_LARGE", 1 << 20)
     taken: list[str] = []
-    reduce = Direct.allreduce
+    reduce = DirectCollectives.allreduce
 
-    def noted(way: Direct, *arguments: Any) -> bool:
+    def noted(way: DirectCollectives, *arguments: Any) -> bool:
         taken.append("direct")
         return reduce(way, *arguments)
 
-    monkeypatch.setattr(Direct, "allreduce", noted)
+    monkeypatch.setattr(DirectCollectives, "allreduce", noted)
     with group_of("shm-auto", 2) as group:
         for _ in range(8):
             large(group, lambda rank: np.empty(ELEMENTS, np.float32))

@@ -12,13 +12,13 @@ import pytest
 
 from engines import group_of, outcomes
 from horovod.comm.base import Aborted, Communicator, PeerFailure
-from horovod.comm.exchange.base import HEADER, MAGIC, Collective
+from horovod.comm.exchange.base import HEADER, MAGIC, CollectiveKind
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.tcp.communicator import TcpCommunicator
 
 
 def frame(payload: bytes) -> bytes:
-    return HEADER.pack(MAGIC, Collective.ALLREDUCE, 1, len(payload)) + payload
+    return HEADER.pack(MAGIC, CollectiveKind.ALLREDUCE, 1, len(payload)) + payload
 
 
 class LatePeer:
@@ -145,7 +145,7 @@ def test_abort_of_one_leaves_the_connections_of_the_others() -> None:
             one_allreduce(group[0])
         # The others still exchange between themselves what does not need rank 0.
         pair = group[1:]
-        found = outcomes(pair, lambda c: c._exchange.begin(Collective.BARRIER) or swap(c))  # type: ignore[attr-defined]
+        found = outcomes(pair, lambda c: c._exchange.begin(CollectiveKind.BARRIER) or swap(c))  # type: ignore[attr-defined]
         assert found == [None, None]
 
 

@@ -17,11 +17,11 @@ from cut_network import in_a_cut_network
 from engines import loopback_pair, tcp_sockets
 from horovod._silence import silence
 from horovod.comm.base import Aborted, PeerFailure, Stall
-from horovod.comm.exchange.base import HEADER, MAGIC, Collective
+from horovod.comm.exchange.base import HEADER, MAGIC, CollectiveKind
 from horovod.comm.tcp.transport import TcpExchange
 
 
-def frame(payload: bytes, collective: int = Collective.ALLREDUCE, number: int = 1) -> bytes:
+def frame(payload: bytes, collective: int = CollectiveKind.ALLREDUCE, number: int = 1) -> bytes:
     return HEADER.pack(MAGIC, collective, number, len(payload)) + payload
 
 
@@ -30,7 +30,7 @@ def key(request: pytest.FixtureRequest) -> Iterator[tuple[TcpExchange, socket.so
     """An exchange whose only peer, rank 1, is the other end of a socket in the test's hands."""
     own, other = request.param()
     exchange = TcpExchange({1: own}, timedelta(seconds=0.3))
-    exchange.begin(Collective.ALLREDUCE)
+    exchange.begin(CollectiveKind.ALLREDUCE)
     try:
         yield exchange, other
     finally:
@@ -90,7 +90,7 @@ def test_everyone_sends_first_far_more_than_the_kernel_holds() -> None:
 
     def run(rank: int) -> None:
         exchange = exchanges[rank]
-        exchange.begin(Collective.ALLTOALL)
+        exchange.begin(CollectiveKind.ALLTOALL)
         data = memoryview(bytes([rank]) * length)
         marks = [exchange.send(peer, data) for peer in received[rank]]
         marks += [exchange.receive(peer, memoryview(buffer)) for peer, buffer in received[rank].items()]
@@ -110,7 +110,7 @@ def test_transfers_take_the_connections_to_a_peer_in_turn() -> None:
     pairs = [socket.socketpair() for _ in range(3)]
     first, *others = (own for own, _ in pairs)
     exchange = TcpExchange({1: first}, timedelta(seconds=5), more={1: others})
-    exchange.begin(Collective.ALLREDUCE)
+    exchange.begin(CollectiveKind.ALLREDUCE)
     exchange.wait([exchange.send(1, memoryview(bytes([number]))) for number in range(5)])
     assert [far.recv(1000) for _, far in pairs] == [
         frame(b"\0") + frame(b"\3"), frame(b"\1") + frame(b"\4"), frame(b"\2"),
@@ -148,7 +148,7 @@ def test_a_peer_that_takes_nothing_for_long_is_no_broken_network() -> None:
             readers[0].start()
 
     exchange = TcpExchange({1: own}, timedelta(seconds=0.3), bear)
-    exchange.begin(Collective.ALLREDUCE)
+    exchange.begin(CollectiveKind.ALLREDUCE)
     exchange.wait([exchange.send(1, data)])
     readers[0].join()
     assert len(told) >= 6
@@ -174,7 +174,7 @@ def test_a_host_that_is_silent_is_named_with_the_connection_however_that_is_foun
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 500)
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-        exchange.begin(Collective.ALLREDUCE)
+        exchange.begin(CollectiveKind.ALLREDUCE)
         sent = exchange.send(1, memoryview(bytes({"64 << 20" if waiting == "to send" else "1000"})))
         if {waiting == "for an answer"}:
             exchange.wait([sent])
@@ -201,7 +201,7 @@ def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None
             other.sendall(data[3:])
 
     exchange = TcpExchange({1: own}, timedelta(seconds=0.05), bear)
-    exchange.begin(Collective.ALLREDUCE)
+    exchange.begin(CollectiveKind.ALLREDUCE)
     buffer = bytearray(2)
     exchange.wait([exchange.receive(1, memoryview(buffer))])
     assert bytes(buffer) == b"ab"
@@ -232,7 +232,7 @@ def test_slow_is_not_silent(key: tuple[TcpExchange, socket.socket]) -> None:
 def test_the_silent_one_of_several_is_named() -> None:
     pairs = {rank: socket.socketpair() for rank in (0, 1, 3)}
     exchange = TcpExchange({rank: own for rank, (own, _) in pairs.items()}, timedelta(seconds=0.2))
-    exchange.begin(Collective.ALLREDUCE)
+    exchange.begin(CollectiveKind.ALLREDUCE)
     marks = [exchange.receive(rank) for rank in pairs]
     for rank in (0, 3):
         pairs[rank][1].sendall(frame(b""))
@@ -267,7 +267,7 @@ def test_a_peer_that_was_gone_from_the_start(connect: Callable[[], tuple[socket.
     own.sendall(b"never read, so that the connection is reset")
     other.close()
     exchange = TcpExchange({1: own}, timedelta(seconds=5))
-    exchange.begin(Collective.ALLREDUCE)
+    exchange.begin(CollectiveKind.ALLREDUCE)
     mark = exchange.receive(1)
     with pytest.raises(PeerFailure, match="connection") as failure:
         exchange.wait([mark])
@@ -303,7 +303,7 @@ def test_a_peer_that_is_done_and_gone_disturbs_nobody() -> None:
     """Rank 1 leaves while only rank 2 is waited for: no failure, and no busy loop."""
     pairs = {rank: socket.socketpair() for rank in (1, 2)}
     exchange = TcpExchange({rank: own for rank, (own, _) in pairs.items()}, timedelta(seconds=5))
-    exchange.begin(Collective.ALLREDUCE)
+    exchange.begin(CollectiveKind.ALLREDUCE)
     pairs[1][1].sendall(frame(b""))
     exchange.wait([exchange.receive(1)])
     pairs[1][1].close()
@@ -324,7 +324,7 @@ def test_a_peer_that_runs_ahead_is_left_alone(key: tuple[TcpExchange, socket.soc
     exchange, other = key
     other.sendall(frame(b"", number=1) + frame(b"abc", number=2))
     exchange.wait([exchange.receive(1)])
-    exchange.begin(Collective.ALLREDUCE)
+    exchange.begin(CollectiveKind.ALLREDUCE)
     buffer = bytearray(3)
     exchange.wait([exchange.receive(1, memoryview(buffer))])
     assert bytes(buffer) == b"abc"
@@ -333,7 +333,7 @@ def test_a_peer_that_runs_ahead_is_left_alone(key: tuple[TcpExchange, socket.soc
 GARBAGE = {
     "random bytes": (b"GET / HTTP/1.1\r\n\r\n", "not part of any collective"),
     "no such collective": (frame(b"abc", collective=99), "not part of any collective"),
-    "another collective": (frame(b"abc", Collective.BROADCAST), r"broadcast number 1 \(3 bytes\) where allreduce"),
+    "another collective": (frame(b"abc", CollectiveKind.BROADCAST), r"broadcast number 1 \(3 bytes\) where allreduce"),
     "an earlier one": (frame(b"abc", number=0), r"allreduce number 0 \(3 bytes\) where allreduce number 1"),
     "another length": (frame(b"abcd"), r"\(4 bytes\) where allreduce number 1 \(3 bytes\)"),
     "a huge length": (HEADER.pack(MAGIC, 1, 1, 2**64 - 1), r"\(18446744073709551615 bytes\)"),
@@ -354,15 +354,15 @@ def test_garbage(key: tuple[TcpExchange, socket.socket], kind: str) -> None:
 def test_the_number_of_the_collective_wraps_around(key: tuple[TcpExchange, socket.socket]) -> None:
     exchange, other = key
     exchange._number = 2**32 - 1
-    exchange.begin(Collective.BARRIER)
+    exchange.begin(CollectiveKind.BARRIER)
     exchange.wait([exchange.send(1)])
-    assert other.recv(100) == frame(b"", Collective.BARRIER, 0)
+    assert other.recv(100) == frame(b"", CollectiveKind.BARRIER, 0)
 
 
 def test_abort_wakes_a_wait_and_stays() -> None:
     own, other = socket.socketpair()
     exchange = TcpExchange({1: own}, timedelta(seconds=60))
-    exchange.begin(Collective.ALLREDUCE)
+    exchange.begin(CollectiveKind.ALLREDUCE)
     timer = threading.Timer(0.05, exchange.abort)
     timer.start()
     mark = exchange.receive(1)
@@ -372,7 +372,7 @@ def test_abort_wakes_a_wait_and_stays() -> None:
     with pytest.raises(Aborted):
         exchange.wait([])
     with pytest.raises(Aborted):
-        exchange.begin(Collective.ALLREDUCE)
+        exchange.begin(CollectiveKind.ALLREDUCE)
     other.sendall(b"x")  # abort closes nothing
     exchange.close()
     with pytest.raises(OSError):
@@ -383,7 +383,7 @@ def test_abort_wakes_a_wait_and_stays() -> None:
 def test_a_very_long_timeout() -> None:
     own, other = socket.socketpair()
     exchange = TcpExchange({1: own}, timedelta(days=10_000))
-    exchange.begin(Collective.ALLREDUCE)
+    exchange.begin(CollectiveKind.ALLREDUCE)
     timer = threading.Timer(0.05, lambda: other.sendall(frame(b"")))
     timer.start()
     exchange.wait([exchange.receive(1)])
@@ -421,7 +421,7 @@ def test_a_forked_child_does_not_cut_its_parents_connections() -> None:
         exchange.close()
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    exchange.begin(Collective.ALLREDUCE)
+    exchange.begin(CollectiveKind.ALLREDUCE)
     other.sendall(frame(b""))
     exchange.wait([exchange.send(1), exchange.receive(1)])
     assert other.recv(100) == frame(b"")

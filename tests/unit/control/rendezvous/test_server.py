@@ -20,7 +20,7 @@ from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import (
     PURPOSE,
     CompressedValues,
-    Exchange,
+    ExchangeValues,
     Put,
     Refusal,
     RendezvousError,
@@ -277,7 +277,7 @@ def test_who_leaves_in_the_middle_ends_the_wait_of_the_others_at_once(server: Re
     waiting = Together(partial(exchange, server, 0, 3, seconds=600.0))
     wait_until(arrived(server, "k", 1), "one arrival")
     with Guest(server) as leaver:
-        leaver.say(Exchange("k", 1, 3, b"", SECONDS))
+        leaver.say(ExchangeValues("k", 1, 3, b"", SECONDS))
         wait_until(arrived(server, "k", 2), "two arrivals")
     (outcome,) = waiting.outcomes()
     assert type(outcome) is RendezvousError
@@ -289,7 +289,7 @@ def test_who_leaves_in_the_middle_ends_the_wait_of_the_others_at_once(server: Re
 
 def test_after_somebody_left_the_next_attempt_starts_from_nothing(server: RendezvousServer) -> None:
     with Guest(server) as leaver:
-        leaver.say(Exchange("k", 1, 2, b"stale", SECONDS))
+        leaver.say(ExchangeValues("k", 1, 2, b"stale", SECONDS))
         wait_until(arrived(server, "k", 1), "an arrival")
     wait_until(lambda: "k" not in server._rendezvous_groups, "its end")
     assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
@@ -322,7 +322,7 @@ def test_a_guest_that_does_not_read_holds_nobody_up(server: RendezvousServer) ->
     """Its answer, far larger than the kernel takes at once, waits in the server; the others have theirs."""
     big = os.urandom(6_000_000)  # cannot be compressed
     with Guest(server) as slow:
-        slow.say(Exchange("k", 0, 2, big, SECONDS))
+        slow.say(ExchangeValues("k", 0, 2, big, SECONDS))
         assert exchange(server, 1, 2, b"small") == [big, b"small"]
         assert together(*everybody(server, 2, "another")) == [[b"value 0", b"value 1"]] * 2
         slow.connection.settimeout(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import threading
@@ -12,12 +13,13 @@ import pytest
 
 from engines import group_of, loopback_pair, run_ranks
 from horovod.comm.base import Communicator
-from horovod.comm.engine import Bootstrap, EngineError, Group
+from horovod.comm.engine import Bootstrap, EngineError, EngineGroup
 from horovod.comm.select import engine
 from horovod.comm.spans import HOST
 from horovod.comm.tcp.communicator import TcpCommunicator
 from horovod.core.engines.engine_building import build_engine
 from horovod.core.engines.member_exchange import ExchangeOverCommunicator, ExchangeOverConnections
+from horovod.core.negotiation.tree import Tree
 from unit.control.together import Together
 
 
@@ -67,11 +69,39 @@ def test_a_member_that_never_answers_is_named_by_its_rank() -> None:
         exchange.allgather(b"")
 
 
+@pytest.mark.parametrize("hosts", ["aaaaa", "aabbb", "abbbb"], ids=["one host", "a relay", "a relay for all others"])
+@pytest.mark.parametrize("lost", range(1, 5))
+@pytest.mark.parametrize("how", ["is gone", "is silent"])
+def test_all_members_name_the_one_that_is_missing(hosts: str, lost: int, how: str) -> None:
+    """Those who are not connected with it, too, even if their time is over a little earlier."""
+    tree, ranks = Tree(list(hosts)), [10, 11, 12, 13, 14]
+    ends: dict[int, dict[int, socket.socket]] = {member: {} for member in range(5)}
+    for parent in range(5):
+        for child in tree.children(parent):
+            ends[parent][child], ends[child][parent] = socket.socketpair()
+    if how == "is gone":
+        for end in ends[lost].values():
+            end.close()
+    now, seconds = time.monotonic(), 20.0 if how == "is gone" else 0.5
+    others = [member for member in range(5) if member != lost]
+
+    def member(index: int) -> list[bytes]:
+        deadline = now + seconds - 0.1 * index
+        return ExchangeOverConnections(ranks, ends[index], index, deadline, tree).allgather(b"here")
+
+    outcomes = Together(*(functools.partial(member, index) for index in others)).outcomes()
+    for each in ends.values():
+        for end in each.values():
+            end.close()
+    named = f"rank {10 + lost} did not take part in the choice of an engine"
+    assert all(str(outcome).startswith(named) for outcome in outcomes), outcomes
+
+
 def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Member 1 fails to build tcp. Both hear why, and the one that was made is closed."""
     closed = threading.Event()
 
-    def build(self: object, group: Group, bootstrap: Bootstrap, deadline: float) -> TcpCommunicator:
+    def build(self: object, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> TcpCommunicator:
         if group.rank == 1:
             raise EngineError("no route to member 0")
         made = TcpCommunicator(group.rank, group.connect(), group.settings.stall_timeout)
@@ -86,7 +116,7 @@ def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch)
 
     def run(rank: int) -> Communicator:
         connections: Mapping[int, socket.socket] = {1: near} if rank == 0 else {0: far}
-        group = Group(rank, 2, ("a", "b"), connect=lambda: {1 - rank: data})
+        group = EngineGroup(rank, 2, ("a", "b"), connect=lambda: {1 - rank: data})
         exchange = ExchangeOverConnections([2, 5], connections, int(rank != 0), deadline)
         return build_engine(group, exchange, "tcp", "VARIABLE", deadline)
 

@@ -44,7 +44,7 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
-from horovod.environments import HostList, Identity, Rank0
+from horovod.environments import HostList, ProcessIdentity, Rank0
 from leaks import Inventory
 from unit.control.together import Together, together, wait_until
 
@@ -411,8 +411,8 @@ def test_a_fork_while_nothing_runs() -> None:
 # Jobs whose ranks are threads
 
 
-def identity(rank: int, size: int, job: str) -> Identity:
-    return Identity(rank, size, rank, size, 0, 1, "this-host", "a test", f"{os.getpid()} {job}")
+def identity(rank: int, size: int, job: str) -> ProcessIdentity:
+    return ProcessIdentity(rank, size, rank, size, 0, 1, "this-host", "a test", f"{os.getpid()} {job}")
 
 
 def member(rank: int, size: int, job: str, settings: Config | None = None, generation: int = 1) -> Generation:
@@ -576,7 +576,7 @@ def test_twenty_generations_leave_nothing_behind(job: Job, engine: str) -> None:
 # How ranks find each other
 
 
-def rendezvous_point(launched: Identity, env: Mapping[str, str]) -> Rendezvous:
+def rendezvous_point(launched: ProcessIdentity, env: Mapping[str, str]) -> Rendezvous:
     return rendezvous_of(choose(None, launched), env)
 
 
@@ -593,7 +593,7 @@ def test_the_launchers_place_and_its_secret() -> None:
 
 def test_ranks_that_were_told_by_hand_where_to_meet_need_a_secret() -> None:
     env = {config.RENDEZVOUS_ADDRESS: "10.0.0.1", config.RENDEZVOUS_PORT: "4711"}
-    by_hand = Identity(0, 2, 0, 1, 0, 1, "host", "horovodrun", "", placed=False)
+    by_hand = ProcessIdentity(0, 2, 0, 1, 0, 1, "host", "horovodrun", "", placed=False)
     with pytest.raises(
         ValueError, match=f"neither {config.SECRET_KEY}.*nor {config.USER_SECRET}.*openssl rand -hex 16"
     ):
@@ -613,7 +613,7 @@ def test_a_meeting_at_a_port_that_is_none(port: str) -> None:
 
 
 def test_a_launcher_that_says_where_rank_0_is_needs_nothing_else() -> None:
-    who = Identity(1, 2, 0, 1, 0, 1, "host", "a PyTorchJob", "", placed=False, rank_0=Rank0("master", 23456))
+    who = ProcessIdentity(1, 2, 0, 1, 0, 1, "host", "a PyTorchJob", "", placed=False, rank_0=Rank0("master", 23456))
     place = rendezvous_point(who, {})
     assert isinstance(place, RendezvousAtRank0)
     assert (place.address, place.secret) == ("master:23456 (MASTER_ADDR, MASTER_PORT)", b"")
@@ -628,7 +628,7 @@ def test_a_place_of_their_own_for_ranks_of_one_host() -> None:
 
 
 def test_ranks_of_several_hosts_need_a_place() -> None:
-    spread = Identity(0, 4, 0, 2, 0, 2, "host", "Slurm", "job 7")
+    spread = ProcessIdentity(0, 4, 0, 2, 0, 2, "host", "Slurm", "job 7")
     with pytest.raises(
         ValueError,
         match=r"Slurm started 4 ranks on several hosts .* start the job with horovodrun, or pass an mpi4py",
@@ -640,7 +640,7 @@ NODES = HostList(("n1", "n2"), "n1", ())
 
 
 def test_ranks_of_srun_meet_on_the_first_node_by_the_users_secret() -> None:
-    spread = Identity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/", hosts=NODES)
+    spread = ProcessIdentity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/", hosts=NODES)
     place = rendezvous_point(spread, {config.SECRET_KEY: encode_secret(make_secret())})
     assert isinstance(place, RendezvousOnHosts)
     assert isinstance(place.address, tuple) and place.address[0] == "n1"
@@ -648,7 +648,7 @@ def test_ranks_of_srun_meet_on_the_first_node_by_the_users_secret() -> None:
 
 def test_without_munge_and_a_secret_ranks_of_srun_are_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(munge, "_LIBRARY", "libmunge.so.none")
-    spread = Identity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/", hosts=NODES)
+    spread = ProcessIdentity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/", hosts=NODES)
     with pytest.raises(
         ValueError, match=f"slurm started 4 ranks .* MUNGE cannot be used here.*export {config.USER_SECRET}="
     ):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from horovod.control import elastic_messages as messages
-from horovod.control.elastic_messages import HostsChanged, Leaving, NoPlace, Place, Ready, RoundOver, Told
+from horovod.control.elastic_messages import HostsChanged, Leaving, NoPlace, Place, ReadyForRound, RoundOver, Told
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
@@ -41,10 +41,10 @@ class Launcher:
         assert key == messages.told_key(NUMBER)
         self.told.put(messages.decode_told(value))
 
-    def answer(self, answer: messages.Answer) -> Ready:
+    def answer(self, answer: messages.Answer) -> ReadyForRound:
         """Wait for the question, and answer it."""
         ready = self.told.get(timeout=SECONDS)
-        assert isinstance(ready, Ready)
+        assert isinstance(ready, ReadyForRound)
         self.server.put(messages.answer_key(NUMBER, ready.question), messages.encode(answer))
         return ready
 
@@ -71,7 +71,7 @@ def place(round_number: int, rank: int = 2) -> Place:
     return Place(round_number, rank, 5, 1, 3, 0, 2)
 
 
-def enter(launcher: Launcher, process: ElasticProcess, round_number: int) -> Ready:
+def enter(launcher: Launcher, process: ElasticProcess, round_number: int) -> ReadyForRound:
     running = Together(process.take_place)
     ready = launcher.answer(place(round_number))
     running.results()
@@ -79,7 +79,7 @@ def enter(launcher: Launcher, process: ElasticProcess, round_number: int) -> Rea
 
 
 def test_the_place_becomes_the_environment(launcher: Launcher) -> None:
-    assert enter(launcher, launcher.process(), 1) == Ready(0, 0, False, "hvd.init() was called.")
+    assert enter(launcher, launcher.process(), 1) == ReadyForRound(0, 0, False, "hvd.init() was called.")
     names = (config.RANK, config.SIZE, config.LOCAL_RANK, config.LOCAL_SIZE, config.CROSS_RANK, config.CROSS_SIZE)
     assert [os.environ[name] for name in names] == ["2", "5", "1", "3", "0", "2"]
     assert os.environ[config.ELASTIC_ROUND] == "1"
@@ -89,7 +89,7 @@ def test_a_place_that_was_asked_for_before_init_is_the_one_that_init_uses(launch
     process = launcher.process()
     enter(launcher, process, 1)
     running = Together(partial(process.next, True, "rank 3 failed"))
-    assert launcher.answer(place(2)) == Ready(1, 1, True, "rank 3 failed")
+    assert launcher.answer(place(2)) == ReadyForRound(1, 1, True, "rank 3 failed")
     running.results()
     process.take_place()  # does not ask
     assert launcher.told.empty()

@@ -7,7 +7,7 @@ import pytest
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, requested_sets, settle
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.lifecycle.world import World, choose
-from horovod.environments import Identity
+from horovod.environments import ProcessIdentity
 
 
 def listed(*ranks: int) -> RequestedSet:
@@ -101,7 +101,7 @@ def test_ranks_that_were_given_different_sets(other: list[RequestedSet], shown: 
 
 
 def world() -> World:
-    return choose(None, Identity(0, 2, 0, 2, 0, 1, "host", "horovodrun", "job"))
+    return choose(None, ProcessIdentity(0, 2, 0, 2, 0, 1, "host", "horovodrun", "job"))
 
 
 def test_an_entry_that_is_no_process_set() -> None:

@@ -10,10 +10,10 @@ from horovod.control.rendezvous.over_pmi import RendezvousOverPmi
 from horovod.core.config import Config
 from horovod.core.lifecycle.rendezvous import check_settings, rendezvous_of
 from horovod.core.lifecycle.world import choose
-from horovod.environments import Identity
+from horovod.environments import ProcessIdentity
 
-UNDER_HYDRA = Identity(0, 4, 0, 2, 0, 2, "hostA", "MPICH", "mpich/1/2", placed=False, over_mpi=True)
-UNDER_OPEN_MPI = Identity(0, 4, 0, 2, 0, 2, "hostA", "Open MPI", "open-mpi/x", placed=False, over_mpi=True)
+UNDER_HYDRA = ProcessIdentity(0, 4, 0, 2, 0, 2, "hostA", "MPICH", "mpich/1/2", placed=False, over_mpi=True)
+UNDER_OPEN_MPI = ProcessIdentity(0, 4, 0, 2, 0, 2, "hostA", "Open MPI", "open-mpi/x", placed=False, over_mpi=True)
 
 
 def test_settings_that_agree() -> None:
@@ -56,7 +56,7 @@ def test_open_mpi_needs_mpi4py_for_several_hosts(monkeypatch: pytest.MonkeyPatch
 def test_mpi4py_is_no_help_under_another_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous_over_mpi, "obtainable", lambda: True)
     with pytest.raises(ValueError, match="torchrun started 4 ranks on several hosts"):
-        rendezvous_of(choose(None, Identity(0, 4, 0, 2, 0, 2, "hostA", "torchrun", "x")), {"PMI_FD": "9"})
+        rendezvous_of(choose(None, ProcessIdentity(0, 4, 0, 2, 0, 2, "hostA", "torchrun", "x")), {"PMI_FD": "9"})
 
 
 def test_a_list_of_ranks_is_refused_where_ranks_meet_through_mpis_launcher() -> None:

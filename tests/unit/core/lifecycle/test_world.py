@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from horovod.core.lifecycle.world import choose, is_communicator, place_by_hosts
-from horovod.environments import Identity
+from horovod.environments import ProcessIdentity
 
 
-def launched(rank: int = 1, size: int = 4) -> Identity:
-    return Identity(rank, size, rank, size, 0, 1, "host", "horovodrun", "job")
+def launched(rank: int = 1, size: int = 4) -> ProcessIdentity:
+    return ProcessIdentity(rank, size, rank, size, 0, 1, "host", "horovodrun", "job")
 
 
 @pytest.mark.parametrize("comm", [None, [], (), range(0), [0, 1, 2, 3], range(4), iter([])])
@@ -66,7 +66,7 @@ def test_local_and_cross_numbers_follow_from_the_hosts() -> None:
     hosts = ["a", "b", "a", "c", "b", "b"]
     found = []
     for rank in range(6):
-        placed = place_by_hosts(Identity(rank, 6, 9, 9, 9, 9, "x", "y", "z"), hosts)
+        placed = place_by_hosts(ProcessIdentity(rank, 6, 9, 9, 9, 9, "x", "y", "z"), hosts)
         assert astuple(placed)[:2] == (rank, 6)
         found.append((placed.local_rank, placed.local_size, placed.cross_rank, placed.cross_size))
     assert found == [(0, 2, 0, 3), (0, 3, 1, 3), (1, 2, 0, 2), (0, 1, 2, 3), (1, 3, 1, 2), (2, 3, 0, 1)]

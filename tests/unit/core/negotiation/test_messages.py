@@ -11,15 +11,15 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.core.negotiation.messages import (
     Announce,
-    Announcer,
     Decision,
     Definition,
     Leave,
-    Listener,
     MessageError,
     Operation,
     Order,
     Request,
+    RequestDecoder,
+    RequestEncoder,
     Stop,
     TensorSpec,
     decode_from_coordinator,
@@ -125,50 +125,50 @@ def make(name: str, version: int = 0, transient: bool = False) -> Request:
 
 
 def test_the_second_time_a_number_says_it_all() -> None:
-    announcer, listener = Announcer(4), Listener(4)
+    encoder, decoder = RequestEncoder(4), RequestDecoder(4)
     request = make("a")
-    first, second, third = announcer.item(request), announcer.item(request), announcer.item(make("a"))
+    first, second, third = encoder.item(request), encoder.item(request), encoder.item(make("a"))
     assert first == Definition(0, request)
     assert (second, third) == (0, 0)  # the same object, or one that says the same
-    assert all(found is request for found in listener.requests([first, second]))
+    assert all(found is request for found in decoder.requests([first, second]))
 
 
 def test_what_changed_is_said_in_full_under_the_same_number() -> None:
-    announcer, listener = Announcer(4), Listener(4)
-    listener.requests([announcer.item(make("a", 1))])
+    encoder, decoder = RequestEncoder(4), RequestDecoder(4)
+    decoder.requests([encoder.item(make("a", 1))])
     changed = make("a", 2)
-    item = announcer.item(changed)
+    item = encoder.item(changed)
     assert item == Definition(0, changed)
-    assert listener.requests([item])[0] == changed
-    assert announcer.item(changed) == 0
-    assert listener.requests([0])[0] == changed
+    assert decoder.requests([item])[0] == changed
+    assert encoder.item(changed) == 0
+    assert decoder.requests([0])[0] == changed
 
 
 def test_a_name_that_will_not_come_again_takes_no_place() -> None:
-    announcer = Announcer(1)
+    encoder = RequestEncoder(1)
     for number in range(5):
         request = make(f"t{number}", transient=True)
-        assert announcer.item(request) == Definition(-1, request)
-    assert announcer.item(make("a")) == Definition(0, make("a"))
+        assert encoder.item(request) == Definition(-1, request)
+    assert encoder.item(make("a")) == Definition(0, make("a"))
 
 
 def test_the_oldest_name_makes_room() -> None:
-    announcer = Announcer(2)
+    encoder = RequestEncoder(2)
     for name in "abc":
-        announcer.item(make(name))
-    assert announcer.item(make("b")) == 1
-    assert announcer.item(make("c")) == 0
-    assert isinstance(announcer.item(make("a")), Definition)
+        encoder.item(make(name))
+    assert encoder.item(make("b")) == 1
+    assert encoder.item(make("c")) == 0
+    assert isinstance(encoder.item(make("a")), Definition)
 
 
 def test_a_capacity_of_nothing_says_everything_in_full() -> None:
-    announcer, listener = Announcer(0), Listener(0)
+    encoder, decoder = RequestEncoder(0), RequestDecoder(0)
     for _ in range(3):
-        item = announcer.item(make("a"))
+        item = encoder.item(make("a"))
         assert item == Definition(-1, make("a"))
-        assert listener.requests([item])[0] == make("a")
+        assert decoder.requests([item])[0] == make("a")
     with pytest.raises(MessageError, match="beyond the capacity 0"):
-        listener.requests([Definition(0, make("a"))])
+        decoder.requests([Definition(0, make("a"))])
 
 
 @given(
@@ -178,27 +178,27 @@ def test_a_capacity_of_nothing_says_everything_in_full() -> None:
 def test_both_ends_of_a_dictionary_agree_over_any_sequence(
     capacity: int, sequence: list[tuple[str, int, bool]]
 ) -> None:
-    announcer, listener = Announcer(capacity), Listener(capacity)
+    encoder, decoder = RequestEncoder(capacity), RequestDecoder(capacity)
     for name, version, transient in sequence:
         request = make(name, version, transient)
-        (item,) = decode_from_member(encode(Announce([announcer.item(request)]))).items  # type: ignore[union-attr]
-        assert listener.requests([item])[0] == request
-    assert len(listener._known) <= capacity
-    assert len(announcer._known) <= capacity
+        (item,) = decode_from_member(encode(Announce([encoder.item(request)]))).items  # type: ignore[union-attr]
+        assert decoder.requests([item])[0] == request
+    assert len(decoder._known) <= capacity
+    assert len(encoder._known) <= capacity
 
 
 @given(st.integers(0, 5), st.integers(-3, 10))
 def test_a_number_that_was_never_defined(capacity: int, number: int) -> None:
     with pytest.raises(MessageError, match=f"request {number} was never defined"):
-        Listener(capacity).requests([number])
+        RequestDecoder(capacity).requests([number])
 
 
 @pytest.mark.parametrize("identifier", [-2, 3, 1 << 40])
 def test_a_number_beyond_the_capacity_is_refused_and_not_kept(identifier: int) -> None:
-    listener = Listener(3)
+    decoder = RequestDecoder(3)
     with pytest.raises(MessageError, match="beyond the capacity 3"):
-        listener.requests([Definition(identifier, make("a"))])
-    assert not listener._known
+        decoder.requests([Definition(identifier, make("a"))])
+    assert not decoder._known
 
 
 def test_operations_have_the_numbers_of_the_public_interface() -> None:

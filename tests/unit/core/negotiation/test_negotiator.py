@@ -15,12 +15,12 @@ from horovod.comm.reduction import ReduceOp
 from horovod.core.negotiation.fusion import fuse
 from horovod.core.negotiation.messages import (
     Announce,
-    Announcer,
     Decision,
-    Listener,
     Operation,
     Order,
     Request,
+    RequestDecoder,
+    RequestEncoder,
     TensorSpec,
     decode_from_coordinator,
     decode_from_member,
@@ -394,7 +394,7 @@ class Member:
     """One member's side, as its worker thread does it."""
 
     def __init__(self, capacity: int) -> None:
-        self._announcer = Announcer(capacity)
+        self._encoder = RequestEncoder(capacity)
         self._decisions: dict[int, Decision] = {}
         self.in_flight: dict[str, Request] = {}
         self.done: list[Decision] = []
@@ -402,7 +402,7 @@ class Member:
     def submit(self, request: Request) -> bytes:
         assert request.name not in self.in_flight
         self.in_flight[request.name] = request
-        return encode(Announce([self._announcer.item(request)]))
+        return encode(Announce([self._encoder.item(request)]))
 
     def obey(self, body: bytes) -> None:
         order = decode_from_coordinator(body)
@@ -432,7 +432,7 @@ class Job:
 
     def __init__(self, size: int, capacity: int, threshold: int, groups_apart: bool = False) -> None:
         self.members = [Member(capacity) for _ in range(size)]
-        self._listeners = [Listener(capacity) for _ in range(size)]
+        self._decoders = [RequestDecoder(capacity) for _ in range(size)]
         self.negotiator = Negotiator(range(size), capacity)
         self._threshold = threshold
         self._groups_apart = groups_apart
@@ -441,7 +441,7 @@ class Job:
         message = decode_from_member(self.members[member].submit(request))
         assert isinstance(message, Announce)
         for item in message.items:
-            self.negotiator.announce(member, self._listeners[member].requests([item]), 0.0)
+            self.negotiator.announce(member, self._decoders[member].requests([item]), 0.0)
 
     def order(self) -> None:
         ready = self.negotiator.take()

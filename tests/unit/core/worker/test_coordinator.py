@@ -17,12 +17,12 @@ from horovod.comm.datatypes import DataType
 from horovod.core.config import Config
 from horovod.core.negotiation.messages import (
     Announce,
-    Announcer,
     Decision,
     Definition,
     Operation,
     Order,
     Request,
+    RequestEncoder,
     TensorSpec,
     decode_from_coordinator,
     encode,
@@ -61,14 +61,14 @@ class Job:
         self.coordinator = Coordinator(
             range(size), cast(Connections, self.connections), self.schedule, None, Config(), Watch(), "tcp"
         )
-        self._announcers = [Announcer(1024) for _ in range(size)]
+        self._encoders = [RequestEncoder(1024) for _ in range(size)]
 
     def announce(self, *requests: list[Request]) -> int:
         """Every member announces its request of each list, and the coordinator decides. Returns the bytes announced."""
         total = 0
         self.coordinator.announce([each[0] for each in requests])
         for member in range(1, self.size):
-            body = encode(Announce([self._announcers[member].item(each[member]) for each in requests]))
+            body = encode(Announce([self._encoders[member].item(each[member]) for each in requests]))
             self.coordinator.receive(member, body)
             total += len(body)
         self.coordinator.decide()

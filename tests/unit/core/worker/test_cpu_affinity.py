@@ -10,8 +10,8 @@ import pytest
 from horovod.core.config import THREADS
 from horovod.core.worker.cpu_affinity import (
     ANYWHERE,
+    CpuPlacement,
     CpuResources,
-    Placement,
     crowded,
     own_cpu_resources,
     placement_of,
@@ -77,8 +77,8 @@ def test_a_rank_spins_where_no_rank_of_its_host_needs_the_core(ranks: list[list[
 
 def test_a_core_that_the_user_has_chosen_is_the_one() -> None:
     cpu_resources_by_rank = of(("a", [0, 1], 1), ("a", [0, 1], 1))
-    assert placement_of(cpu_resources_by_rank, 1, core=5) == Placement(5)
-    assert placement_of(cpu_resources_by_rank, 1) == Placement(share=frozenset({1}))
+    assert placement_of(cpu_resources_by_rank, 1, core=5) == CpuPlacement(5)
+    assert placement_of(cpu_resources_by_rank, 1) == CpuPlacement(share=frozenset({1}))
     assert placement_of(of(("a", [0, 1], 1)), 0) == ANYWHERE
 
 
@@ -93,11 +93,11 @@ def test_what_this_process_has(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_thread_is_confined_for_a_block_and_free_again_whatever_happens() -> None:
     before = os.sched_getaffinity(0)
-    with pytest.raises(ZeroDivisionError), Placement(share=frozenset({max(before)})).at_work():
+    with pytest.raises(ZeroDivisionError), CpuPlacement(share=frozenset({max(before)})).at_work():
         assert os.sched_getaffinity(0) == {max(before)}
         raise ZeroDivisionError
     assert os.sched_getaffinity(0) == before
-    for placement in (Placement(share=frozenset({1_000_000})), ANYWHERE):
+    for placement in (CpuPlacement(share=frozenset({1_000_000})), ANYWHERE):
         with placement.at_work():
             assert os.sched_getaffinity(0) == before
         assert os.sched_getaffinity(0) == before

@@ -43,7 +43,7 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker import in_flight as requests_module
 from horovod.core.worker.coordinator import Coordinator
-from horovod.core.worker.cpu_affinity import Placement
+from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.executor import kept
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe.timeline import Timeline
@@ -873,7 +873,7 @@ def test_what_a_forked_child_must_close(process_set: Set) -> None:
 def test_a_worker_can_be_bound_to_a_core(process_set: Set) -> None:
     core = min(os.sched_getaffinity(0))
     rank, _ = process_set.part(0, 1, start=False)
-    rank.worker._placement = Placement(core)
+    rank.worker._placement = CpuPlacement(core)
     found: list[set[int]] = []
     rank.communicator.before = lambda: found.append(os.sched_getaffinity(0))
     rank.worker.start()
@@ -885,7 +885,7 @@ def test_a_core_that_this_machine_does_not_have_is_an_error_in_the_log_and_nothi
     process_set: Set, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank, _ = process_set.part(0, 1, start=False)
-    rank.worker._placement = Placement(1_000_000)
+    rank.worker._placement = CpuPlacement(1_000_000)
     rank.worker.start()
     wait(rank.allreduce("x", ones()))
     assert "core 1000000" in caplog.text
@@ -897,7 +897,7 @@ def test_what_is_large_is_carried_out_on_the_cores_that_fall_to_this_rank(proces
     everywhere = os.sched_getaffinity(0)
     cores = {min(everywhere)} if share == {0} else share
     rank, _ = process_set.part(0, 1, start=False)
-    rank.worker._placement = rank.worker.executor._placement = Placement(share=frozenset(cores))
+    rank.worker._placement = rank.worker.executor._placement = CpuPlacement(share=frozenset(cores))
     found: list[set[int]] = []
     rank.communicator.before = lambda: found.append(os.sched_getaffinity(0))
     rank.worker.start()
@@ -1010,6 +1010,30 @@ def test_small_collectives_run_on_the_thread_that_waits(process_set: Set, size: 
         assert len(some) == 300
         assert f"script-{rank.worker.index}" in some  # the worker thread may be first at times
     assert [rank.watch.reports for rank in ranks] == [[]] * size
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize("proposals", [False, True])
+def test_an_engine_is_told_whether_the_thread_that_calls_it_waits(process_set: Set, proposals: bool) -> None:
+    """A thread that waits has no other use for its core, so the engine may poll longer before it sleeps."""
+    ranks = process_set.whole(2, proposals=proposals)
+    told: list[tuple[bool, bool]] = []
+    for rank in ranks:
+
+        def before(rank: Rank = rank) -> None:
+            told.append((threading.current_thread().name.startswith("script"), rank.communicator.by_waiting_thread))
+
+        rank.communicator.before = before
+
+    def waits(rank: Rank) -> None:
+        for turn in range(5):
+            rank.submit(allreduce_request(f"x{turn}", (MEDIUM,)), ones(length=MEDIUM), awaited=True).wait()
+
+    on_every_rank(ranks, waits)
+    wait(*(rank.allreduce("large", ones(length=LARGE)) for rank in ranks))
+    assert len(told) == 12 and (True, True) in told and (False, False) in told
+    assert (True, False) not in told
+    assert not any(rank.communicator.by_waiting_thread for rank in ranks)
 
 
 @pytest.mark.usefixtures("cores")

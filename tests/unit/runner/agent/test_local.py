@@ -12,7 +12,7 @@ import pytest
 from horovod.runner.agent import local, process_tree
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local import LocalAgent
-from horovod.runner.agent.messages import Closed, Ended, Event, Output, ProcessPlan
+from horovod.runner.agent.messages import AgentEvent, Closed, Ended, OutputData, ProcessPlan
 from horovod.runner.loop import Loop
 
 
@@ -22,9 +22,9 @@ def descriptors() -> int:
 
 def test_processes_that_have_ended_leave_nothing_behind_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "GRACE_SECONDS", 0.1)
-    events: list[Event] = []
+    events: list[AgentEvent] = []
 
-    def report(_: Agent, event: Event) -> None:
+    def report(_: Agent, event: AgentEvent) -> None:
         events.append(event)
 
     loop = Loop()
@@ -44,7 +44,7 @@ def test_processes_that_have_ended_leave_nothing_behind_while_the_job_goes_on(mo
 
 def test_stubborn_processes_and_their_strays_share_one_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the processes have started outside their sessions gets no grace of its own once theirs is over."""
-    events: list[Event] = []
+    events: list[AgentEvent] = []
     graces: list[float] = []
     end = process_tree.end
 
@@ -68,7 +68,7 @@ def test_stubborn_processes_and_their_strays_share_one_grace(monkeypatch: pytest
     agent.start({**os.environ, "_STRAYS_OF_A_TEST": "1"}, [plan])
 
     def ready() -> bool:
-        return b"".join(event.data for event in events if isinstance(event, Output)).count(b"ready") == 2
+        return b"".join(event.data for event in events if isinstance(event, OutputData)).count(b"ready") == 2
 
     loop.run(ready, time.monotonic() + 30)
     agent.end(0.2, hunt=True)

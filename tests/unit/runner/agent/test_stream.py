@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from horovod.control.channel import frame
-from horovod.runner.agent.messages import GREETING, Event, Output, decode_event, encode
+from horovod.runner.agent.messages import GREETING, AgentEvent, OutputData, decode_event, encode
 from horovod.runner.agent.stream import MessageStream
 from horovod.runner.loop import Loop
 
@@ -21,7 +21,7 @@ class Pair:
         self.loop = Loop()
         reader, self.to = os.pipe()
         self.out, writer = os.pipe()
-        self.heard: list[Event] = []
+        self.heard: list[AgentEvent] = []
         self.ended: list[str] = []
         self.congestion: list[bool] = []
         self.stream = MessageStream(
@@ -55,7 +55,7 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
-MESSAGE = Output(3, "stdout", b"hello")
+MESSAGE = OutputData(3, "stdout", b"hello")
 
 
 @pytest.mark.parametrize("step", [1, 7, 1000])

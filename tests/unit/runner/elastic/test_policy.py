@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from elastic_policy_world import KILLED, PolicyWorld
-from horovod.control.elastic_messages import HostUpdateResult, Leaving, RankFailed, Ready
+from horovod.control.elastic_messages import HostUpdateResult, Leaving, RankFailed, ReadyForRound
 from horovod.runner.agent.messages import Exit
 from horovod.runner.policy import EndAll
 
@@ -43,7 +43,9 @@ def test_a_failure_that_would_come_again_ends_the_job_for_all(first: int) -> Non
     for number in (first, *others):
         world.asked[number] += 1
         world.do(
-            world.policy.told(number, Ready(world.asked[number], 1, True, "Mismatched shapes", final=number == first))
+            world.policy.told(
+                number, ReadyForRound(world.asked[number], 1, True, "Mismatched shapes", final=number == first)
+            )
         )
     assert world.dismissed == {0: True, 1: True, 2: True}
     for number in range(3):

@@ -11,18 +11,17 @@ import pytest
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import make_secret
 from horovod.runner.agent.base import Agent, HostFacts, Report
-from horovod.runner.agent.messages import Closed, Ended, Exit, Lost, Output, ProcessPlan
+from horovod.runner.agent.messages import Closed, Ended, Exit, Lost, OutputData, ProcessPlan
 from horovod.runner.elastic import supervisor as elastic_supervisor
 from horovod.runner.elastic.blacklist import Blacklist
-from horovod.runner.elastic.decisions import Start
+from horovod.runner.elastic.decisions import StartProcess
 from horovod.runner.elastic.job_state import Limits
 from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.elastic.supervisor import ElasticSupervisor
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
 from horovod.runner.output.outcome import Outcome
-from horovod.runner.output.output import Output as JobOutput
-from horovod.runner.output.output import StreamSink
+from horovod.runner.output.output import JobOutput, StreamSink
 from horovod.runner.supervisor import Plans
 
 HOSTS = [HostInfo(f"host{number}", 1) for number in range(4)]
@@ -61,7 +60,7 @@ class PromptAgent(Agent):
     def _finish(self, end: Exit) -> None:
         for number in self._numbers:
             for stream in ("stdout", "stderr"):
-                self._report(self, Output(number, stream, b""))
+                self._report(self, OutputData(number, stream, b""))
             self._report(self, Ended(number, end))
         self._numbers.clear()
 
@@ -115,7 +114,7 @@ def play(cancelled: bool = False, lost: str = "") -> tuple[list[PromptAgent], Ou
         agents.append(PromptAgent(name, loop, supervisor.report, finishes=finishes, lost=name == lost))
         return agents[-1]
 
-    def plan(agent: Agent, start: Start) -> Plans:
+    def plan(agent: Agent, start: StartProcess) -> Plans:
         return {}, [ProcessPlan(start.number, ("true",), {}, False)]
 
     supervisor = ElasticSupervisor(

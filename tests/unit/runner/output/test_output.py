@@ -14,7 +14,7 @@ from horovod.runner.output.output import (
     Cursor,
     DescriptorSink,
     FileSink,
-    Output,
+    JobOutput,
     RankStream,
     ReaderGone,
     Sink,
@@ -144,7 +144,7 @@ def test_a_file_on_a_full_disk_complains_once() -> None:
 
 
 def test_the_folder_of_a_rank(tmp_path: Path) -> None:
-    output = Output(Paper(), Paper(), 11, str(tmp_path))
+    output = JobOutput(Paper(), Paper(), 11, str(tmp_path))
     stream = output.stream(3, "stderr")
     stream.feed(b"x")
     stream.finish()
@@ -154,7 +154,7 @@ def test_the_folder_of_a_rank(tmp_path: Path) -> None:
 def test_what_an_earlier_job_has_written_is_kept(tmp_path: Path) -> None:
     for number in range(3):
         errors = Paper()
-        output = Output(Paper(), errors, 2 + (number == 0), str(tmp_path))
+        output = JobOutput(Paper(), errors, 2 + (number == 0), str(tmp_path))
         for rank in range(2 + (number == 0)):
             stream = output.stream(rank, "stdout")
             stream.feed(b"job %d\n" % number)

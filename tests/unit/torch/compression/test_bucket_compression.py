@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from horovod.torch.compression import Compression
-from horovod.torch.compression.bucket_compression import BucketCompressor, Reduction
+from horovod.torch.compression.bucket_compression import BucketCompressor, BucketReduction
 
 SHAPES = {"square": (16, 16), "bias": (16,), "kernel": (8, 4, 3, 3), "scalar": (), "thin": (40, 1), "empty": (0, 4)}
 
@@ -250,7 +250,7 @@ def test_a_failed_collective_ends_the_reduction() -> None:
         finally:
             closed.append(True)
 
-    reduction = Reduction(steps())
+    reduction = BucketReduction(steps())
     assert not closed
     assert not reduction.advance()
     assert closed and not reduction.advance()
@@ -264,7 +264,7 @@ def test_wait_raises_an_error_of_the_compressor() -> None:
         yield
 
     with pytest.raises(ZeroDivisionError):
-        Reduction(steps()).wait()
+        BucketReduction(steps()).wait()
 
 
 def test_operations_refuse_a_compressor_of_buckets() -> None:

@@ -17,13 +17,13 @@ from typing import Any
 
 from horovod.comm.datatypes import Array
 from horovod.comm.shm import cross_memory
-from horovod.control.listener import Listener
+from horovod.control.listener import ConnectionListener
 from horovod.control.processes import own_process_namespace
 from horovod.control.wakeup import WakeUp
 from horovod.core.errors import EngineFailureError, HorovodInternalError, RankLostError
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.requests.handle import Handle
-from horovod.torch.distributed.point_to_point.matching import Wanted
+from horovod.torch.distributed.point_to_point.matching import ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
 from horovod.torch.distributed.point_to_point.peers import Listening, PeerDirectory, PeerPlace, connect
 from horovod.torch.distributed.point_to_point.receiving import Own, Receive, Receiver
@@ -63,7 +63,7 @@ class Mailbox:
         self._receiver = Receiver(self._wire)
         self._sender = Sender(self._wire, namespace, self._dial)
         self._wire.selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
-        self._listener = Listener(
+        self._listener = ConnectionListener(
             self._wire.selector, self._listening.sockets, generation.secret, self._receiver.welcome
         )
         cross_memory.permit_siblings()
@@ -82,7 +82,7 @@ class Mailbox:
             message = Send(envelope, data, handle)
             self._post(lambda: self._sender.begin(rank, message), handle)
 
-    def receive(self, wanted: Wanted, receive: Receive) -> None:
+    def receive(self, wanted: ReceiveFilter, receive: Receive) -> None:
         """Receive a message; the handle's result is the rank in the group that it is of."""
         self._post(lambda: self._receiver.begin(wanted, receive), receive.handle)
 

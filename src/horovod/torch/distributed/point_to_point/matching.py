@@ -19,7 +19,7 @@ Posted = TypeVar("Posted")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReceiveFilter:
     """What a receive takes: messages of a group and a tag, from one rank of the group or from :data:`ANY`."""
 
     group: int
@@ -33,7 +33,7 @@ class Wanted:
 @dataclass
 class _Queue(Generic[Arrived, Posted]):
     arrived: list[tuple[Envelope, Arrived]] = field(default_factory=list)
-    posted: list[tuple[Wanted, Posted]] = field(default_factory=list)
+    posted: list[tuple[ReceiveFilter, Posted]] = field(default_factory=list)
 
 
 class Matching(Generic[Arrived, Posted]):
@@ -53,7 +53,7 @@ class Matching(Generic[Arrived, Posted]):
         queue.arrived.append((envelope, message))
         return None
 
-    def post(self, wanted: Wanted, receive: Posted) -> tuple[Envelope, Arrived] | None:
+    def post(self, wanted: ReceiveFilter, receive: Posted) -> tuple[Envelope, Arrived] | None:
         """The message for a receive, which is taken out; None: the receive waits for one."""
         queue = self._queue(wanted.group, wanted.tag)
         for index, (envelope, message) in enumerate(queue.arrived):

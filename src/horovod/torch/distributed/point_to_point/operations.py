@@ -11,7 +11,7 @@ from horovod.core.requests.handle import Handle
 from horovod.observe.call_site import caller
 from horovod.torch.device.memory import host_memory
 from horovod.torch.distributed.point_to_point.mailbox import Mailbox, mailbox_of
-from horovod.torch.distributed.point_to_point.matching import ANY, Wanted
+from horovod.torch.distributed.point_to_point.matching import ANY, ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
 from horovod.torch.distributed.point_to_point.receiving import Receive
 from horovod.torch.distributed.submission import Submitter, flat, writes_back
@@ -45,7 +45,7 @@ class PointToPoint:
         place = target if target.is_cpu else torch.empty_like(target, device="cpu")
         handle = Handle()
         receive = Receive(_bytes(place), str(tensor.dtype).removeprefix("torch."), caller(), handle)
-        self._mailbox().receive(Wanted(submitter.membership.number, src, tag), receive)
+        self._mailbox().receive(ReceiveFilter(submitter.membership.number, src, tag), receive)
         finish = writes_back([tensor], [place])
         return HorovodWork(handle, host_memory, [tensor], "recv", finish, submitter.seconds)
 

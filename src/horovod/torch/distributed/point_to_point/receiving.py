@@ -14,7 +14,7 @@ from horovod.comm.shm import cross_memory
 from horovod.comm.spans import address_of
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.core.requests.handle import Handle
-from horovod.torch.distributed.point_to_point.matching import Matching, Wanted
+from horovod.torch.distributed.point_to_point.matching import Matching, ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import (
     Ask,
     Envelope,
@@ -79,7 +79,7 @@ class Receiver:
         self._sources: list[_Source] = []
         self._unreadable: set[int] = set()
 
-    def begin(self, wanted: Wanted, receive: Receive) -> None:
+    def begin(self, wanted: ReceiveFilter, receive: Receive) -> None:
         """Receive a message that has arrived or will."""
         found = self._matching.post(wanted, receive)
         if found is not None:

@@ -18,11 +18,11 @@ import psutil
 
 from horovod.environments.lsf_hosts import lsf_hosts
 from horovod.runner.errors import UsageError
+from horovod.runner.external.base import ExternalJob
+from horovod.runner.external.extra_arguments import split_arguments
 from horovod.runner.hosts.slots import SlotInfo
 from horovod.runner.options import Options
 from horovod.runner.output.standard_input import NO_RANK
-from horovod.runner.whole_job.base import WholeJob
-from horovod.runner.whole_job.words import split_words
 
 PROGRAM = "jsrun"
 
@@ -65,7 +65,7 @@ def command_line(options: Options, file: str) -> list[str]:
     """
     words = [PROGRAM]
     given = options.binding_args
-    words += ["--erf_input", file] if given is None else split_words("--binding-args", given)
+    words += ["--erf_input", file] if given is None else split_arguments("--binding-args", given)
     if options.output_filename is not None:
         words += ["--stdio_stderr", options.output_filename, "--stdio_stdout", options.output_filename]
     smpi = [*(["-tcp"] if options.tcp_flag else []), *([options.mpi_args] if options.mpi_args else [])]
@@ -74,8 +74,8 @@ def command_line(options: Options, file: str) -> list[str]:
     return [*words, *options.command]
 
 
-class JsrunJob(WholeJob):
-    """See :class:`WholeJob`."""
+class JsrunJob(ExternalJob):
+    """See :class:`ExternalJob`."""
 
     program = PROGRAM
 

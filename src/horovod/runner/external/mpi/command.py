@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from horovod.runner.errors import UsageError
-from horovod.runner.whole_job.mpi.kinds import Mpi, MpiKind
-from horovod.runner.whole_job.words import split_words
+from horovod.runner.external.extra_arguments import split_arguments
+from horovod.runner.external.mpi.kinds import Mpi, MpiKind
 
 _MANY_HOSTS = 64
 """For this many hosts or more, Open MPI starts its daemons from one host, all at once, instead of in a tree."""
@@ -51,7 +51,7 @@ def command_line(mpi: Mpi, launch: Launch) -> list[str]:
         ValueError: this kind of MPI cannot do what is asked.
     """
     words = _of_open_mpi(mpi.kind, launch) if mpi.kind in _OPEN_MPI else _of_hydra(mpi.kind, launch)
-    return [mpi.path, *words, *split_words("--mpi-args", launch.more), *launch.command]
+    return [mpi.path, *words, *split_arguments("--mpi-args", launch.more), *launch.command]
 
 
 def variables(mpi: Mpi, launch: Launch) -> dict[str, str]:
@@ -81,7 +81,7 @@ def _of_open_mpi(kind: MpiKind, launch: Launch) -> list[str]:
     words = ["--allow-run-as-root", "--tag-output", "-np", str(size)]
     words += ["-H", ",".join(f"{host}:{ranks}" for host, ranks in launch.hosts)]
     if launch.binding is not None:
-        words += split_words("--binding-args", launch.binding)
+        words += split_arguments("--binding-args", launch.binding)
     elif kind is MpiKind.SPECTRUM:
         words += ["-bind-to", "socket", "-map-by", "socket", "-rank-by", "core"]
     else:

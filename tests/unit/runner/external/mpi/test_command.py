@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from horovod.runner.errors import LaunchError, UsageError
-from horovod.runner.whole_job.mpi.command import Launch, command_line, variables, without_effect
-from horovod.runner.whole_job.mpi.kinds import Mpi, MpiKind, find, recognise
+from horovod.runner.external.mpi.command import Launch, command_line, variables, without_effect
+from horovod.runner.external.mpi.kinds import Mpi, MpiKind, find, recognise
 
 HYDRA = """HYDRA build details:
     Version:                                 5.0.2

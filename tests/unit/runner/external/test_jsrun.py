@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from horovod.runner.errors import UsageError
+from horovod.runner.external.jsrun import command_line, rank_file
 from horovod.runner.hosts.slots import HostInfo, get_host_assignments
 from horovod.runner.options import Options
-from horovod.runner.whole_job.jsrun import command_line, rank_file
 
 
 def test_each_rank_has_its_host_and_its_share_of_the_cores() -> None:

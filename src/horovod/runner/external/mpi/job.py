@@ -16,13 +16,13 @@ from horovod.core import config
 from horovod.runner import worker_environment
 from horovod.runner.checks import batch_job
 from horovod.runner.errors import UsageError
+from horovod.runner.external.base import ExternalJob
+from horovod.runner.external.mpi import command, kinds
+from horovod.runner.external.mpi.command import Launch
 from horovod.runner.machine import usable_cores
 from horovod.runner.options import Options
 from horovod.runner.reach import ssh
 from horovod.runner.reach.check import unreachable
-from horovod.runner.whole_job.base import WholeJob
-from horovod.runner.whole_job.mpi import command, kinds
-from horovod.runner.whole_job.mpi.command import Launch
 
 _CHOSEN_SHELL = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "I_MPI_HYDRA_BOOTSTRAP")
 """Each says how ``mpirun`` reaches other hosts. The user, or Kubernetes' MPI Operator, may have set it."""
@@ -34,8 +34,8 @@ _LAST_VARIABLE = "HYDRA_LAST_VARIABLE"
 """Hydra of MPICH 5.0 does not forward the last variable of its environment, so an unused one is added as the last."""
 
 
-class MpiJob(WholeJob):
-    """See :class:`WholeJob`.
+class MpiJob(ExternalJob):
+    """See :class:`ExternalJob`.
 
     Raises:
         ValueError: the request cannot be met.

@@ -9,9 +9,9 @@ import pytest
 
 from horovod.runner.arguments import parse
 from horovod.runner.errors import UsageError
+from horovod.runner.external.mpi.job import MpiJob
 from horovod.runner.options import Options
-from horovod.runner.whole_job.mpi.job import MpiJob
-from unit.runner.whole_job.mpi.test_command import HYDRA, OPEN_MPI_5, fake_mpirun
+from unit.runner.external.mpi.test_command import HYDRA, OPEN_MPI_5, fake_mpirun
 
 OWN = {
     "MINE": "a value",

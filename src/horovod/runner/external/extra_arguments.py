@@ -7,7 +7,7 @@ import shlex
 from horovod.runner.errors import UsageError
 
 
-def split_words(flag: str, text: str | None) -> list[str]:
+def split_arguments(flag: str, text: str | None) -> list[str]:
     """The words of a flag's value, as a shell would split them.
 
     Raises:

@@ -1,7 +1,7 @@
 """Collectives on bytes by oneCCL. Its calls block and cannot be interrupted, so a thread of the group makes them.
 
-After an abort that thread may stay in a call for good; nothing of the script's is in there. Which rank a call waits
-for, oneCCL does not say; see :mod:`horovod.comm.bytewise.attendance`.
+After an abort that thread may stay in a call for ever; it uses no tensor of the script. oneCCL does not say which rank a call
+waits for; see :mod:`horovod.comm.bytewise.late_ranks`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall
-from horovod.comm.bytewise.attendance import Attendance
 from horovod.comm.bytewise.base import ByteCollectives
+from horovod.comm.bytewise.late_ranks import LateRanks
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import EngineError
 from horovod.comm.spans import address_of
 
 _SLICE = 0.02
-"""Seconds that a wait lasts until it looks whether it was aborted, or a rank has gone."""
+"""Seconds between checks of a wait for an abort or a lost rank."""
 
 
 _LEAVING_SECONDS = 1.0
@@ -32,7 +32,7 @@ _LEAVING_SECONDS = 1.0
 
 
 class Calls(Protocol):
-    """What is used of :class:`horovod.comm.oneccl.library.Library`."""
+    """The part of :class:`horovod.comm.ccl.library.Library` that is used here."""
 
     def communicator(self, size: int, unique_id: bytes, rank: int) -> Any: ...
     def allgather(self, communicator: Any, source: int, target: int, count: int) -> None: ...
@@ -41,8 +41,8 @@ class Calls(Protocol):
     def destroy(self, communicator: Any) -> None: ...
 
 
-class _Started:
-    """A call that the thread makes, or will; ``held`` is the memory that it works on, until it is over."""
+class _QueuedCall:
+    """A call that the thread makes, or will make; ``held`` is the memory that it uses, until it returns."""
 
     def __init__(self, number: int, call: Callable[[], None], held: Sequence[Array] = ()) -> None:
         self.number = number
@@ -85,10 +85,10 @@ class OneCclCollectives(ByteCollectives):
         self._on_stall = on_stall
         self._aborted = False
         self._number = 0
-        self._latest: _Started | None = None
+        self._latest: _QueuedCall | None = None
         self._communicator: Any = None
-        self._attendance = Attendance(sockets)
-        self._queue: queue.SimpleQueue[_Started | None] = queue.SimpleQueue()
+        self._late_ranks = LateRanks(sockets)
+        self._queue: queue.SimpleQueue[_QueuedCall | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="horovod-oneccl", daemon=True)
         self._thread.start()
 
@@ -109,14 +109,14 @@ class OneCclCollectives(ByteCollectives):
                 started.error = error
             started.over.set()
 
-    def _start(self, call: Callable[[], None], *held: Array) -> _Started:
+    def _start(self, call: Callable[[], None], *held: Array) -> _QueuedCall:
         self._number += 1
-        self._latest = _Started(self._number, call, held)
+        self._latest = _QueuedCall(self._number, call, held)
         self._queue.put(self._latest)
         return self._latest
 
     def _rows(self, count: int, longest: int) -> Array:
-        """Memory of this module, which oneCCL may touch for good after an abort."""
+        """Memory of this module, which oneCCL may use for ever after an abort."""
         memory = next((each for each in self._free if each.size >= count * longest), None)
         if memory is None:
             memory = np.empty(count * longest, np.uint8)
@@ -129,7 +129,7 @@ class OneCclCollectives(ByteCollectives):
 
     def _begin(
         self, call: Callable[[int, int], None], outgoing: Array, incoming: Array, receives: Sequence[Array]
-    ) -> _Started:
+    ) -> _QueuedCall:
         started = self._start(lambda: call(address_of(outgoing), address_of(incoming)), outgoing, incoming)
 
         def finish() -> None:
@@ -141,8 +141,8 @@ class OneCclCollectives(ByteCollectives):
         started.finish = finish
         return started
 
-    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _Started:
-        # It knows counts that are all the same only: fill up.
+    def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _QueuedCall:
+        # oneCCL supports equal counts only, so pad.
         outgoing, incoming = self._rows(self._size, longest), self._rows(self._size, longest)
         for rank, (row, part) in enumerate(zip(outgoing, sends, strict=True)):
             if rank != self._rank:
@@ -154,7 +154,7 @@ class OneCclCollectives(ByteCollectives):
             receives,
         )
 
-    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _Started:
+    def gather(self, own: Array, receives: Sequence[Array], longest: int) -> _QueuedCall:
         outgoing, incoming = self._rows(1, longest), self._rows(self._size, longest)
         outgoing[0, : own.size] = own
         return self._begin(
@@ -164,7 +164,7 @@ class OneCclCollectives(ByteCollectives):
             receives,
         )
 
-    def broadcast(self, data: Array, root: int) -> _Started:
+    def broadcast(self, data: Array, root: int) -> _QueuedCall:
         copy = self._rows(1, data.size)
         if self._rank == root:
             copy[0] = data
@@ -179,7 +179,7 @@ class OneCclCollectives(ByteCollectives):
         started.finish = finish
         return started
 
-    def wait(self, started: _Started) -> None:
+    def wait(self, started: _QueuedCall) -> None:
         began, stalls = time.monotonic(), 0
         left: float | None = None
         while True:
@@ -188,25 +188,25 @@ class OneCclCollectives(ByteCollectives):
             if started.over.wait(_SLICE):
                 break
             waited = time.monotonic() - began
-            gone = self._attendance.gone()
+            gone = self._late_ranks.gone()
             if gone and left is None:
                 left = waited  # a rank that has done its part of the last collective may leave before others have
             if gone and left is not None and waited - left > _LEAVING_SECONDS:
                 raise PeerFailure(gone[0], "it closed its connection", suspected=True)
             if waited > self._stall_timeout / 2:
-                self._attendance.tell(started.number)
+                self._late_ranks.tell(started.number)
             if waited >= (stalls + 1) * self._stall_timeout:
                 stalls += 1
-                self._on_stall(Stall(self._attendance.missing(started.number), stalls * self._stall_timeout, stalls))
+                self._on_stall(Stall(self._late_ranks.missing(started.number), stalls * self._stall_timeout, stalls))
         if started.error is not None:
-            raise PeerFailure(self._attendance.missing(started.number), str(started.error), suspected=True)
+            raise PeerFailure(self._late_ranks.missing(started.number), str(started.error), suspected=True)
         started.finish()
 
     def abort(self) -> None:
         self._aborted = True  # a wait looks every few milliseconds
 
     def descriptors(self) -> list[int]:
-        return self._attendance.descriptors()
+        return self._late_ranks.descriptors()
 
     def close(self) -> None:
         idle = self._latest is None or self._latest.over.is_set()
@@ -216,4 +216,4 @@ class OneCclCollectives(ByteCollectives):
         self._queue.put(None)
         if idle:
             self._thread.join()
-        self._attendance.close()
+        self._late_ranks.close()

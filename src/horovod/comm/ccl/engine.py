@@ -1,4 +1,4 @@
-"""How oneCCL is chosen and built: only where it is forced."""
+"""How oneCCL is chosen and built: only if it is forced."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from functools import cache
 from typing import ClassVar
 
 from horovod.comm.bytewise.communicator import BytewiseCommunicator
-from horovod.comm.engine import Bootstrap, Engine, EngineError, Group, version_of
-from horovod.comm.oneccl.library import NAME, Library, OneCclError, path
+from horovod.comm.ccl.library import NAME, Library, OneCclError, path
+from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup, version_of
 
 
 class OneCclCommunicator(BytewiseCommunicator):
@@ -22,7 +22,7 @@ def _library() -> Library:
 
 
 class OneCclEngine(Engine):
-    """Ranks of any hosts, where oneCCL is installed."""
+    """Serves ranks of any hosts, if oneCCL is installed."""
 
     name: ClassVar[str] = "ccl"
     automatic: ClassVar[bool] = False
@@ -33,7 +33,7 @@ class OneCclEngine(Engine):
         version = version_of("oneccl")
         return f"oneccl {version}" if version else "oneCCL"
 
-    def obstacle(self, group: Group) -> str:
+    def obstacle(self, group: EngineGroup) -> str:
         if path() is None:
             return f"oneCCL ({NAME}) is not installed: pip install oneccl, or set CCL_ROOT to the folder of your own"
         try:
@@ -42,14 +42,14 @@ class OneCclEngine(Engine):
             return f"oneCCL cannot be loaded ({error})"
         return ""
 
-    def bootstrap(self, group: Group) -> Bootstrap:
+    def bootstrap(self, group: EngineGroup) -> Bootstrap:
         try:
             return Bootstrap(_library().unique_id())
         except OneCclError as error:
             raise EngineError(str(error)) from error
 
-    def build(self, group: Group, bootstrap: Bootstrap, deadline: float) -> OneCclCommunicator:
-        from horovod.comm.oneccl.collectives import OneCclCollectives
+    def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> OneCclCommunicator:
+        from horovod.comm.ccl.collectives import OneCclCollectives
 
         collectives = OneCclCollectives(
             _library(),

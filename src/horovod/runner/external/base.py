@@ -24,8 +24,8 @@ from horovod.runner.children import Cleanup
 from horovod.runner.dry_run import hide
 from horovod.runner.job import LOOPBACK, Job
 from horovod.runner.loop import Loop
-from horovod.runner.output.outcome import Failure, Outcome
-from horovod.runner.output.output import Output, RankStream, Sink
+from horovod.runner.output.outcome import Outcome, ReportedFailure
+from horovod.runner.output.output import JobOutput, RankStream, Sink
 from horovod.runner.policy import Decision, StaticPolicy
 from horovod.runner.reach.reach import launcher_addresses
 from horovod.runner.signals import SignalPipe
@@ -45,7 +45,7 @@ _OF_A_RANK = (
 """A launcher that is itself a rank of another job has these variables. The ranks of this job must not inherit them."""
 
 
-class WholeJob(Job):
+class ExternalJob(Job):
     """See :class:`Job`. A subclass says which program starts the ranks, with which arguments, files and variables."""
 
     program: str
@@ -104,7 +104,7 @@ class WholeJob(Job):
             supervisor = Supervisor(
                 loop,
                 output,
-                WholeJobPolicy(reads_input=reads_input),
+                ExternalJobPolicy(reads_input=reads_input),
                 places={},
                 reported_failure=self._reported_failure,
                 departed=lambda *_: None,
@@ -164,7 +164,7 @@ class WholeJob(Job):
         return worker_environment.threads(self._launcher_environment, cores, most)
 
 
-class WholeJobPolicy(StaticPolicy):
+class ExternalJobPolicy(StaticPolicy):
     """Ends the job when the program ends.
 
     Args:
@@ -174,12 +174,12 @@ class WholeJobPolicy(StaticPolicy):
     def __init__(self, *, reads_input: bool) -> None:
         super().__init__([CHILD], CHILD if reads_input else None)
 
-    def _name_first_failure(self, reported: Failure | None, wait_for_it: bool) -> list[Decision]:
+    def _name_first_failure(self, reported: ReportedFailure | None, wait_for_it: bool) -> list[Decision]:
         # The program has ended its ranks on other hosts. On this host, processes that are left are ended here.
         return [] if self._first_failed is None else self._end_all()
 
 
-class PlainOutput(Output):
+class PlainOutput(JobOutput):
     """Shows the program's lines as they are: each may be of any rank, and the program may have labelled it."""
 
     def stream(self, rank: int, name: str) -> RankStream:
@@ -187,7 +187,7 @@ class PlainOutput(Output):
 
 
 @dataclass(frozen=True)
-class WholeJobOutcome(Outcome):
+class ExternalJobOutcome(Outcome):
     """How the program ended. ``culprit`` is known only if the runtime of a rank has reported a failure."""
 
     program: str = ""
@@ -209,14 +209,14 @@ class WholeJobOutcome(Outcome):
         return "\n".join(lines)
 
 
-def outcome(found: Outcome, program: str, reported: Failure | None) -> WholeJobOutcome:
+def outcome(found: Outcome, program: str, reported: ReportedFailure | None) -> ExternalJobOutcome:
     """The outcome of a whole job.
 
     Args:
         found: what the supervisor says about the program's process.
         reported: the first failure that the runtime of any rank has reported.
     """
-    return WholeJobOutcome(
+    return ExternalJobOutcome(
         exits=found.exits,
         exit=found.exits.get(CHILD, Exit(255)),
         culprit=None if reported is None else reported.rank,

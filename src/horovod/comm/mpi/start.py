@@ -1,0 +1,106 @@
+"""MPI is initialised and finalized on a thread of its own, so that who waits for that can give up.
+
+``MPI_Init_thread`` waits for every process that the launcher has started, without a time limit, and mpi4py calls it with
+Python's interpreter locked: no other thread of this process would run meanwhile, and no signal handler either. Here it is
+called by ctypes, which unlocks the interpreter. MPI wants the thread that has initialised it to finalize it, so that thread
+stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+_LOOK_SECONDS = 0.5
+"""How often a process that waits for the others looks whether one of them has ended."""
+
+_log = logging.getLogger("horovod.comm")
+
+
+class MpiThread:
+    """The thread that initialises MPI and finalizes it.
+
+    Args:
+        mpi: the module ``mpi4py.MPI``, in which MPI is not initialised.
+        level: of threads, that MPI is to be initialised for.
+    """
+
+    def __init__(self, mpi: Any, level: int) -> None:
+        self._mpi = mpi
+        self._level = level
+        self._initialised: Future[None] = Future()
+        self._may_end = threading.Event()
+        self._finalized: Future[None] = Future()
+        threading.Thread(target=self._run, name="horovod-mpi", daemon=True).start()
+
+    def _run(self) -> None:
+        _tell(self._initialised, lambda: _initialise(self._mpi, self._level))
+        self._may_end.wait()
+        _tell(self._finalized, self._mpi.Finalize)
+
+    def wait(self, deadline: float, who_is_gone: Callable[[], str]) -> None:
+        """Wait until MPI is initialised.
+
+        Args:
+            deadline: ``time.monotonic`` by which it must be.
+            who_is_gone: names the ranks whose processes are seen to have ended, "" where none is; asked from time to time.
+
+        Raises:
+            TimeoutError: it is not, and may never be; the message says who is gone. The thread is left alone.
+            RuntimeError: MPI could not be initialised.
+        """
+        began = time.monotonic()
+        gone = ""
+        while not gone:
+            left = deadline - time.monotonic()
+            try:
+                return self._initialised.result(max(0.0, min(left, _LOOK_SECONDS)))
+            except FutureTimeoutError:
+                gone = who_is_gone()
+                if left <= 0:
+                    break
+        raise TimeoutError(
+            f"MPI has not started {'' if gone else f'within {time.monotonic() - began:.3g} seconds '}in this process, as it "
+            f"waits for all ranks of the launcher{f', and {gone} has ended' if gone else ''}"
+        )
+
+    def finalize(self) -> None:
+        """Finalize MPI, which waits for all ranks to do the same."""
+        self._may_end.set()
+        self._finalized.result()
+
+
+def _tell(outcome: Future[None], call: Callable[[], object]) -> None:
+    try:
+        call()
+    except BaseException as error:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(None)
+
+
+def _initialise(mpi: Any, level: int) -> None:
+    try:
+        function = ctypes.CDLL(mpi.__file__).MPI_Init_thread
+    except (OSError, AttributeError):
+        _log.warning(
+            "MPI starts without a time limit: mpi4py's module hides MPI_Init_thread, and locks the interpreter"
+        )
+        mpi.Init_thread(level)
+        return
+    # int MPI_Init_thread(int *argc, char ***argv, int required, int *provided)
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_int)]
+    function.restype = ctypes.c_int
+    provided = ctypes.c_int()
+    if code := function(None, None, level, ctypes.byref(provided)):
+        raise RuntimeError(f"MPI_Init_thread returned {code}")
+    if sys.modules["mpi4py"].rc.errors == "exception":  # as it is unless the script says otherwise
+        for communicator in (mpi.COMM_WORLD, mpi.COMM_SELF):
+            communicator.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns errors into exceptions
