@@ -10,7 +10,8 @@ The model is the communication-bound MLP of ``workloads.py``, in PyTorch.
    speed of each is the median over the rounds of steps a second. Ratios are taken within each round.
 
 With ``--json`` a record is written. If it is there already, the program goes on from it: it does not tune again, and adds
-rounds. So ``--rounds 0`` and then ``--rounds 1``, several times, measure in portions.
+rounds. So ``--rounds 0`` and then ``--rounds 1``, several times, measure in portions. ``--retune`` tunes again; what was
+measured of settings set by hand stays. A choice that is one of these needs no jobs of its own.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ BY_HAND = [
     for bucket, direct in product((4 << 20, 16 << 20, UNLIMITED), ("auto", "always", "never"))
 ]
 """The default threshold everywhere: with large buckets it does not matter here."""
+CHOSEN = "chosen"
+"""What the record calls the choice, where it is none of these."""
 
 
 def main() -> None:
@@ -45,17 +48,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE (default: 4)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="PATH")
+    parser.add_argument("--retune", action="store_true", help="tune again, though the record has a choice")
     options = parser.parse_args()
-    if options.json is not None and options.json.exists():
-        record = json.loads(options.json.read_text())
+    before = json.loads(options.json.read_text()) if options.json is not None and options.json.exists() else None
+    if before is not None and not options.retune:
+        record = before
     else:
         description = machine.describe(("torch",))
         with tempfile.TemporaryDirectory() as folder:
             chosen, said = tune(Path(folder), options)
-        record = {"machine": description, "ranks": options.np, "chosen": chosen, "said": said, "speeds": {}}
+        speeds = {} if before is None else {name: found for name, found in before["speeds"].items() if name != CHOSEN}
+        record = {"machine": description, "ranks": options.np, "chosen": chosen, "said": said, "speeds": speeds}
         keep(record, options.json)
-    cases = {"bad": BAD, "chosen": record["chosen"], **{shown(each): each for each in BY_HAND}}
+    cases = {"bad": BAD, **{shown(each): each for each in BY_HAND}}
+    if shown(record["chosen"]) not in cases:
+        cases[CHOSEN] = record["chosen"]
     speeds = record["speeds"]
+    if len({len(speeds.get(name, ())) for name in cases}) > 1:
+        speeds.clear()  # rounds must have all of them
     for _ in range(options.rounds):
         number = len(next(iter(speeds.values()), ()))
         order = list(cases)
@@ -79,6 +89,8 @@ def keep(record: dict[str, Any], path: Path | None) -> None:
 def judged(record: dict[str, Any]) -> list[tuple[str, float, float]]:
     """Of each case its name, its median speed, and the median over the rounds of its share of the best set by hand."""
     speeds = record["speeds"]
+    if CHOSEN not in speeds:
+        speeds = {"bad": speeds["bad"], CHOSEN: speeds[shown(record["chosen"])], **speeds}
     best = max((shown(each) for each in BY_HAND), key=lambda name: median(speeds[name]))
     return [
         (name, median(found), median(mine / other for mine, other in zip(found, speeds[best], strict=True)))

@@ -18,7 +18,8 @@ A 1 KB allreduce is measured in the same way, in turns of some hundreds.
 
 Directly. Noise of a step is larger than what is looked for. So each part is also timed by itself, in loops: what the recorder
 adds to the life of a collective, one change of phase, and the report that each rank makes every two seconds. Multiplied by how
-often a step does it, and divided by the time of a step, that is the cost that the part can have if nothing hides it.
+often a step does it, and divided by the time of a step, that is the cost that the part can have if nothing hides it. Of
+timelines it is the processor time of what writes them, and what a small collective takes longer without the fast path.
 
 With ``--json`` a record is written. If it is there already, its rounds are added to: several calls measure in portions.
 """

@@ -31,7 +31,8 @@ def table(record: Record) -> Iterator[str]:
             f"| {name} | {100 * (median(ratios) - 1):.2f} % | {100 * (low - 1):.2f} to {100 * (high - 1):.2f} % | "
             f"{len(ratios)} |"
         )
-    direct = {name: median(each[name] for each in record["direct"]) for name in record["direct"][0]}
+    names = {name for each in record["direct"] for name in each}
+    direct = {name: median(each[name] for each in record["direct"] if name in each) for name in names}
     step = direct["seconds_of_a_step"]
     yield ""
     yield f"| by itself | each | in a step of {1000 * step:.0f} ms | share of the step |"
@@ -45,8 +46,14 @@ def table(record: Record) -> Iterator[str]:
         share = seconds * times / step
         total += share
         yield f"| {name} | {1e6 * seconds:.2f} µs | {times:.3g} | {100 * share:.4f} % |"
-    yield f"| all of it |  |  | {100 * total:.4f} % |"
-    yield f"| of that life, the append to the ring | {1e6 * direct['append']:.2f} µs |  |  |"
+    yield f"| all that is on by default |  |  | {100 * total:.4f} % |"
+    yield f"| of a collective's life, the append to the ring | {1e6 * direct['append']:.2f} µs |  |  |"
+    slower, written = direct["small"], direct["written"]
+    share = (slower * direct["collectives"] + written) / step
+    yield f"| with a timeline, a small collective without the fast path takes longer by | {1e6 * slower:.0f} µs | | |"
+    yield f"| all that a timeline adds on rank 0, with {1e6 * written:.0f} µs for its events |  |  | {100 * share:.3f} % |"
+    share = direct["written_of_all"] / step
+    yield f"| reports and events of a timeline of all ranks, on rank 0 |  |  | {100 * share:.3f} % |"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

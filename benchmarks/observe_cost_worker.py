@@ -20,16 +20,20 @@ from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.progress_reports import ProgressReports
 from horovod.observe.flight_recorder import FlightRecorder
 from horovod.observe.step_clock import FORWARD, StepClock, clock
+from horovod.observe.timeline import Timeline
+from horovod.observe.trace_file import TraceFile
 
 STEPS = 4
 """How many steps of a turn count."""
+STEPS_INSIDE = 40
+"""How many steps are looked into."""
 CALLS = 400
 """How many allreduces of 1 KB a turn has."""
 LOOPS = 20_000
 REPORT_SECONDS = 2.0
 """How often a rank reports (``core/lifecycle/progress_reports.py``)."""
-DEFAULT, OFF = "default", "off"
-MODES = {"one": (OFF, DEFAULT, "timeline", "off again"), "all": (OFF, "all ranks")}
+DEFAULT, OFF, OFF_AGAIN, TIMELINE = "default", "off", "off again", "timeline"
+MODES = {"one": (OFF, DEFAULT, TIMELINE, OFF_AGAIN), "all": (OFF, "all ranks")}
 
 
 class Switch:
@@ -69,13 +73,21 @@ def main() -> None:
     modes, switch = MODES[which], Switch(answer.parent)
     per_step = timed(step, 10)
     rounds = int(agreed(max(4.0, seconds / (len(modes) * (STEPS + 1) * per_step))))
-    steps = in_turns(switch, modes, rounds, lambda: timed(step, STEPS))
-    found: dict[str, Any] = {"ratios": {f"step, {name}": each for name, each in steps.items()}}
+    steps = in_turns(switch, modes, rounds, lambda: timed(step, STEPS, first=False))
+    found: dict[str, Any] = {"ratios": {f"step, {name}": ratios_to_off(steps, name) for name in modes[1:]}}
     if which == "one":
         one = torch.ones(256)
-        calls = in_turns(switch, (OFF, DEFAULT, "off again"), 60, lambda: timed(lambda: small(one), CALLS))
-        found["ratios"] |= {f"1 KB allreduce, {name}": each for name, each in calls.items()}
+        calls = in_turns(switch, (OFF, DEFAULT, TIMELINE, OFF_AGAIN), 40, lambda: timed(lambda: small(one), CALLS))
+        found["ratios"] |= {f"1 KB allreduce, {name}": ratios_to_off(calls, name) for name in (DEFAULT, OFF_AGAIN)}
         found["direct"] = direct(step)
+        found["direct"]["small"] = median(calls[TIMELINE]) - median(calls[DEFAULT])
+        with switch.mode(TIMELINE):
+            written = inside(step, (Timeline.ready, Timeline.decided, Timeline.begin, Timeline.end, TraceFile.write))
+        found["direct"]["written"] = written
+    else:
+        with switch.mode("all ranks"):
+            written = inside(step, (ProgressReports._send_now, ProgressReports.take))
+        found["direct"] = {"written_of_all": written}
     if hvd.rank() == 0:
         answer.write_text(json.dumps(found))
 
@@ -103,9 +115,10 @@ def agreed(value: float) -> float:
     return float(hvd.broadcast(torch.tensor(value, dtype=torch.float64), 0, name="agreed").item())
 
 
-def timed(call: Callable[[], None], times: int) -> float:
-    """The median time of a call, after one that does not count."""
-    call()
+def timed(call: Callable[[], None], times: int, first: bool = True) -> float:
+    """The median time of a call, after a first one that does not count, if there is to be one."""
+    if first:
+        call()
     seconds = []
     for _ in range(times):
         began = time.perf_counter()
@@ -115,17 +128,45 @@ def timed(call: Callable[[], None], times: int) -> float:
 
 
 def in_turns(switch: Switch, modes: tuple[str, ...], rounds: int, turn: Callable[[], float]) -> dict[str, list[float]]:
-    """The ratio of each mode's turn to that of the first mode, by round."""
-    ratios: dict[str, list[float]] = {name: [] for name in modes[1:]}
+    """The times of each mode's turns, by round."""
+    times: dict[str, list[float]] = {name: [] for name in modes}
     for number in range(rounds):
         first = number % len(modes)
-        taken = {}
         for name in [*modes[first:], *modes[:first]]:
             with switch.mode(name):
-                taken[name] = turn()
-        for name, each in ratios.items():
-            each.append(taken[name] / taken[modes[0]])
-    return ratios
+                times[name].append(turn())
+    return times
+
+
+def ratios_to_off(times: dict[str, list[float]], name: str) -> list[float]:
+    """By round, the ratio of a mode's turn to that without anything."""
+    return [one / other for one, other in zip(times[name], times[OFF], strict=True)]
+
+
+def inside(step: Callable[[], None], functions: tuple[Any, ...]) -> float:
+    """The processor time that methods take in a step, on whatever thread."""
+    spent: list[float] = []
+
+    def measured(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return function(*args)
+            finally:
+                spent.append(time.thread_time() - began)
+
+        return call
+
+    owners = [(getattr(sys.modules[each.__module__], each.__qualname__.split(".")[0]), each) for each in functions]
+    for owner, each in owners:
+        setattr(owner, each.__name__, measured(each))
+    try:
+        for _ in range(STEPS_INSIDE):
+            step()
+    finally:
+        for owner, each in owners:
+            setattr(owner, each.__name__, each)
+    return sum(spent) / STEPS_INSIDE
 
 
 def direct(step: Callable[[], None]) -> dict[str, float]:
@@ -149,7 +190,7 @@ def direct(step: Callable[[], None]) -> dict[str, float]:
         reported.append(time.thread_time() - began)
 
     StepClock.enter, ProgressReports._send_now = counted, measured  # type: ignore[method-assign]
-    before, steps, began = recorder.count, 80, time.perf_counter()
+    before, steps, began = recorder.count, 60, time.perf_counter()
     for _ in range(steps):
         step()
     seconds = (time.perf_counter() - began) / steps

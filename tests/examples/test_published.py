@@ -65,13 +65,14 @@ def test_the_cost_of_observing_is_a_median_with_an_interval(publish: ModuleType)
     keys += ["1 KB allreduce, default", "1 KB allreduce, off again"]
     direct = {
         "seconds_of_a_step": 0.1, "collectives": 2.0, "phases": 6.0, "append": 4e-7, "life": 1e-6, "phase": 2e-7,
-        "report": 1e-3, "reports": 0.05,
+        "report": 1e-3, "reports": 0.05, "small": 1e-4, "written": 8e-4, "written_of_all": 5e-4,
     }  # fmt: skip
     rows = list(publish.of_observing({"ranks": 2, "ratios": dict.fromkeys(keys, ratios), "direct": [direct]}))
     # Of 21 values, the 6th and the 16th enclose the median with a confidence of 97.3 %, the 7th and the 15th with 92.2 %.
     assert rows[2] == "| a step, with what is on by default | 0.00 % | -0.50 to 0.50 % | 21 |"
     assert "| a report for the watch | 1000.00 µs | 0.05 | 0.0500 % |" in rows
-    assert "| all of it |  |  | 0.0532 % |" in rows
+    assert "| all that is on by default |  |  | 0.0532 % |" in rows
+    assert "| all that a timeline adds on rank 0, with 800 µs for its events |  |  | 1.000 % |" in rows
 
 
 def test_what_autotuning_chose_is_compared_with_the_best_by_hand(publish: ModuleType) -> None:
