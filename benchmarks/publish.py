@@ -139,8 +139,11 @@ def of_recovery(record: Record) -> Iterator[str]:
 
 def of_many_ranks(record: Record) -> Iterator[str]:
     from many_ranks import table
+    from scale_model import network_in_words
 
-    return table(record)
+    yield from table(record)
+    yield ""
+    yield network_in_words(record)
 
 
 def of_scale(record: Record) -> Iterator[str]:
