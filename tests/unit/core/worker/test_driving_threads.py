@@ -28,7 +28,6 @@ from unit.core.workers import (
     Rank,
     Set,
     abort_when_reported,
-    allreduce_request,
     error_of,
     on_every_rank,
     ones,
