@@ -91,7 +91,6 @@ class Noting(Communicator):
         self.batches: list[int] = []
         self.before: Callable[[], None] = lambda: None
         self.aborts = 0
-        self.by_waiting_thread = False
 
     def allreduce(self, inputs: Sequence[Array], *rest: Any) -> None:
         self.batches.append(len(inputs))
@@ -100,10 +99,6 @@ class Noting(Communicator):
 
     def tune(self, settings: TunedSettings) -> None:
         self._engine.tune(settings)
-
-    def called_by_waiting_thread(self, waiting: bool) -> None:
-        self.by_waiting_thread = waiting
-        self._engine.called_by_waiting_thread(waiting)
 
     def allgather(self, inputs: Sequence[Array], *rest: Any) -> None:
         self.batches.append(len(inputs))

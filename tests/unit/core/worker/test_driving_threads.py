@@ -28,7 +28,6 @@ from unit.core.workers import (
     Rank,
     Set,
     abort_when_reported,
-    allreduce_request,
     error_of,
     on_every_rank,
     ones,
@@ -54,30 +53,6 @@ def test_small_collectives_run_on_the_thread_that_waits(process_set: Set, size: 
         assert len(some) == 300
         assert f"script-{rank.worker.index}" in some  # the worker thread may be first at times
     assert [rank.watch.reports for rank in ranks] == [[]] * size
-
-
-@pytest.mark.usefixtures("cores")
-@pytest.mark.parametrize("proposals", [False, True])
-def test_an_engine_is_told_whether_the_thread_that_calls_it_waits(process_set: Set, proposals: bool) -> None:
-    """A thread that waits has no other use for its core, so the engine may poll longer before it sleeps."""
-    ranks = process_set.whole(2, proposals=proposals)
-    told: list[tuple[bool, bool]] = []
-    for rank in ranks:
-
-        def before(rank: Rank = rank) -> None:
-            told.append((threading.current_thread().name.startswith("script"), rank.communicator.by_waiting_thread))
-
-        rank.communicator.before = before
-
-    def waits(rank: Rank) -> None:
-        for turn in range(5):
-            rank.submit(allreduce_request(f"x{turn}", (MEDIUM,)), ones(length=MEDIUM), awaited=True).wait()
-
-    on_every_rank(ranks, waits)
-    wait(*(rank.allreduce("large", ones(length=LARGE)) for rank in ranks))
-    assert len(told) == 12 and (True, True) in told and (False, False) in told
-    assert (True, False) not in told
-    assert not any(rank.communicator.by_waiting_thread for rank in ranks)
 
 
 @pytest.mark.usefixtures("cores")
