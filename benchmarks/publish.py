@@ -139,8 +139,11 @@ def of_recovery(record: Record) -> Iterator[str]:
 
 def of_many_ranks(record: Record) -> Iterator[str]:
     from many_ranks import table
+    from scale_model import network_in_words
 
-    return table(record)
+    yield from table(record)
+    yield ""
+    yield network_in_words(record)
 
 
 def of_scale(record: Record) -> Iterator[str]:
@@ -148,6 +151,26 @@ def of_scale(record: Record) -> Iterator[str]:
     from scale_report import table
 
     yield from table(record)
+
+
+def of_observing(record: Record) -> Iterator[str]:
+    """One row a thing that is on, in turns, and one a part of it by itself."""
+    from observe_cost_report import table
+
+    yield from table(record)
+
+
+def of_autotuning(record: Record) -> Iterator[str]:
+    """One row a setting, and the line that the job has said."""
+    from autotune import judged
+
+    yield f"| {record['ranks']} ranks, the MLP | steps a second | of the best set by hand |"
+    yield "|---|---:|---:|"
+    for name, speed, ratio in judged(record):
+        named = {"bad": "where it began", "chosen": "what autotuning chose"}.get(name, name)
+        yield f"| {named} | {speed:.2f} | {100 * ratio:.0f} % |"
+    yield ""
+    yield f"    {record['said']}"
 
 
 def of_torch_distributed(record: Record) -> Iterator[str]:
@@ -196,6 +219,8 @@ TABLES: dict[str, Callable[[Record], Iterator[str]]] = {
     "elastic": of_recovery,
     "many_ranks": of_many_ranks,
     "scale": of_scale,
+    "observe": of_observing,
+    "autotune": of_autotuning,
     "torch_distributed": of_torch_distributed,
 }
 PICTURES: dict[str, Callable[[Record, Path], None]] = {

@@ -176,7 +176,7 @@ def test_a_launcher_that_is_stopped_for_a_while_is_waited_for(stall: Stall) -> N
     ("words", "ssh", "host", "message"),
     [
         (["-i", "{folder}/other_id"], "", "hostB", "it does not accept the key"),
-        ([], "", "hostD", "its name is unknown: is it written right? (ssh: Could not resolve hostname hostd"),
+        ([], "", "hostD", "its name is unknown: is it spelled correctly? (ssh: Could not resolve hostname hostd"),
         ([], "", "10.99.0.1", "there is no route to it"),
         ([], "", "10.77.0.9", "there is no route to it"),
         (["-p", "2222"], "", "hostB", "nothing listens at its ssh port"),
@@ -265,7 +265,10 @@ def test_a_cable_between_hosts_whose_ranks_are_behind_relays_is_told_by_the_rank
     assert cluster.finish(process).returncode != 0
     cluster.hosts.await_nothing(LOST_AFTER_SECONDS + ENDING_SECONDS)
     said = [(cluster.folder / f"{rank}.txt").read_text() for rank in range(5)]
-    silent = r"failed: its host is silent on the connection from \S+ to \S+"
+    # Whether the kernel gives the connection up first, or rank 0 its questions, is a matter of moments.
+    silent = (
+        r"failed: (its host is silent on the connection from \S+ to \S+|it does not answer any more: .* is unreachable)"
+    )
     assert re.match(rf"Horovod: rank [12] \(host hostB, process \d+\) {silent}", said[0]), said[0]
     for text in said[1:]:
         assert re.match(rf"Horovod: rank 0 \(host hostA, process \d+\) {silent}", text), text

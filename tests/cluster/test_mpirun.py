@@ -125,3 +125,20 @@ def test_a_killed_rank_ends_the_job_on_both_hosts(cluster: Cluster, kind: str) -
     os.kill(cluster.hosts.find("hostB", f"python {script}")[-1], signal.SIGKILL)
     assert cluster.finish(process, PATIENCE_SECONDS).returncode != 0
     cluster.hosts.await_nothing(10)
+
+
+def test_a_rank_that_does_not_come_is_waited_for_only_so_long(cluster: Cluster) -> None:
+    """The ranks find each other over MPI, whose own start waits for all ranks without end."""
+    script = cluster.script(
+        "import os, time\nfrom horovod.common import basics\nos.environ['HOROVOD_START_TIMEOUT'] = '3'\n"
+        "rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+        "time.sleep(60 * (rank == 2))  # mpirun ends it sooner\n"
+        "basics.init()\n"
+    )
+    done = cluster.finish(start(cluster, mpi.OPEN_MPI, "hostA:2,hostB:1", "python", script), PATIENCE_SECONDS)
+    assert done.returncode != 0
+    assert (
+        "TimeoutError: not all 3 ranks that Open MPI started called hvd.init(), in which MPI starts, within 3 seconds"
+        in (done.stderr)
+    )
+    cluster.hosts.await_nothing(10)

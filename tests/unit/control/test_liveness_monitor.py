@@ -19,7 +19,7 @@ from horovod.control.liveness_messages import Bye, Failure, FailureReport, NoPro
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED, STOPPED
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 ANSWER = 0.15
 """Seconds that a peer may take to answer, where a test is about one that does not."""

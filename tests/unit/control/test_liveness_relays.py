@@ -21,7 +21,7 @@ from horovod.control.liveness_messages import Bye, Forwarded, encode
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED, STOPPED
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 HOSTS = "aabbbb"
 TREE = LivenessTree(6, [[2, 3, 4, 5]])

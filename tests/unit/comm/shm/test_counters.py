@@ -11,7 +11,7 @@ import pytest
 
 from horovod.comm.base import Aborted, PeerFailure, Stall
 from horovod.comm.shm.arena import Arena
-from horovod.comm.shm.counters import LONG_SPIN, SHORT_SPIN, Counters
+from horovod.comm.shm.counters import Counters
 from horovod.comm.shm.words import PACKED
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="shared memory needs Linux")
@@ -133,29 +133,3 @@ def test_who_has_aborted_makes_no_progress(counters: list[Counters]) -> None:
     counters[0].abort()
     with pytest.raises(Aborted):
         counters[0].advance()
-
-
-def test_a_rank_whose_core_has_nothing_else_to_do_looks_longer_before_it_sleeps(
-    counters: list[Counters], monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    class Looks:
-        """Counts how often a word is read."""
-
-        count = 0
-
-        def __getitem__(self, word: int) -> int:
-            self.count += 1
-            return 0
-
-    def looks(least: int) -> int:
-        """Before it sleeps."""
-        looks = Looks()
-        with monkeypatch.context() as patch:
-            patch.setattr(counters[0], "least_spin", least)
-            patch.setattr(counters[0]._words, "values", looks)
-            patch.setattr(counters[0], "_sleep", lambda *_: 1)
-            counters[0].wait(1, PACKED, 1)
-        return looks.count
-
-    assert looks(LONG_SPIN) - looks(SHORT_SPIN) == LONG_SPIN - SHORT_SPIN
