@@ -1,6 +1,6 @@
 """How close autotuning comes, from deliberately bad settings, to the best that is set by hand.
 
-    python benchmarks/autotune.py [--np 2] [--steps 4] [--rounds 3]
+    python benchmarks/autotune.py [--np 2] [--steps 4] [--rounds 3] [--json PATH]
 
 The model is the communication-bound MLP of ``workloads.py``, in PyTorch.
 
@@ -8,6 +8,10 @@ The model is the communication-bound MLP of ``workloads.py``, in PyTorch.
 2. A job tunes, from there, until it is over.
 3. Jobs with settings set by hand take turns, among them what was chosen and what was bad: ``--rounds`` jobs of each. The
    speed of each is the median over the rounds of steps a second. Ratios are taken within each round.
+
+With ``--json`` a record is written. If it is there already, the program goes on from it: it does not tune again, and adds
+rounds. So ``--rounds 0`` and then ``--rounds 1``, several times, measure in portions. ``--retune`` tunes again; what was
+measured of settings set by hand stays. A choice that is one of these needs no jobs of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ import tempfile
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+import machine
 
 WORKER = Path(__file__).with_name("autotune_worker.py")
 UNLIMITED = 2**63 - 1
@@ -31,6 +38,8 @@ BY_HAND = [
     for bucket, direct in product((4 << 20, 16 << 20, UNLIMITED), ("auto", "always", "never"))
 ]
 """The default threshold everywhere: with large buckets it does not matter here."""
+CHOSEN = "chosen"
+"""What the record calls the choice, where it is none of these."""
 
 
 def main() -> None:
@@ -38,25 +47,59 @@ def main() -> None:
     parser.add_argument("--np", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4, help="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE (default: 4)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="PATH")
+    parser.add_argument("--retune", action="store_true", help="tune again, though the record has a choice")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        chosen = tune(Path(folder), options)
-    cases = {"bad": BAD, "chosen": chosen, **{shown(each): each for each in BY_HAND}}
-    speeds: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(options.rounds):
+    before = json.loads(options.json.read_text()) if options.json is not None and options.json.exists() else None
+    if before is not None and not options.retune:
+        record = before
+    else:
+        description = machine.describe(("torch",))
+        with tempfile.TemporaryDirectory() as folder:
+            chosen, said = tune(Path(folder), options)
+        speeds = {} if before is None else {name: found for name, found in before["speeds"].items() if name != CHOSEN}
+        record = {"machine": description, "ranks": options.np, "chosen": chosen, "said": said, "speeds": speeds}
+        keep(record, options.json)
+    cases = {"bad": BAD, **{shown(each): each for each in BY_HAND}}
+    if shown(record["chosen"]) not in cases:
+        cases[CHOSEN] = record["chosen"]
+    speeds = record["speeds"]
+    if len({len(speeds.get(name, ())) for name in cases}) > 1:
+        speeds.clear()  # rounds must have all of them
+    for _ in range(options.rounds):
+        number = len(next(iter(speeds.values()), ()))
         order = list(cases)
+        found = {}
         for name in [*order[number % len(order) :], *order[: number % len(order)]]:
-            speeds[name].append(run(options.np, environment(cases[name])))
-    hand = [shown(each) for each in BY_HAND]
-    best = max(hand, key=lambda name: median(speeds[name]))
-    for name, found in speeds.items():
-        ratio = median(mine / other for mine, other in zip(found, speeds[best], strict=True))
-        print(f"{name:45} {median(found):7.2f} steps/s   {ratio:6.1%} of the best set by hand")
-    print(f"chosen: {shown(chosen)}")
+            found[name] = run(options.np, environment(cases[name]))[0]
+        for name, speed in found.items():
+            speeds.setdefault(name, []).append(speed)
+        keep(record, options.json)
+    if speeds:
+        for name, speed, ratio in judged(record):
+            print(f"{name:45} {speed:7.2f} steps/s   {ratio:6.1%} of the best set by hand")
+    print(f"chosen: {shown(record['chosen'])}")
 
 
-def tune(folder: Path, options: argparse.Namespace) -> dict[str, int | str]:
-    """What autotuning chooses when it begins with ``BAD``."""
+def keep(record: dict[str, Any], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(record, indent=1))
+
+
+def judged(record: dict[str, Any]) -> list[tuple[str, float, float]]:
+    """Of each case its name, its median speed, and the median over the rounds of its share of the best set by hand."""
+    speeds = record["speeds"]
+    if CHOSEN not in speeds:
+        speeds = {"bad": speeds["bad"], CHOSEN: speeds[shown(record["chosen"])], **speeds}
+    best = max((shown(each) for each in BY_HAND), key=lambda name: median(speeds[name]))
+    return [
+        (name, median(found), median(mine / other for mine, other in zip(found, speeds[best], strict=True)))
+        for name, found in speeds.items()
+    ]
+
+
+def tune(folder: Path, options: argparse.Namespace) -> tuple[dict[str, int | str], str]:
+    """What autotuning chooses when it begins with ``BAD``, and the line in which it says so."""
     file = folder / "choice.json"
     env = {
         "HOROVOD_AUTOTUNE": "1",
@@ -69,11 +112,12 @@ def tune(folder: Path, options: argparse.Namespace) -> dict[str, int | str]:
     assert not content["finished"]
     content["settings"].update(BAD)
     file.write_text(json.dumps(content))
-    run(options.np, env, steps=0)
+    _, output = run(options.np, env, steps=0)
     content = json.loads(file.read_text())
     assert content["finished"]
-    print(f"autotuning says that it gained {content['gain']:.0%}", flush=True)
-    return dict(content["settings"])
+    (said,) = re.findall(r"autotuning is over.*", output)
+    print(said, flush=True)
+    return dict(content["settings"]), said.replace(str(folder), "FOLDER")
 
 
 def environment(settings: dict[str, int | str]) -> dict[str, str]:
@@ -95,13 +139,17 @@ def shown(settings: dict[str, int | str]) -> str:
     return f"{size}, batches {int(settings['fusion_threshold']) / 2**20:g} MiB, reads {settings['shm_direct']}"
 
 
-def run(ranks: int, env: dict[str, str], steps: int = 30) -> float:
-    """Steps a second of one job; ``steps`` of 0: until autotuning is over."""
+def run(ranks: int, env: dict[str, str], steps: int = 30) -> tuple[float, str]:
+    """Steps a second of one job, and what it says; ``steps`` of 0: until autotuning is over."""
     command = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), sys.executable, WORKER, str(steps)]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
-    done = subprocess.run(command, env={**clean, **env}, stdout=subprocess.PIPE, text=True, check=True, timeout=1800)
+    done = subprocess.run(
+        command, env={**clean, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800
+    )
+    if done.returncode:
+        sys.exit(done.stdout)
     (speed,) = re.findall(r"([\d.]+) steps/s", done.stdout)
-    return float(speed)
+    return float(speed), done.stdout
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Many real ranks on one machine: whether their results are right, their memory, the time of init() and of a barrier.
 
-    python benchmarks/many_ranks.py --ranks 64                      # one host
-    python benchmarks/many_ranks.py --hosts 16 --ranks 64           # 16 hosts of 4 ranks, as root
+    python benchmarks/many_ranks.py                                 # 64 ranks on one host
+    python benchmarks/many_ranks.py --jobs 1x64 16x4 2x1            # and 16 hosts of 4 ranks, and 2 of 1, as root
 
-With ``--hosts`` every host is a network namespace with an address of its own; a bridge joins them. The namespaces are this
-program's: it makes and removes them. Each rank is started with variables set by hand (docs/hosts.md). It imports no framework.
+Where a job has several hosts, each is a network namespace with an address of its own; a bridge joins them. The namespaces are
+this program's: it makes and removes them. Each rank is started with variables set by hand (docs/hosts.md). It imports no
+framework.
 
 The ranks share the cores, so the times are of an oversubscribed machine: they say that it works, not how fast hosts are.
 Memory is a process's proportional set size, in which what processes share is divided among them.
@@ -29,6 +30,8 @@ import machine
 
 PORT = 29_555
 BARRIERS, STEPS = 20, 5
+ALLREDUCES, ALLREDUCE_ROUNDS = (4_096, 65_536, 1 << 20, 1 << 24), 11
+"""Bytes, and how often each is reduced; the median counts. ``scale_model.py`` fits a network to those of two hosts."""
 LONGEST_SECONDS = 300
 SOURCE = str(Path(machine.__file__).resolve().parents[1] / "src")
 BENCHMARKS = str(Path(__file__).resolve().parent)
@@ -36,35 +39,44 @@ BENCHMARKS = str(Path(__file__).resolve().parent)
 
 def main() -> None:
     options = parse_arguments()
-    with hosts(options.hosts) as places:
-        found = run(options, places)
-    record = {"machine": machine.describe(()), "ranks": options.ranks, "hosts": options.hosts, **found}
+    record = {"machine": machine.describe(()), "measured": []}
     print(machine.in_words(record["machine"]))
-    print("| ranks | hosts | init, s | barrier, ms | MiB a rank | connections of rank 0 | of another rank |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    cells = [options.ranks, options.hosts, f"{found['init_seconds']:.1f}", f"{found['barrier_seconds'] * 1000:.1f}"]
-    cells += [f"{found['mebibytes']:.0f}", found["sockets_first"], found["sockets_most"]]
-    print(f"| {' | '.join(map(str, cells))} |")
+    for count, local in options.jobs:
+        with hosts(count) as places:
+            found = run(places, local)
+        record["measured"].append({"hosts": count, "ranks": count * local, **found})
+    print("\n".join(table(record)))
     if options.json:
         Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
 
 
-def run(options: argparse.Namespace, places: list[tuple[list[str], str]]) -> dict[str, Any]:
-    """Start all ranks, and wait for what they say."""
-    local = options.ranks // options.hosts
+def table(record: dict[str, Any]) -> Iterator[str]:
+    """One row a job."""
+    yield "| hosts | ranks | init, s | barrier, ms | MiB a rank | sockets of rank 0 | of another rank | after an alltoall |"
+    yield "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    for found in record["measured"]:
+        cells = [found["hosts"], found["ranks"], f"{found['init_seconds']:.1f}"]
+        cells += [f"{found['barrier_seconds'] * 1000:.1f}", f"{found['mebibytes']:.0f}"]
+        cells += [found["sockets_first"], found["sockets_most"], found["sockets_after_alltoall"]]
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def run(places: list[tuple[list[str], str]], local: int) -> dict[str, Any]:
+    """Start ``local`` ranks on each host, and wait for what they say."""
+    count, size = len(places), len(places) * local
     address, secret = places[0][1], secrets.token_hex(16)
     ranks = []
-    for rank in range(options.ranks):
+    for rank in range(size):
         host = rank // local
         environment = {
             **os.environ,
             "PYTHONPATH": f"{BENCHMARKS}:{SOURCE}",
             "HOROVOD_RANK": str(rank),
-            "HOROVOD_SIZE": str(options.ranks),
+            "HOROVOD_SIZE": str(size),
             "HOROVOD_LOCAL_RANK": str(rank % local),
             "HOROVOD_LOCAL_SIZE": str(local),
             "HOROVOD_CROSS_RANK": str(host),
-            "HOROVOD_CROSS_SIZE": str(options.hosts),
+            "HOROVOD_CROSS_SIZE": str(count),
             "HOROVOD_HOSTNAME": f"host{host}",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(PORT),
@@ -91,6 +103,10 @@ def run(options: argparse.Namespace, places: list[tuple[list[str], str]]) -> dic
         "mebibytes": statistics.mean(each["mebibytes"] for each in results),
         "sockets_first": results[0]["sockets"],
         "sockets_most": max(each["sockets"] for each in results[1:]),
+        "sockets_after_alltoall": max(each["sockets_after_alltoall"] for each in results),
+        "allreduce_seconds": {
+            bytes_: max(each["allreduces"][bytes_] for each in results) for bytes_ in results[0]["allreduces"]
+        },
     }
 
 
@@ -125,18 +141,47 @@ def work() -> None:
         started = time.monotonic()
         collectives.barrier().wait()
         barriers.append(time.monotonic() - started)
+    allreduces = {}
+    for count in ALLREDUCES:
+        array = np.ones(count // 4, np.float32)
+        tensor, seconds = Tensor(array, DataType.FLOAT32, array.shape), []
+        for _ in range(ALLREDUCE_ROUNDS):
+            collectives.barrier().wait()
+            started = time.monotonic()
+            collectives.allreduce("allreduce", f"of {count} bytes", [tensor], [tensor], ReduceOp.SUM).wait()
+            seconds.append(time.monotonic() - started)
+        allreduces[str(count)] = statistics.median(seconds)
     lines = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    links = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    sockets = open_sockets()
+    received: list[Any] = []
+
+    def allocate(_: int, rows: int) -> Any:
+        received.append(np.empty(rows, np.float32))
+        return received[-1]
+
+    array = np.full(size, rank, np.float32)
+    sent = Tensor(array, DataType.FLOAT32, (size,))
+    collectives.alltoall("alltoall", None, sent, [1] * size, allocate).wait()
+    if received[-1].tolist() != list(range(size)):
+        raise ArithmeticError(f"rank {rank} got {received[-1]}")
     found = {
         "begun": begun,
         "ready": ready,
         "barriers": barriers,
         "mebibytes": int(lines["Pss"].split()[0]) / 1024,
-        "sockets": sum(link.startswith("socket:") for link in links),
+        "allreduces": allreduces,
+        "sockets": sockets,
+        "sockets_after_alltoall": open_sockets(),
     }
     collectives.barrier().wait()
     basics.shutdown()
     print(json.dumps(found))
+
+
+def open_sockets() -> int:
+    """How many this process has."""
+    links = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return sum(link.startswith("socket:") for link in links)
 
 
 @contextmanager
@@ -172,13 +217,23 @@ def ip(*words: str) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=64, help="of all hosts")
-    parser.add_argument("--hosts", type=int, default=1, help="more than one takes root and iproute2")
+    parser.add_argument(
+        "--jobs",
+        nargs="+",
+        type=job,
+        default=[(1, 64)],
+        help="hosts x ranks of each, as in 16x4; several hosts take root and iproute2",
+    )
     parser.add_argument("--json", help="write the figures to this file")
-    options = parser.parse_args()
-    if options.hosts < 1 or options.ranks % options.hosts or options.ranks < 2:
-        parser.error("there must be two ranks or more, and as many on each host")
-    return options
+    return parser.parse_args()
+
+
+def job(text: str) -> tuple[int, int]:
+    """A number of hosts and of the ranks of each."""
+    count, local = map(int, text.split("x"))
+    if count < 1 or local < 1 or count * local < 2:
+        raise ValueError(text)
+    return count, local
 
 
 if __name__ == "__main__":

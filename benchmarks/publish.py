@@ -96,6 +96,38 @@ def of_training(record: Record) -> Iterator[str]:
             yield f"| {size} | {name} | {1e3 * seconds:.0f} | {seconds / best['hvd']:.2f} |"
 
 
+def of_collectives(record: Record) -> Iterator[str]:
+    """One row an operation and one column a size: the median time and the ratio to the peer's. Then the patterns."""
+    from collectives_report import OURS, PATTERNS
+
+    for job in record["jobs"]:
+        medians = {(row["operation"], row["size"], row["contender"]): row["median"] for row in job["rows"]}
+        operations = {row["operation"]: row["size"] for row in job["rows"] if row["contender"] == OURS}
+        sizes = sorted({row["size"] for row in job["rows"] if row["operation"] not in PATTERNS})
+        peer = next(row["contender"] for row in job["rows"] if row["contender"] != OURS)
+
+        def cell(operation: str, size: int, medians: dict[Any, float] = medians, peer: str = peer) -> str:
+            ours, theirs = (medians[operation, size, contender] for contender in (OURS, peer))
+            return f"{1e6 * ours:,.0f}; {theirs / ours:.1f}"
+
+        of = f"{job['ranks']} ranks, engine `{job['engine']}`: µs, and {peer} to horovod"
+        yield f"| {of} | {' | '.join(map(in_units, sizes))} |"
+        yield f"|---|{'---:|' * len(sizes)}"
+        for operation in operations:
+            if operation not in PATTERNS:
+                yield f"| {operation} | {' | '.join(cell(operation, size) for size in sizes)} |"
+        yield ""
+        yield f"| {of} | |"
+        yield "|---|---:|"
+        for operation, size in operations.items():
+            if operation in PATTERNS:
+                yield f"| {operation} | {cell(operation, size)} |"
+
+
+def in_units(nbytes: int) -> str:
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
+
+
 def of_recovery(record: Record) -> Iterator[str]:
     """One row a contender: from the kill of a rank to the next step."""
     yield "| one of " + str(record["ranks"]) + " ranks is killed | seconds to the next step, best of all | losses |"
@@ -105,6 +137,15 @@ def of_recovery(record: Record) -> Iterator[str]:
         yield f"| {name} | {min(totals):.2f} | {len(totals)} |"
 
 
+def of_many_ranks(record: Record) -> Iterator[str]:
+    from many_ranks import table
+    from scale_model import network_in_words
+
+    yield from table(record)
+    yield ""
+    yield network_in_words(record)
+
+
 def of_scale(record: Record) -> Iterator[str]:
     """One row a measurement of rank 0."""
     from scale_report import table
@@ -112,16 +153,37 @@ def of_scale(record: Record) -> Iterator[str]:
     yield from table(record)
 
 
+def of_observing(record: Record) -> Iterator[str]:
+    """One row a thing that is on, in turns, and one a part of it by itself."""
+    from observe_cost_report import table
+
+    yield from table(record)
+
+
+def of_autotuning(record: Record) -> Iterator[str]:
+    """One row a setting, and the line that the job has said."""
+    from autotune import judged
+
+    yield f"| {record['ranks']} ranks, the MLP | steps a second | of the best set by hand |"
+    yield "|---|---:|---:|"
+    for name, speed, ratio in judged(record):
+        named = {"bad": "where it began", "chosen": "what autotuning chose"}.get(name, name)
+        yield f"| {named} | {speed:.2f} | {100 * ratio:.0f} % |"
+    yield ""
+    yield f"    {record['said']}"
+
+
 def of_torch_distributed(record: Record) -> Iterator[str]:
     """A table of steps of DDP, and one of collectives, a row an operation and a column a size."""
-    yield f"| a step of DDP on {record['ranks']} ranks | ms on horovod | ms on gloo | gloo to horovod |"
-    yield "|---|---:|---:|---:|"
+    step = f"a step of DDP on {record['ranks']} ranks"
+    yield f"| {step} | ms on horovod | ms on gloo | ms without communication | gloo to horovod |"
+    yield "|---|---:|---:|---:|---:|"
     for row in record["training"]:
-        yield f"| {row['model']} | {1e3 * row['horovod']:.0f} | {1e3 * row['gloo']:.0f} | {row['ratio']:.2f} |"
+        times = " | ".join(f"{1e3 * row[name]:.0f}" for name in ("horovod", "gloo", "silent"))
+        yield f"| {row['model']} | {times} | {row['ratio']:.2f} |"
     yield ""
     sizes = sorted({row["bytes"] for row in record["collectives"]})
-    titles = [f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" for size in sizes]
-    yield f"| ms on horovod, and gloo to horovod | {' | '.join(titles)} |"
+    yield f"| ms on horovod, and gloo to horovod | {' | '.join(map(in_units, sizes))} |"
     yield f"|---|{'---:|' * len(sizes)}"
     found = {(row["operation"], row["bytes"]): row for row in record["collectives"]}
     for operation in dict.fromkeys(row["operation"] for row in record["collectives"]):
@@ -150,11 +212,15 @@ def picture_of_scale(record: Record, path: Path) -> None:
 
 
 TABLES: dict[str, Callable[[Record], Iterator[str]]] = {
+    "collectives": of_collectives,
     "training": of_training,
     "training-tensorflow": of_training,
     "training-keras": of_training,
     "elastic": of_recovery,
+    "many_ranks": of_many_ranks,
     "scale": of_scale,
+    "observe": of_observing,
+    "autotune": of_autotuning,
     "torch_distributed": of_torch_distributed,
 }
 PICTURES: dict[str, Callable[[Record, Path], None]] = {

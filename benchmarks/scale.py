@@ -9,7 +9,8 @@ What is measured
     cached      every rank announces ResNet-50's 161 gradients, each by the number that stands for it; in one message, or in 8
     not cached  the same in full, as in the first step or with HOROVOD_CACHE_CAPACITY=0
     alltoall    one alltoall whose splits change in every step
-    failure     from the end of one rank's process until the last of all ranks has been told; wall-clock time
+    failure     from the end of one rank's process until the last of all ranks has been told; wall-clock time. Rank 0 and the
+                relays have real liveness monitors. The rank is one behind relays, or a relay
     init        the exchange in which every rank tells all others who it is; wall-clock time, the clients included
 
 The ranks are ``--local-ranks`` a host, and relays speak for theirs (:mod:`horovod.core.worker.relay`).
@@ -39,12 +40,13 @@ from typing import Any
 import machine
 import msgspec
 from scale_processes import Record, Simulation, apart, fork, shares
-from scale_ranks import LONGEST_SECONDS, Step, alltoall, gradients, run_clients, run_members, run_peers
+from scale_ranks import LONGEST_SECONDS, Step, alltoall, gradients, run_clients, run_members, run_watched
 from scale_report import HEAD, RULE, in_a_row
 
 from horovod.control.channel import Channel
 from horovod.control.failure import Cause
 from horovod.control.liveness_monitor import LivenessMonitor
+from horovod.control.liveness_tree import LivenessTree
 from horovod.control.mesh import Endpoint
 from horovod.control.networks import Network
 from horovod.control.rendezvous.messages import encode_values
@@ -57,11 +59,6 @@ from horovod.core.worker.connections import Connections
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import CpuResources
 from horovod.core.worker.role import Schedule
-
-LARGEST_ALLTOALL = 2048
-"""The splits of all simulated ranks grow with the square, and have to be made here."""
-NOT_OF_HOSTS = ("failure", "init")
-"""What each rank has its own connection for, wherever it is."""
 
 
 class CountingChannel(Channel):
@@ -115,14 +112,15 @@ def main() -> None:
                 ),
                 "not cached": lambda size=size, local=local: negotiation(size, local, gradients(), options, 0),
                 "alltoall": lambda size=size, local=local: negotiation(size, local, alltoall(size), options, 1024),
-                "failure": lambda size=size: failure(size, options),
+                "failure": lambda size=size, local=local: failure(size, local, options, relay=False),
+                "failure of a relay": lambda size=size, local=local: failure(size, local, options, relay=True),
                 "init": lambda size=size: init(size, options),
             }
             for name in options.only or what:
-                if name in NOT_OF_HOSTS and local != options.local_ranks[0]:
-                    continue  # it is the same
-                if name == "alltoall" and size > LARGEST_ALLTOALL:
-                    continue
+                if name == "init" and local != options.local_ranks[0]:
+                    continue  # it is the same: each rank has its own connection, wherever it is
+                if name == "failure of a relay" and local >= size:
+                    continue  # there is none
                 found = {"ranks": size, "local_ranks": local, "what": name, **apart(what[name])}
                 record["measured"].append(found)
                 print(in_a_row(found), flush=True)
@@ -184,18 +182,26 @@ def negotiation(size: int, local_ranks: int, what: Step, options: argparse.Names
     }
 
 
-def failure(size: int, options: argparse.Namespace) -> Record:
-    """Rank 0's liveness monitor, and a rank that ends."""
-    pairs = {rank: socket.socketpair() for rank in range(1, size)}
+def failure(size: int, local_ranks: int, options: argparse.Namespace, relay: bool) -> Record:
+    """Rank 0's liveness monitor, those of the relays, and a rank that ends.
+
+    Args:
+        relay: whether that is a relay, where there are any.
+    """
+    hosts = [range(first, min(first + local_ranks, size)) for first in range(local_ranks, size, local_ranks)]
+    tree = LivenessTree(size, hosts)
     lost = size // 2
+    if hosts:
+        lost = hosts[len(hosts) // 2][0 if relay else -1]
+    before = open_sockets()
+    pairs = {rank: socket.socketpair() for rank in tree.peers(0)}
     gate = fork.Event()
 
     def wait(mine: list[int]) -> Any:
-        peers = {rank: pairs[rank][1] for rank in mine}
         gate.wait(LONGEST_SECONDS)
-        return time.monotonic(), run_peers(peers, lost)
+        return time.monotonic(), run_watched({rank: pairs[rank][1] for rank in mine}, tree, lost)
 
-    processes = Simulation(pairs, options, wait)
+    processes = Simulation(pairs, options, wait, local_ranks if hosts else 1)
     failed: list[int] = []
     told = threading.Event()
 
@@ -204,7 +210,8 @@ def failure(size: int, options: argparse.Namespace) -> Record:
         told.set()
 
     links = {rank: Channel(pair[0]) for rank, pair in pairs.items()}
-    monitor = LivenessMonitor(0, links, 30, 0, str, lambda rank: None, str, on_failure)
+    monitor = LivenessMonitor(0, tree, links, 30, 0, str, lambda rank: None, str, on_failure)
+    connections = open_sockets() - before
     monitor.start()
     gate.set()
     if not told.wait(LONGEST_SECONDS):
@@ -215,7 +222,11 @@ def failure(size: int, options: argparse.Namespace) -> Record:
     if everybody != [lost] * (size - 1):
         raise RuntimeError(f"{len(everybody)} ranks were told of {sorted(set(everybody))}")
     started = min(begun for begun, _ in results)
-    return {"seconds": max(at for _, found in results for _, at in found) - started}
+    return {
+        "seconds": max(at for _, found in results for _, at in found) - started,
+        "connections": connections,
+        "relay_connections": max(len(tree.peers(rank)) for rank in range(1, size)),
+    }
 
 
 def rank_info(rank: int) -> RankInfo:
@@ -259,6 +270,12 @@ def init(size: int, options: argparse.Namespace) -> Record:
         "bytes_from": len(encode_values(list(values.values()))),
         "bytes_to": statistics.mean(map(len, values.values())),
     }
+
+
+def open_sockets() -> int:
+    """How many this process has."""
+    descriptors = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return sum(str(each.readlink()).startswith("socket:") for each in descriptors)
 
 
 def memory() -> float:

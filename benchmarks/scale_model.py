@@ -1,10 +1,12 @@
 """Where the design stops: an alpha-beta model of an allreduce between hosts, beside what rank 0 needs to agree on it.
 
     python benchmarks/scale_model.py benchmarks/published/scale.json --latency-us 30 --gigabits 25
+    python benchmarks/scale_model.py benchmarks/published/scale.json --network benchmarks/published/many_ranks.json
 
 What rank 0 needs is fitted to the points of a record of ``scale.py``: a part that grows with its connections, and one that
-grows with ranks. The network is not measured: its latency and rate are inputs, and so is the rate at which a host adds. They
-are printed with the result.
+grows with ranks. The latency and rate of the network are given, or with ``--network`` fitted to what ``many_ranks.py``
+measured between two hosts: namespaces of one machine, so they are those of its kernel's TCP and of our engine, and no wire's.
+The rate at which a host adds is given. All are printed with the result, and from where they are.
 
 The model of an allreduce of M bytes on H hosts of L ranks (:mod:`horovod.comm.hierarchical`): within the host M bytes are
 added and gathered at the rate of memory; between hosts each of the L columns moves a ring's 2 (H - 1) / H of its M / L bytes,
@@ -15,8 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,8 +35,16 @@ def main() -> None:
         f"Rank 0, of {len(points)} points: {each_connection * 1e3:.1f} us a connection and step, "
         f"{each_rank * 1e3:.2f} us a rank."
     )
+    origin = "given"
+    if options.network:
+        measured = json.loads(options.network.read_text())
+        latency, rate = fit_network(between_two_hosts(measured))
+        options.latency_us, options.gigabits = latency * 1e6, rate * 8 / 1e9
+        origin = "fitted"
+        print(network_in_words(measured))
     print(
-        f"Inputs: {options.latency_us:g} us and {options.gigabits:g} Gbit/s between hosts, {options.memory:g} GB/s within one, "
+        f"Inputs: {options.latency_us:.3g} us and {options.gigabits:.3g} Gbit/s between hosts ({origin}), "
+        f"{options.memory:g} GB/s within one (given), "
         f"{options.local_ranks} ranks a host, {options.bytes / 1e6:.0f} MB of gradients in {options.batches} batches."
     )
     print("| ranks | hosts | rank 0 decides, ms | latency of rings, ms | bytes between hosts, ms | within hosts, ms |")
@@ -60,9 +71,41 @@ def fit(points: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
     return float(connection), float(rank)
 
 
+def between_two_hosts(record: dict[str, Any]) -> dict[int, float]:
+    """Of a record of ``many_ranks.py``: by bytes, the seconds of an allreduce of two hosts of one rank."""
+    (pair,) = [each for each in record["measured"] if (each["hosts"], each["ranks"]) == (2, 2)]
+    return {int(size): seconds for size, seconds in pair["allreduce_seconds"].items()}
+
+
+def network_in_words(record: dict[str, Any]) -> str:
+    """The network that fits such a record, and how well."""
+    seconds = between_two_hosts(record)
+    latency, rate = fit_network(seconds)
+    points = ", ".join(
+        f"{size:,} bytes {each * 1e6:,.0f} us (the fit: {(2 * latency + size / rate) * 1e6:,.0f})"
+        for size, each in seconds.items()
+    )
+    return (
+        f"Allreduces of 2 hosts of 1 rank: {points}. So the latency is {latency * 1e6:.0f} us, the rate "
+        f"{rate * 8 / 1e9:.1f} Gbit/s."
+    )
+
+
+def fit_network(seconds: Mapping[int, float]) -> tuple[float, float]:
+    """Seconds of latency and bytes a second, from allreduces of so many bytes by two ranks: 2 latencies, and the bytes once.
+
+    By least squares of relative errors.
+    """
+    sizes, times = np.array(list(seconds), float), np.array(list(seconds.values()))
+    factors = np.stack([np.full(len(sizes), 2.0), sizes], axis=1) / times[:, None]
+    (latency, each_byte), *_ = np.linalg.lstsq(factors, np.ones(len(sizes)), rcond=None)
+    return float(max(latency, 0.0)), float(1 / each_byte)
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path, help="that scale.py has written")
+    parser.add_argument("--network", type=Path, help="a record of many_ranks.py with a job of 2x1")
     parser.add_argument("--latency-us", type=float, default=30, help="of one message between hosts")
     parser.add_argument("--gigabits", type=float, default=25, help="a second between a host and the others")
     parser.add_argument(

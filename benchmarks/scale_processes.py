@@ -22,6 +22,7 @@ class Simulation:
     Args:
         pairs: by rank its connection with rank 0, both ends. Here the rank's own end is closed, in its process all else.
         run: called in each process with the ranks that it simulates.
+        together: how many ranks in a row are always in one process.
     """
 
     def __init__(
@@ -29,9 +30,10 @@ class Simulation:
         pairs: dict[int, tuple[socket.socket, socket.socket]] | dict[int, None],
         options: argparse.Namespace,
         run: Callable[[list[int]], Any],
+        together: int = 1,
     ) -> None:
         self._started: list[tuple[Any, Connection]] = []
-        for mine in shares(list(pairs), options.processes):
+        for mine in shares(list(pairs), options.processes, together):
             reader, writer = fork.Pipe(duplex=False)
 
             def body(mine: Sequence[int], writer: Connection) -> None:
@@ -95,6 +97,7 @@ def received(reader: Connection) -> tuple[Any, str]:
     return found
 
 
-def shares(ranks: Sequence[int], processes: int) -> list[Sequence[int]]:
+def shares(ranks: Sequence[int], processes: int, together: int = 1) -> list[Sequence[int]]:
     """The ranks that each of the processes simulates."""
-    return [share for first in range(processes) if (share := ranks[first::processes])]
+    found = [[rank for rank in ranks if rank // together % processes == first] for first in range(processes)]
+    return [share for share in found if share]

@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import msgspec
+import numpy as np
 
 from horovod.autotune.kept import Tuned
 from horovod.comm.datatypes import DataType
-from horovod.control import liveness_monitor
-from horovod.control.channel import Channel
+from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.failure import Cause
+from horovod.control.liveness_messages import Failure, decode
+from horovod.control.liveness_monitor import LivenessMonitor
+from horovod.control.liveness_tree import LivenessTree
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.core.negotiation import host_tally
 from horovod.core.negotiation.messages import Decision, Operation, Request, TensorSpec
@@ -32,7 +35,7 @@ from horovod.core.worker.role import Schedule
 LONGEST_SECONDS = 300.0
 """After so long without a message the simulation counts as stuck."""
 
-_monitor_message = msgspec.msgpack.Decoder(liveness_monitor.Message).decode
+Told = list[tuple[int, float]]
 
 
 class Step(NamedTuple):
@@ -80,16 +83,21 @@ def gradients(messages: int = 1) -> Step:
     return Step(lambda rank, step: requests, messages)
 
 
-def rows(sender: int, receiver: int, step: int) -> int:
-    """How many rows one rank sends to another in an alltoall of the step."""
-    return (sender * 7 + receiver * 3 + step * 5) % 97
+def rows_from(sender: int, size: int, step: int) -> tuple[int, ...]:
+    """How many rows one rank sends to each in an alltoall of the step."""
+    return tuple(((sender * 7 + np.arange(size) * 3 + step * 5) % 97).tolist())
+
+
+def rows_to(receiver: int, size: int, step: int) -> tuple[int, ...]:
+    """How many rows one rank gets from each."""
+    return tuple(((np.arange(size) * 7 + receiver * 3 + step * 5) % 97).tolist())
 
 
 def alltoall(size: int) -> Step:
     """A step of one alltoall, whose splits change with the step."""
 
     def requests(rank: int, step: int) -> list[Request]:
-        splits = tuple(rows(rank, receiver, step) for receiver in range(size))
+        splits = rows_from(rank, size, step)
         spec = TensorSpec("tokens", DataType.FLOAT32, (sum(splits), 4))
         return [Request(Operation.ALLTOALL, "tokens", (spec,), splits=splits, caller="train.py:1")]
 
@@ -154,10 +162,9 @@ class SimulatedMember:
             raise RuntimeError(f"rank {self._rank}: {decision.error}")
         self._awaited.remove(decision.name)
         self.order.update(decision.name.encode())
-        if decision.operation is Operation.ALLTOALL:
-            expected = tuple(rows(sender, self._rank, self.done) for sender in range(self._size))
-            if decision.received != expected:
-                raise RuntimeError(f"rank {self._rank} was told wrong rows in step {self.done}")
+        expected = rows_to(self._rank, self._size, self.done) if decision.operation is Operation.ALLTOALL else ()
+        if tuple(decision.received) != expected:
+            raise RuntimeError(f"rank {self._rank} was told wrong rows in step {self.done}")
 
 
 def run_members(
@@ -207,31 +214,68 @@ def run_members(
     return sorted({member.order.hexdigest() for member in members}), max(relays, default=0.0)
 
 
-def run_peers(connections: Mapping[int, socket.socket], lost: int) -> list[tuple[int, float]]:
+def run_watched(connections: Mapping[int, socket.socket], tree: LivenessTree, lost: int) -> Told:
     """Wait until every rank is told of a failure; rank ``lost``, if it is here, ends at once, as a killed process does.
 
-    Returns the rank that each was told of, and when (``time.monotonic``).
+    Relays have real liveness monitors; the others only listen.
+
+    Args:
+        connections: with rank 0. The ranks behind the relays among them are simulated here, too.
+
+    Returns:
+        The rank that each was told of, and when (``time.monotonic``).
     """
-    channels = {rank: Channel(each) for rank, each in connections.items()}
+    ends = {rank: {0: Channel(each)} for rank, each in connections.items()}
+    for relay in list(ends):
+        for rank in tree.ways(relay):
+            one, other = socket.socketpair()
+            ends[relay][rank] = Channel(one)
+            ends.setdefault(rank, {})[relay] = Channel(other)
+    told: Told = []
+    relays, everybody = [], threading.Semaphore(0)
+
+    def told_relay(rank: int, reason: str, cause: Cause) -> None:
+        told.append((rank, time.monotonic()))
+        everybody.release()
+
+    for rank, channels in ends.items():
+        if tree.ways(rank) and rank != lost:
+            monitor = LivenessMonitor(rank, tree, channels, 30, 0, str, lambda other: None, str, told_relay)
+            monitor.start()
+            relays.append(monitor)
+    for channel in ends.get(lost, {}).values():
+        channel.close()
+    _listen({rank: channels for rank, channels in ends.items() if rank != lost and not tree.ways(rank)}, told)
+    for _ in relays:
+        if not everybody.acquire(timeout=LONGEST_SECONDS):
+            raise TimeoutError("not all relays are told of the failure")
+    for monitor in relays:
+        monitor.leave()
+    return told
+
+
+def _listen(ends: Mapping[int, Mapping[int, Channel]], told: Told) -> None:
+    """Wait until each of these ranks is told of a failure on one of its connections."""
     poll = select.poll()
-    by_descriptor = {channel.fileno(): rank for rank, channel in channels.items()}
-    for channel in channels.values():
-        poll.register(channel, select.POLLIN)
-    if lost in channels:
-        poll.unregister(channels[lost])
-        channels.pop(lost).close()
-    told: list[tuple[int, float]] = []
-    while len(told) < len(channels):
+    by_descriptor = {channel.fileno(): (rank, channel) for rank, own in ends.items() for channel in own.values()}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    left = set(ends)
+    while left:
         found = poll.poll(LONGEST_SECONDS * 1000)
         if not found:
             raise TimeoutError("not all ranks are told of the failure")
         for descriptor, _ in found:
-            for body in channels[by_descriptor[descriptor]].receive():
-                message = _monitor_message(body)
-                if isinstance(message, liveness_monitor.Failure):
-                    told.append((message.rank, time.monotonic()))
-                    poll.unregister(descriptor)
-    return told
+            rank, channel = by_descriptor[descriptor]
+            try:
+                messages = [decode(body) for body in channel.receive()]
+            except ChannelClosed:  # a relay has left, or was the rank that is lost
+                poll.unregister(descriptor)
+                continue
+            failure = next((each for each in messages if isinstance(each, Failure)), None)
+            if failure is not None and rank in left:
+                left.discard(rank)
+                told.append((failure.rank, time.monotonic()))
 
 
 def run_clients(

@@ -31,6 +31,8 @@ def in_a_row(found: Record) -> str:
         bytes_ = f"{found['bytes_to']:,.0f} + {found['bytes_from']:,.0f}"
         connections, grown = f"{found['connections']:,}", f"{found['grown_mib']:.0f} MiB"
         cells = [f"{each:.1f}", f"{1000 / each:.1f}", bytes_, connections, grown]
+    elif "connections" in found:
+        cells[3] = f"{found['connections']:,}"
     elif found["what"] == "init":
         cells[2] = f"{found['bytes_from']:,.0f}"
     local = "all" if found["local_ranks"] >= found["ranks"] else str(found["local_ranks"])

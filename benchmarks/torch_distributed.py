@@ -2,8 +2,9 @@
 
     horovodrun -np 2 python benchmarks/torch_distributed.py
 
-Both back ends take turns, step by step or call by call, so noise of the machine falls on both. For each pair of neighbours the
-ratio is taken, Gloo's time over Horovod's; shown is the median of the ratios. A group costs nothing while the other one works.
+Both back ends take turns, step by step or call by call, so noise of the machine falls on both. In each round the ratio is
+taken, Gloo's time over Horovod's; shown is the median of the ratios. A group costs nothing while the other one works. A third
+model is trained with a hook that communicates nothing: no back end can make DDP's steps shorter than that.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,21 +39,48 @@ def timed(call: Callable[[], Any], group: Any) -> float:
     return float(seconds)
 
 
-def beside(pairs: list[tuple[Callable[[], Any], Any]], rounds: int) -> tuple[float, float, float, float]:
-    """Of two calls that take turns: the medians of their seconds; the median of the ratios of neighbours, the second over the
-    first; and the ratio of the fastest of each, which other work on the machine disturbs least."""
-    times: list[tuple[float, float]] = []
+class Contender(NamedTuple):
+    """A call that takes turns with others.
+
+    Attributes:
+        group: whose ranks begin it together.
+    """
+
+    call: Callable[[], Any]
+    group: Any
+
+
+class Found(NamedTuple):
+    """What one contender took, beside the first one.
+
+    Attributes:
+        seconds: the median of all rounds.
+        ratio: the median of the ratios of the same round, its time over that of the first.
+        fastest: the ratio of the fastest of each, which other work on the machine disturbs least.
+    """
+
+    seconds: float
+    ratio: float
+    fastest: float
+
+
+def beside(contenders: Sequence[Contender], rounds: int) -> list[Found]:
+    """Have them take turns, in the opposite order in every other round."""
+    times: list[list[float]] = [[] for _ in contenders]
     for number in range(rounds + 2):
-        turn = pairs if number % 2 else pairs[::-1]
-        found = [timed(call, group) for call, group in turn]
-        times.append((found[0], found[1]) if number % 2 else (found[1], found[0]))
-    times = times[2:]  # the first rounds warm up
-    return (
-        statistics.median(one for one, _ in times),
-        statistics.median(two for _, two in times),
-        statistics.median(two / one for one, two in times),
-        min(two for _, two in times) / min(one for one, _ in times),
-    )
+        turn = list(zip(contenders, times, strict=True))
+        for contender, taken in turn if number % 2 else reversed(turn):
+            taken.append(timed(contender.call, contender.group))
+    counted = [taken[2:] for taken in times]  # the first rounds warm up
+    first = counted[0]
+    return [
+        Found(
+            statistics.median(taken),
+            statistics.median(mine / of_first for mine, of_first in zip(taken, first, strict=True)),
+            min(taken) / min(first),
+        )
+        for taken in counted
+    ]
 
 
 def collectives(own: Any, gloo: Any, rounds: int, largest: int) -> list[dict[str, Any]]:
@@ -67,29 +96,21 @@ def collectives(own: Any, gloo: Any, rounds: int, largest: int) -> list[dict[str
             "all_to_all": lambda group, t=tensor: dist.all_to_all_single(torch.empty_like(t), t, group=group),
         }
         for name, call in calls.items():
-            pairs = [(lambda call=call, group=group: call(group), group) for group in (own, gloo)]
-            first, second, ratio, fastest = beside(pairs, rounds)
-            rows.append(
-                {
-                    "operation": name,
-                    "bytes": nbytes,
-                    "horovod": first,
-                    "gloo": second,
-                    "ratio": ratio,
-                    "fastest": fastest,
-                }
-            )
+            mine, other = beside([Contender(partial(call, group), group) for group in (own, gloo)], rounds)
+            rows.append({"operation": name, "bytes": nbytes, **row(mine, other)})
     return rows
 
 
 def training(own: Any, gloo: Any, rounds: int, names: list[str]) -> list[dict[str, Any]]:
     rows = []
     for name in names:
-        pairs = []
-        for group in (own, gloo):
+        contenders = []
+        for group, hook in ((own, None), (gloo, None), (own, nothing)):
             torch.manual_seed(0)
             workload = WORKLOADS[name]()
             trained = torch.nn.parallel.DistributedDataParallel(workload.model, process_group=group)
+            if hook is not None:
+                trained.register_comm_hook(None, hook)
             optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
 
             def step(workload: Any = workload, trained: Any = trained, optimizer: Any = optimizer) -> None:
@@ -97,17 +118,28 @@ def training(own: Any, gloo: Any, rounds: int, names: list[str]) -> list[dict[st
                 workload.loss(trained).backward()
                 optimizer.step()
 
-            pairs.append((step, group))
-        first, second, ratio, fastest = beside(pairs, rounds)
-        rows.append({"model": name, "horovod": first, "gloo": second, "ratio": ratio, "fastest": fastest})
+            contenders.append(Contender(step, group))
+        mine, other, silent = beside(contenders, rounds)
+        rows.append({"model": name, **row(mine, other), "silent": silent.seconds, "silent_ratio": silent.ratio})
     return rows
+
+
+def nothing(_, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotations that are texts
+    """A hook of DDP that communicates nothing. All else that DDP does for communication it still does."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def row(mine: Found, other: Found) -> dict[str, float]:
+    return {"horovod": mine.seconds, "gloo": other.seconds, "ratio": other.ratio, "fastest": other.fastest}
 
 
 def show(title: str, rows: list[tuple[str, dict[str, Any]]]) -> None:
     print(f"{title:24}{'horovod ms':>12}{'gloo ms':>12}{'ratio':>8}{'of fastest':>12}")
-    for name, row in rows:
-        times = f"{row['horovod'] * 1e3:12.3f}{row['gloo'] * 1e3:12.3f}"
-        print(f"{name:24}{times}{row['ratio']:8.2f}{row['fastest']:12.2f}")
+    for name, each in rows:
+        times = f"{each['horovod'] * 1e3:12.3f}{each['gloo'] * 1e3:12.3f}"
+        print(f"{name:24}{times}{each['ratio']:8.2f}{each['fastest']:12.2f}")
 
 
 def main() -> None:
@@ -125,8 +157,10 @@ def main() -> None:
     moved = collectives(own, gloo, options.rounds, options.largest * MIB)
     if dist.get_rank() == 0:
         print(in_words(machine), f"{dist.get_world_size()} ranks, PyTorch {torch.__version__}", sep="\n")
-        show("a step of DDP", [(row["model"], row) for row in rows])
-        show("collective", [(f"{row['operation']} {row['bytes'] // KIB} KiB", row) for row in moved])
+        show("a step of DDP", [(each["model"], each) for each in rows])
+        for each in rows:
+            print(f"{each['model']:24}{each['silent'] * 1e3:12.3f} without communication")
+        show("collective", [(f"{each['operation']} {each['bytes'] // KIB} KiB", each) for each in moved])
         if options.json is not None:
             record = {"machine": machine, "ranks": dist.get_world_size(), "training": rows, "collectives": moved}
             options.json.parent.mkdir(parents=True, exist_ok=True)

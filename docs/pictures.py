@@ -1,6 +1,7 @@
 """Draws the pictures of the documents that show what a tool of Horovod draws: ``python docs/pictures.py``. Needs matplotlib.
 
-It runs a program whose ranks go apart, and then the tool. Pictures of measurements are drawn by ``benchmarks/publish.py``.
+It runs a program whose ranks go apart, and one with a slow rank, and then the tools. Pictures of measurements are drawn by
+``benchmarks/publish.py``.
 """
 
 from __future__ import annotations
@@ -34,14 +35,32 @@ for step in range(10):
     hvd.allreduce(torch.ones(8), name="head")
 """
 """Rank 1 skips a collective in the eighth step."""
+SLOW = """
+import time
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+torch.manual_seed(hvd.rank())
+model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 512))
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.001), model.named_parameters())
+for step in range(5):
+    time.sleep(0.02 if hvd.rank() != 2 else 0.05)  # loads a batch
+    optimizer.zero_grad()
+    model(torch.randn(64, 512)).sum().backward()
+    optimizer.step()
+"""
+"""The batches of rank 2 come late."""
 SETTINGS = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"}
 RANKS = 3
 
 
 def main() -> None:
     draw(IMAGES / "hang.png")
+    draw_slow(IMAGES / "slow.png")
     day = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-    publish.mark(IMAGES / "hang.png", f"docs/pictures.py; Horovod {_version.VERSION}, {day}")
+    for picture in ("hang.png", "slow.png"):
+        publish.mark(IMAGES / picture, f"docs/pictures.py; Horovod {_version.VERSION}, {day}")
 
 
 def draw(picture: Path) -> None:
@@ -54,6 +73,18 @@ def draw(picture: Path) -> None:
         subprocess.run(launch, env=environment, cwd=folder, capture_output=True, timeout=300)  # it fails, as it should
         diagnose = [sys.executable, "-m", "horovod.diagnose", str(recorders), "--plot", str(picture)]
         subprocess.run(diagnose, check=True, timeout=300, stdout=subprocess.DEVNULL)
+
+
+def draw_slow(picture: Path) -> None:
+    """Run the program with a slow rank, and have the timeline of all ranks drawn."""
+    with tempfile.TemporaryDirectory() as folder:
+        script, timeline = Path(folder) / "train.py", Path(folder) / "timeline.json"
+        script.write_text(SLOW)
+        environment = {**os.environ, "HOROVOD_TIMELINE_ALL_RANKS": "1", "HOROVOD_TIMELINE": str(timeline)}
+        launch = [sys.executable, "-m", "horovod.runner.launch", "-np", str(RANKS), sys.executable, str(script)]
+        subprocess.run(launch, env=environment, cwd=folder, check=True, capture_output=True, timeout=300)
+        tool = [sys.executable, "-m", "horovod.timeline", str(timeline), "--plot", str(picture)]
+        subprocess.run(tool, check=True, timeout=300, stdout=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def test_a_launcher_that_is_stopped_for_a_while_is_waited_for(stall: Stall) -> N
     ("words", "ssh", "host", "message"),
     [
         (["-i", "{folder}/other_id"], "", "hostB", "it does not accept the key"),
-        ([], "", "hostD", "its name is unknown: is it written right? (ssh: Could not resolve hostname hostd"),
+        ([], "", "hostD", "its name is unknown: is it spelled correctly? (ssh: Could not resolve hostname hostd"),
         ([], "", "10.99.0.1", "there is no route to it"),
         ([], "", "10.77.0.9", "there is no route to it"),
         (["-p", "2222"], "", "hostB", "nothing listens at its ssh port"),
@@ -260,3 +260,37 @@ def test_a_host_with_another_version_says_so(cluster: Cluster) -> None:
     with cluster.hosts.replaced("hostB", own, other):
         line = refusal(cluster, cluster.start(*refused("hostB")), "hostB")
     assert "it has version 0.28.1+pure.0 of Horovod" in line and "install the same on both" in line
+
+
+SAYS_WHY = """
+import os, sys, numpy, plain
+from pathlib import Path
+plain.init()
+try:
+    for step in range(10**9):
+        plain.allreduce(numpy.ones(1000, numpy.float32), f"step{step % 10}")
+        if step == 10:
+            print("ready", flush=True)
+except Exception as error:
+    Path(f"{os.environ['HOROVOD_RANK']}.txt").write_text(str(error))
+    raise
+"""
+
+
+def test_a_cable_between_hosts_whose_ranks_are_behind_relays_is_told_by_the_ranks_of_both(cluster: Cluster) -> None:
+    """Before the launcher finds it: the ranks of a host hear of the other host through their relays."""
+    settings = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "6", "HOROVOD_RELAY_THRESHOLD": "0"}
+    words = ("-np", "5", "-H", "hostA:1,hostB:4", "python", cluster.script(SAYS_WHY))
+    process = cluster.start(*words, **settings)
+    cluster.await_line(process, "ready", times=5)
+    cluster.hosts.link("hostB", up=False)
+    assert cluster.finish(process).returncode != 0
+    cluster.hosts.await_nothing(LOST_AFTER_SECONDS + ENDING_SECONDS)
+    said = [(cluster.folder / f"{rank}.txt").read_text() for rank in range(5)]
+    # Whether the kernel gives the connection up first, or rank 0 its questions, is a matter of moments.
+    silent = (
+        r"failed: (its host is silent on the connection from \S+ to \S+|it does not answer any more: .* is unreachable)"
+    )
+    assert re.match(rf"Horovod: rank [12] \(host hostB, process \d+\) {silent}", said[0]), said[0]
+    for text in said[1:]:
+        assert re.match(rf"Horovod: rank 0 \(host hostA, process \d+\) {silent}", text), text

@@ -82,6 +82,39 @@ def test_what_is_said_of_the_tree_names_files_that_exist(document: Path) -> None
         )
 
 
+def test_the_table_of_places_names_files_of_this_tree() -> None:
+    """Each entry of "Where is what?" names files or folders by their paths below ``src/horovod``, or of the repository."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    table = text.split("## Where is what?")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| Where (.+?)\? \| (.+) \|$", table, re.MULTILINE)
+    assert len(rows) >= 20
+    assert len({question for question, _ in rows}) == len(rows)
+    for question, places in rows:
+        named = re.findall(r"`([\w./-]+)`", places)
+        assert named, question
+        for name in named:
+            beside = [(SOURCE / "horovod" / other).parent / name for other in named]
+            assert any(path.exists() for path in (SOURCE / "horovod" / name, ROOT / name, *beside)), (
+                f"{question}: {name}"
+            )
+
+
+@pytest.mark.parametrize("package", ["Python", "PyTorch", "TensorFlow", "Keras 3", "MXNet", "mpi4py"])
+def test_the_page_of_versions_has_the_bounds_of_the_package(package: str) -> None:
+    (row,) = re.findall(
+        rf"^\| {package} \| (.+?) \| (.+) \|$", (ROOT / "docs" / "versions.md").read_text(), re.MULTILINE
+    )
+    project, makefile = ((ROOT / name).read_text() for name in ("pyproject.toml", "Makefile"))
+    bounds = {
+        "Python": r'requires-python = ">=([\d.]+)"', "PyTorch": r'"torch>=([\d.]+)"', "TensorFlow": r'"tensorflow>=([\d.]+)"',
+        "Keras 3": r'"keras>=([\d.]+)"', "MXNet": r'"mxnet==([\d.]+)"', "mpi4py": r'"mpi4py>=([\d.]+)"',
+    }  # fmt: skip
+    assert set(re.findall(bounds[package], project)) == {re.findall(r"[\d.]*\d", row[0])[0]}
+    installed = {"PyTorch": r"^TORCH \?= torch==(\S+)", "TensorFlow": r"^TENSORFLOW \?= tensorflow-cpu==(\S+)"}
+    if package in installed:
+        assert re.findall(installed[package], makefile, re.MULTILINE) == [re.findall(r"[\d.]*\d", row[1])[0]]
+
+
 def horovodrun(folder: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """Run the launcher to its end, as a user does."""
     environment = {name: value for name, value in os.environ.items() if "HOROVOD" not in name}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
 import inspect
@@ -15,6 +16,8 @@ from typing import Any
 import griffe
 import pytest
 from markdown_it import MarkdownIt
+
+from horovod.runner.arguments import build_parser
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "generate.py"
 
@@ -72,6 +75,25 @@ def test_a_page_has_what_the_module_exports(page: Any, package: Any) -> None:
         if inspect.isfunction(value):
             shown = " ".join(reference.signature(name, parsed))
             assert all(re.search(rf"[ (*]{each}\b", shown) for each in inspect.signature(value).parameters), name
+
+
+def test_the_page_of_flags_has_every_flag_that_help_shows_once() -> None:
+    text = generate.flags()
+    shown = {
+        name
+        for action in build_parser(brief=False)._actions
+        if action.help != argparse.SUPPRESS
+        for name in action.option_strings
+    }
+    cells = [
+        [child for child in token.children or [] if child.type == "code_inline"]
+        for token in MarkdownIt().enable("table").parse(text)
+        if token.type == "inline" and token.content.startswith("`-")
+    ]
+    spelt = [child.content.split(" ")[0] for cell in cells for child in cell]
+    assert sorted(spelt) == sorted(shown) and len(shown) > 60
+    for variable in ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE"):
+        assert variable in text
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

@@ -97,3 +97,118 @@ def test_a_rank_is_lost_that_speaks_for_others_or_is_spoken_for(pool: RankPool, 
     for rank in set(range(SIZE)) - {victim}:
         assert results[rank].startswith(f"Horovod: rank {victim} "), results[rank]
         assert "its process ended without hvd.shutdown()" in results[rank]
+
+
+def sockets_of_a_job(hosts: str) -> list[int]:
+    """How many sockets this rank has after ``init()``, after collectives in steps, and after those of all ranks."""
+    import os
+    from pathlib import Path
+
+    import torch
+
+    import horovod.torch as hvd
+
+    def sockets() -> int:
+        links = [each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        return sum(str(link).startswith("socket:") for link in links)
+
+    own, before = int(os.environ["HOROVOD_RANK"]), os.environ["HOROVOD_HOSTNAME"]
+    os.environ["HOROVOD_HOSTNAME"] = hosts[own]
+    counts = [sockets()]
+    try:
+        hvd.init()
+        rank, size = hvd.rank(), hvd.size()
+        counts.append(sockets())
+        for step in range(2):
+            assert hvd.allreduce(torch.ones(1000), op=hvd.Sum).unique().tolist() == [size]
+            assert hvd.allgather(torch.full((rank + 1,), rank)).tolist() == [
+                each for each in range(size) for _ in range(each + 1)
+            ]
+            assert hvd.broadcast(torch.tensor([rank + step]), 4).tolist() == [4 + step]
+            hvd.barrier()
+        counts.append(sockets())
+        for _ in range(2):
+            assert hvd.alltoall(torch.arange(size)).tolist() == [rank] * size
+            found = hvd.reducescatter(torch.arange(size * 2.0), op=hvd.Sum)
+            assert found.tolist() == [size * 2.0 * rank, size * (2.0 * rank + 1)]
+            counts.append(sockets())
+        hvd.barrier()  # until all have counted: a rank that leaves closes its connections
+        hvd.shutdown()
+        counts.append(sockets())
+        return [each - counts[0] for each in counts[1:]]
+    finally:
+        os.environ["HOROVOD_HOSTNAME"] = before
+
+
+def test_all_ranks_are_connected_with_each_other_at_the_first_collective_that_needs_it(
+    ranks: Callable[..., RankPool],
+) -> None:
+    pool = ranks(6, {}, "torch")
+    with pool.leaves_nothing():
+        for rank, counts in enumerate(pool.run(sockets_of_a_job, "aaabbb")):
+            begun, in_steps, with_all, again, ended = counts
+            if rank:  # one each for control and liveness, and one with the rank of its column
+                assert begun == 3, (rank, counts)
+            assert (in_steps, with_all, again, ended) == (begun, begun + 5, begun + 5, 0), (rank, counts)
+
+
+def test_a_rank_is_lost_while_all_connect_with_each_other(ranks: Callable[..., RankPool]) -> None:
+    """The others wait for its connection, in the middle of a collective."""
+
+    def job() -> str:
+        import os
+
+        import torch
+
+        import horovod.torch as hvd
+        from horovod.control.mesh import Mesh
+
+        own = int(os.environ["HOROVOD_RANK"])
+        os.environ["HOROVOD_HOSTNAME"] = "aabb"[own]
+        hvd.init()
+        if own == 1:
+            Mesh.connect = lambda *_: signal.raise_signal(signal.SIGKILL)  # type: ignore[method-assign, assignment]
+        try:
+            hvd.alltoall(torch.arange(4))
+            return "no error"
+        except hvd.HorovodInternalError as error:
+            return str(error)
+        finally:
+            hvd.shutdown()
+
+    results = ranks(SIZE, {}, "torch").run(job, dies={1})
+    assert results[1] == Death(-signal.SIGKILL)
+    for rank in (0, 2, 3):
+        assert results[rank].startswith("Horovod: rank 1 ") and "its process ended" in results[rank], results[rank]
+
+
+def test_a_rank_that_cannot_open_the_connections_says_so_on_all_ranks(ranks: Callable[..., RankPool]) -> None:
+    def job() -> str:
+        import os
+
+        import torch
+
+        import horovod.torch as hvd
+        from horovod.control import mesh
+        from horovod.control.descriptors import DescriptorLimitError
+
+        own = int(os.environ["HOROVOD_RANK"])
+        os.environ["HOROVOD_HOSTNAME"] = "aabb"[own]
+        hvd.init()
+        if own == 2:
+
+            def no_room(connections: int, purpose: str) -> None:
+                raise DescriptorLimitError(f"{purpose} needs {connections} connections: raise the hard limit")
+
+            mesh.make_room = no_room  # type: ignore[attr-defined]
+        try:
+            hvd.alltoall(torch.arange(4))
+            return "no error"
+        except hvd.HorovodInternalError as error:
+            return str(error)
+        finally:
+            hvd.shutdown()
+
+    for text in ranks(SIZE, {}, "torch").run(job):
+        assert text.startswith("Horovod: rank 2 "), text
+        assert "it could not connect to the other ranks: rank 2 needs 3 connections: raise the hard limit" in text

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from horovod._keras.settings import KerasSettings
 from horovod._models import guard
+from horovod.comm.datatypes import Array
 
 
 class OptimizerGuard:
@@ -32,6 +33,11 @@ class OptimizerGuard:
             rate = getattr(optimizer, "_hyper", {}).get("learning_rate")  # Keras 2's legacy optimizers
         return rate if hasattr(rate, "assign") else None
 
+    @property
+    def see(self) -> Callable[[str, Array], None] | None:
+        """:meth:`horovod._models.guard.Guard.see`; None: nothing wants to see gradients."""
+        return self._guard.see if self._guard.debugs else None
+
     def be_named(self, variables: Sequence[Any]) -> None:
         """As :meth:`horovod._models.guard.Guard.be_named`."""
         self._guard.be_named(_kind(variables))
@@ -40,16 +46,20 @@ class OptimizerGuard:
         """Compare, in Python that runs in each step. Raises as :meth:`horovod._models.guard.Guard.step`."""
         rate, chosen = self.rate(), guard.some(variables)
         self.compare(
-            variables, None if rate is None else lambda: _array(rate), lambda: [_sample(each) for each in chosen]
+            variables,
+            None if rate is None else lambda: _array(rate),
+            lambda: [_sample(each) for each in chosen],
+            lambda: [_array(each) for each in variables],
         )
 
-    def compare(self, variables: Sequence[Any], rate: Any, samples: Any) -> None:
+    def compare(self, variables: Sequence[Any], rate: Any, samples: Any, whole: Any) -> None:
         """Compare, where the values come from elsewhere.
 
         Args:
             variables: that the optimizer shares between the ranks.
             rate: a function that returns the learning rate; None: there is no variable with it.
             samples: a function that returns the first elements of ``some(variables)``.
+            whole: a function that returns the variables as arrays; none, if they cannot be had.
         """
         chosen = guard.some(variables)
 
@@ -57,10 +67,17 @@ class OptimizerGuard:
             return {**({} if rate is None else {"learning_rate": f"{float(rate()):.9g}"}), **self._of_configuration()}
 
         names = {
-            label: f"{label} ({getattr(each, 'path', None) or getattr(each, 'name', '')})"
-            for label, each in zip(guard.labels(len(chosen)), chosen, strict=True)
+            label: f"{label} ({_name(each)})" for label, each in zip(guard.labels(len(chosen)), chosen, strict=True)
         }
-        self._guard.step(_kind(variables), hyperparameters, lambda: guard.digests(samples()), names)
+        if self._guard.debugs:
+            names |= guard.names_of_all([_name(each) for each in variables])
+        self._guard.step(
+            _kind(variables),
+            hyperparameters,
+            lambda: guard.digests(samples()),
+            names,
+            lambda: guard.contents(whole()),
+        )
 
     def _of_configuration(self) -> dict[str, str]:
         if self._constants is None:
@@ -87,9 +104,22 @@ def _kind(variables: Sequence[Any]) -> object:
     return len(variables), tuple(str(each.shape) for each in guard.some(variables))
 
 
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or getattr(variable, "name", ""))
+
+
 def _array(variable: Any) -> Any:
-    value = variable.numpy() if hasattr(variable, "numpy") else variable
-    return np.asarray(value)
+    """The value of a variable of TensorFlow or PyTorch, or of Keras on them."""
+    value = variable.value if hasattr(variable, "path") else variable
+    if hasattr(value, "detach"):
+        return of_torch(value)
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+
+
+def of_torch(tensor: Any) -> Array:
+    """The values of a tensor of PyTorch, in host memory. bfloat16, which NumPy lacks, becomes float32."""
+    values = tensor.detach().cpu()
+    return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())
 
 
 def _sample(variable: Any) -> Any:

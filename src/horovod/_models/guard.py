@@ -3,12 +3,15 @@
 The comparison of a step travels beside its gradients, and the answer is looked at in the next step. If it is a difference, what
 the ranks hold is gathered beside the gradients of that step, and told in the one after it. So no rank waits, which it must not
 in the operations of TensorFlow's graphs. Parameters are compared at the second step, because scripts may broadcast them after
-the first, when all of them exist.
+the first, when all of them exist. With ``HOROVOD_DEBUG``, all bytes of parameters are compared now and then, the gradients of
+the first steps, and the order of the data.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,18 +19,18 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from horovod.comm.datatypes import Array, DataType
-from horovod.comm.reduction import ReduceOp
-from horovod.common import alike, consensus
+from horovod._models.comparison import Comparison, Tell
+from horovod._models.debugging import ModelDebugger, debugger, order
+from horovod.comm.datatypes import Array
+from horovod.common import alike
 from horovod.common.alike import Alike
 from horovod.common.optimizer_name import OptimizerName
+from horovod.common.training_mistakes import FIRST_STEPS, digest_of
 from horovod.core.config import CHECK
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.lifecycle.steps_made import StepCount
-from horovod.core.requests.tensor import Tensor
-from horovod.core.submission.collectives import allgather, prepared_allreduce
 
 ELEMENTS = 4
 """How many elements of a parameter are compared: the first ones."""
@@ -39,61 +42,26 @@ Held = Callable[[], Mapping[str, str]]
 """What this rank holds, by label, as text. Labels are the same on all ranks."""
 
 
-class _Comparison:
-    """One comparison under way: first of digests, then of what the ranks hold.
-
-    Args:
-        name: of the request. One comparison of a name is under way at a time.
-    """
-
-    def __init__(self, what: Alike, name: str, held: bytes, process_set: ProcessSet, line: str) -> None:
-        self.what, self._name, self._held, self._set, self._line = what, name, held, process_set, line
-        self._terms = consensus.terms(held)
-        self._sums = np.empty_like(self._terms)
-        described = [(name, DataType.INT64, self._terms.shape)]
-        prepared = prepared_allreduce(name, described, ReduceOp.SUM, 1.0, 1.0, line)
-        self._digests = prepared.submit(process_set.process_set_id, [self._terms], [self._sums])
-        self._gathered: list[Array] = []
-
-    def differs(self) -> bool:
-        """Whether the ranks hold different things; the same on all of them. Called in the next step."""
-        self._digests.wait()
-        return not consensus.all_equal(self._terms, self._sums)
-
-    def gather(self) -> None:
-        """Begin to gather what they hold."""
-        row = np.frombuffer(consensus.pack(running().identity.rank, self._held), np.uint8).copy()
-
-        def allocate(_: int, rows: int) -> Array:
-            self._gathered.append(np.empty(rows, np.uint8))
-            return self._gathered[0]
-
-        tensors = [Tensor(row, DataType.UINT8, row.shape)]
-        self._rows = allgather("allgather", f"{self._name}.held", tensors, allocate, self._set.process_set_id)
-
-    def held(self) -> dict[int, dict[str, str]]:
-        """What each rank holds. Called in the step after :meth:`gather`."""
-        self._rows.wait()
-        rows = consensus.unpack(self._gathered[0].tobytes())
-        return {rank: msgspec.msgpack.decode(row, type=dict[str, str]) for rank, row in rows.items()}
-
-
 class Guard:
     """The comparisons of one optimizer. The ranks make the guards of optimizers that are alike in the same order.
 
     Args:
         process_set: the ranks that train together.
         line: the line of the script that made the optimizer.
+        owner: the optimizer and that line in words.
     """
 
-    def __init__(self, process_set: ProcessSet, line: str = "") -> None:
+    def __init__(self, process_set: ProcessSet, line: str = "", owner: str = "") -> None:
         self._process_set, self._line = process_set, line
+        self._owner = owner or (alike.made_at(line) if line else "")
         self._name = ""
-        self._compared: list[_Comparison] = []
-        self._differing: list[_Comparison] = []
+        self._compared: list[Comparison] = []
+        self._differing: list[Comparison] = []
         self._names: Mapping[str, str] = {}
         self._steps = 0
+        self._lock = threading.Lock()  # guards the change to another generation
         self._generation = -1
+        self._debugger: ModelDebugger | None = None
         self._count = StepCount()
         self._found: set[Alike] = set()  # the same on all ranks, as they get the same answers
 
@@ -106,55 +74,113 @@ class Guard:
         """
         self._name = self._name or OptimizerName().of(("guard", kind))
 
-    def step(self, kind: object, hyperparameters: Held, parameters: Held, names: Mapping[str, str]) -> None:
+    @property
+    def debugs(self) -> bool:
+        """Whether :meth:`see` wants to see gradients."""
+        return running().config.debug and len(self._process_set.ranks or ()) > 1
+
+    def see(self, name: str, values: Array) -> None:
+        """Look at a gradient of this rank before it is reduced, with ``HOROVOD_DEBUG``: each once in each step, on any thread.
+
+        Args:
+            values: all of its elements.
+        """
+        self._enter_generation()
+        if self._debugger is not None:
+            self._debugger.see(name, values)
+
+    def step(
+        self, kind: object, hyperparameters: Held, parameters: Held, names: Mapping[str, str], contents: Held = dict
+    ) -> None:
         """Compare, at the beginning of a step's reduction. Every member of the process set must call it.
 
         Args:
             kind: as of :meth:`be_named`.
-            names: what errors call a label of ``parameters``.
+            names: what errors call a label of ``parameters`` and ``contents``.
+            contents: of all parameters, by all of their bytes; for ``HOROVOD_DEBUG``.
 
         Raises:
             MismatchError: ranks differed, and ``HOROVOD_CHECK=error``. All of them raise it.
         """
-        if running().generation != self._generation:
-            self._generation, self._steps = running().generation, 0
-            self._compared, self._differing = [], []
-        if not alike.is_compared():
+        self._enter_generation()
+        compared = alike.is_compared()
+        if not compared and self._debugger is None:
             return
         self._names = {**self._names, **names}
-        gathered, self._differing = self._differing, [each for each in self._compared if each.differs()]
-        self._compared = []
-        for comparison in self._differing:
-            self._found.add(comparison.what)
-            comparison.gather()
+        gathered, begun = self._differing, self._compared
+        self._differing, self._compared = [], []
+        for comparison in begun:
+            if comparison.differs():
+                if comparison.what is not None:
+                    self._found.add(comparison.what)
+                self._differing.append(comparison)
+                comparison.gather()
+            else:
+                comparison.tell(None)
         self._steps += 1
         self.be_named(kind)
-        self._begin(Alike.HYPERPARAMETERS, self._name, hyperparameters)
-        if self._steps == 2:
-            self._begin(Alike.PARAMETERS, self._name, parameters)
-        if self._steps == 1:
-            self._count = running().steps.of(self._name, self._process_set.ranks or (), self._line)
-        self._count.made += 1
+        if compared:
+            self._begin(Alike.HYPERPARAMETERS, hyperparameters)
+            if self._steps == 2:
+                self._begin(Alike.PARAMETERS, parameters)
+            if self._steps == 1:
+                self._count = running().steps.of(self._name, self._process_set.ranks or (), self._line)
+            self._count.made += 1
+        if self._debugger is not None:
+            self._debug(self._debugger, contents)
         for comparison in gathered:
-            self._tell(comparison)
+            comparison.tell(comparison.held())
 
-    def _begin(self, what: Alike, name: str, held: Held) -> None:
+    def _enter_generation(self) -> None:
+        generation = running().generation
+        if generation == self._generation:
+            return
+        with self._lock:
+            if generation != self._generation:
+                self._steps = 0
+                self._compared, self._differing = [], []
+                self._debugger = debugger(self._process_set, self._owner)
+                self._generation = generation
+
+    def _debug(self, debugger: ModelDebugger, contents: Held) -> None:
+        """Compare what ``HOROVOD_DEBUG`` asks for of the step before, which is over."""
+        before = self._steps - 1
+        if 1 <= before <= FIRST_STEPS:
+            own = debugger.gradients(before)
+            self._compare(f"gradients.{before}", own, functools.partial(debugger.take_gradients, own))
+        if before == 1:
+            self._begin(Alike.ORDER, lambda: order.held, always=True)
+        # The first comparison of parameters is the usual one, of a few elements, as nobody may have broadcast them before.
+        due = 1 < before <= FIRST_STEPS or (before > 1 and before % running().config.debug_steps == 0)
+        if due and Alike.PARAMETERS not in self._found:
+            self._begin(Alike.DRIFT, contents)
+
+    def _begin(self, what: Alike, held: Held, always: bool = False) -> None:
         found = {} if what in self._found else dict(held())
-        if found:
-            content, called = msgspec.msgpack.encode(found), f"{name}.{what.name.lower()}"
-            self._compared.append(_Comparison(what, called, content, self._process_set, self._line))
+        if found or always:
+            held_as_bytes = msgspec.msgpack.encode(found)
+            self._compare(what.name.lower(), held_as_bytes, functools.partial(self._judge, what), what)
 
-    def _tell(self, comparison: _Comparison) -> None:
-        held = comparison.held()
+    def _compare(self, called: str, held: bytes, tell: Tell, what: Alike | None = None) -> None:
+        self._compared.append(Comparison(f"{self._name}.{called}", held, self._process_set, self._line, tell, what))
+
+    def _judge(self, what: Alike, rows: Mapping[int, bytes] | None) -> None:
+        if rows is None:
+            return
         named = {
-            rank: {self._names.get(label, label): text for label, text in each.items()} for rank, each in held.items()
+            rank: {self._names.get(label, label): text for label, text in _decoded(row).items()}
+            for rank, row in rows.items()
         }
-        text = alike.account(comparison.what, named, self._line)
+        text = alike.account(what, named, self._owner)
         if running().config.check == alike.ERROR:
-            raise MismatchError(text, ranks=held)
-        if running().identity.rank == min(held):
+            raise MismatchError(text, ranks=rows)
+        if running().identity.rank == min(rows):
             hint = f"({CHECK}={alike.ERROR} makes this an error, {CHECK}={alike.OFF} hides it.)"
             warnings.warn(f"{text} {hint}", stacklevel=3)
+
+
+def _decoded(row: bytes) -> dict[str, str]:
+    return msgspec.msgpack.decode(row, type=dict[str, str])
 
 
 def some(parameters: Sequence[T]) -> list[T]:
@@ -181,3 +207,20 @@ def digests(samples: Sequence[Any]) -> dict[str, str]:
         begin = f"{elements[0]:.6g}" if elements.size else "nothing"
         found[label] = f"begins with {begin} ({digest})"
     return found
+
+
+def names_of_all(names: Sequence[str]) -> dict[str, str]:
+    """What errors call the labels of :func:`contents`: the names of the parameters."""
+    return dict(zip(_labels_of_all(len(names)), names, strict=True))
+
+
+def contents(parameters: Sequence[Any]) -> dict[str, str]:
+    """Digests of all bytes of parameters, by label."""
+    return {
+        label: digest_of(np.asarray(each))
+        for label, each in zip(_labels_of_all(len(parameters)), parameters, strict=True)
+    }
+
+
+def _labels_of_all(count: int) -> list[str]:
+    return [f"parameter {number} of {count}" for number in range(count)]

@@ -6,7 +6,8 @@ The search has four kinds of trials, in this order:
 2. points that are known to be good;
 3. what optuna's tree-structured Parzen estimator suggests, until the number of trials is used up, or ``PATIENCE`` trials have
    found nothing better, or everything has been tried;
-4. the best few and the first again, in turns, of which one is chosen. So it is not luck or a quiet minute that decides.
+4. the best few, the better of the defaults, and the first again, in turns, of which one is chosen. So it is not luck or a quiet
+   minute that decides. Where the defaults are as quick as the best, as far as can be measured, they are chosen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import warnings
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from horovod.autotune.space import Space, Value
+from horovod.autotune.space import OF_DEFAULTS, Space, Value
 from horovod.comm.tuned import TunedSettings
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ PATIENCE = 10
 _BETTER = 1.01
 """What counts as better: so many times the best."""
 _FINALISTS = 3
-_REPEATS = 2
+_REPEATS = 4
 """So many of the best are measured again, beside the first, and how often."""
+_ALIKE = 0.98
+"""What counts as as quick: so many times the best."""
 _SUGGESTIONS = 50
 """How often optuna is asked for something that was not tried yet."""
 _AT_RANDOM = 6
@@ -55,7 +58,7 @@ class Search:
         start: what the job begins with; it may lie outside of the space.
         default: what holds where autotuning is off.
         trials: how many trials are made at most before the last turns.
-        noise: 0 to 1, how little one trial says: the weight of the estimator's prior.
+        noise: 0 to 1, how noisy one trial is: the weight of the estimator's prior.
     """
 
     def __init__(self, space: Space, start: TunedSettings, default: TunedSettings, trials: int, noise: float) -> None:
@@ -64,6 +67,7 @@ class Search:
         self._left = trials
         self._scores: dict[TunedSettings, list[float]] = {}
         self._points = [space.at(start, point) for point in space.first_points(default)]
+        self._of_defaults = self._points[:OF_DEFAULTS]
         self._study: optuna.Study | None = None
         self._noise = noise
         self._without_gain = 0
@@ -74,8 +78,12 @@ class Search:
 
     @property
     def best(self) -> TunedSettings:
-        """The settings with the highest speed so far; those of the start before anything was measured."""
-        return max(self._finalists or self._scores, key=self.score, default=self._start)
+        """The settings with the highest speed so far; those of the start before anything was measured. After the last turns,
+        those of the defaults if they are as quick."""
+        best = max(self._finalists or self._scores, key=self.score, default=self._start)
+        known = [each for each in self._of_defaults if each in self._finalists]
+        alike = [each for each in known if self.score(each) >= _ALIKE * self.score(best)]
+        return max(alike, key=self.score, default=best)
 
     def score(self, settings: TunedSettings) -> float:
         """The speed that was measured with some settings; 0 where none was."""
@@ -124,7 +132,8 @@ class Search:
                 if suggested is not None:
                     return suggested
             ranking = sorted(self._scores, key=self.score, reverse=True)
-            self._finalists = [*dict.fromkeys([*ranking[:_FINALISTS], self._start])] if ranking else []
+            known = [each for each in ranking if each in self._of_defaults][:1]
+            self._finalists = [*dict.fromkeys([*ranking[:_FINALISTS], *known, self._start])] if ranking else []
             self._turns = self._finalists * _REPEATS if len(self._finalists) > 1 else []
         return self._turns.pop(0) if self._turns else None
 

@@ -35,6 +35,8 @@ _VARIABLES = {
 
 _POINTS = ((128 << 20, sys.maxsize), (128 << 20, 16 << 20), (32 << 20, 4 << 20), (16 << 20, 16 << 20))
 """Thresholds and buckets that the search tries first: the defaults, and where others have found good ones."""
+OF_DEFAULTS = 2
+"""How many of these are the defaults: with no core to spare, and with some."""
 
 
 class Space:

@@ -1,1 +1,1 @@
-"""The data plane: one engine a folder, each behind the one contract of ``comm.base.Communicator``."""
+"""The data plane: engines, one folder each, behind the contract of ``comm.base.Communicator``; and what they share."""

@@ -1,7 +1,7 @@
 r"""Adasum over any engine: a reduction that adds gradients where they differ and averages them where they agree.
 
-Two vectors combine to ``r(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b``: orthogonal ones are added, equal ones stay
-as they are, and ``r`` does not depend on their order. More than two combine in a binary tree over the ranks. On each level
+Two vectors combine to ``r(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b``: orthogonal vectors are added, equal vectors
+stay as they are, and ``r`` is symmetric. More than two combine in a binary tree over the ranks. On each level
 neighbours combine, (0, 1), (2, 3), ...; where their number is odd, the last one goes up unchanged::
 
     0   1   2   3   4        five ranks
@@ -12,8 +12,8 @@ neighbours combine, (0, 1), (2, 3), ...; where their number is odd, the last one
             \      /
              01234
 
-So for powers of two all ranks count alike; otherwise the last ones take part in fewer combinations. Exchanging two vectors
-that combine with each other, or two subtrees that do, leaves every bit of the result; other permutations may not.
+For powers of two all ranks have the same weight; otherwise the last ones take part in fewer combinations. Exchanging two
+vectors that combine with each other, or two subtrees that do, leaves every bit of the result; other permutations may not.
 
 It needs nothing but the collectives of a :class:`~horovod.comm.base.Communicator`, in three phases:
 
@@ -51,7 +51,7 @@ _NOTHING = float(np.sqrt(np.finfo(np.float64).tiny))
 
 
 def can_combine(data_type: DataType) -> bool:
-    """Whether Adasum has a meaning for this type."""
+    """Whether Adasum is defined for this type."""
     return data_type in FLOATING
 
 

@@ -22,12 +22,12 @@ from horovod.comm.tuned import TunedSettings
 
 
 class PeerFailure(Exception):
-    """A collective could not finish because of one rank of the group: it is gone, gave up, or speaks nonsense.
+    """A collective could not finish because of one rank of the group: it is gone, has given up, or sent invalid data.
 
     Attributes:
         rank: the failing rank's index in the communicator's group.
         reason: what was seen, for the error that every rank will show.
-        suspected: it may be a victim itself, so whoever knows more should look first whether somebody else is lost.
+        suspected: the rank may itself be a victim of another failure, so the liveness monitor looks for that first.
     """
 
     def __init__(self, rank: int, reason: str, suspected: bool = False) -> None:
@@ -43,8 +43,8 @@ class Stall(NamedTuple):
     Attributes:
         rank: its index in the communicator's group.
         seconds: since when.
-        times: how often this was told in the same wait, this time included.
-        connection: between which addresses it is waited for, where that is known and matters.
+        times: how many times the same wait has reported this, this time included.
+        connection: the addresses of the connection; "" if they are not known or do not matter.
     """
 
     rank: int
@@ -59,8 +59,8 @@ class Stall(NamedTuple):
 
 
 OnStall: TypeAlias = Callable[[Stall], None]
-"""Called on the waiting thread when a peer has made no progress for the communicator's stall timeout, and each time as long
-after that. It returns to have it waited for, or raises. Must not block."""
+"""Called on the waiting thread when a peer has made no progress for the communicator's stall timeout, and again after each
+further timeout. It returns to continue the wait, or raises. It must not block."""
 
 
 def give_up(stall: Stall) -> None:
@@ -69,15 +69,15 @@ def give_up(stall: Stall) -> None:
 
 
 class Aborted(Exception):
-    """The collective was interrupted by :meth:`Communicator.abort`; whoever called that knows why."""
+    """:meth:`Communicator.abort` has interrupted the collective; its caller knows why."""
 
 
 class DeviceFailure(Exception):
-    """Collectives on a device have failed, or are not over within the limit. Who is to blame is not known: who says so may be
-    a victim.
+    """Collectives on a device have failed or exceeded the time limit. The failing rank is not known: the rank that reports this
+    may be a victim of another failure.
 
     Attributes:
-        timed_out: they are not over within the limit.
+        timed_out: the time limit was exceeded.
     """
 
     def __init__(self, text: str, timed_out: bool = False) -> None:
@@ -98,12 +98,12 @@ class CompletionEvent(Protocol):
         """Let the current stream of the calling thread continue only after it. Never blocks the host. Any thread."""
 
     def error(self) -> BaseException | None:
-        """Why it failed or will never complete, as far as the engine knows by now; None while all is well. Any thread."""
+        """Why it failed or will never complete, as far as the engine knows; None if nothing is wrong. Any thread."""
 
 
 Completion: TypeAlias = CompletionEvent | None
-"""What every collective returns. None: it is complete, as always with host engines. An event: it is in the device's queue, and
-its vectors must be held until the event is over."""
+"""What every collective returns. None: it is complete; host engines always return this. An event: it is in the device's queue,
+and its vectors must be held until the event completes."""
 
 
 class Communicator(ABC):
@@ -112,17 +112,17 @@ class Communicator(ABC):
     Every collective must be called by every rank of the group. ``result = postscale * reduce(prescale * x)``, scaling as in
     :func:`horovod.comm.reduction.scale`. An engine on host memory reduces each element in rank order, whatever batch a tensor
     travels in. 16-bit floats accumulate in 32 bits and are rounded once. The hierarchical engine reduces in rank order on each
-    host, and then in the order of hosts. In whatever order a device's engine reduces, all ranks get the same bits.
+    host, and then in the order of hosts. A device's engine may reduce in any order; all ranks get the same bits.
 
-    Every collective raises :class:`PeerFailure` when a peer is gone, and :class:`Aborted` after ``abort()``; a peer that makes
-    no progress is told to the communicator's :data:`OnStall`. After an error the communicator can only be closed.
+    Every collective raises :class:`PeerFailure` when a peer is gone, and :class:`Aborted` after ``abort()``. It reports a peer
+    that makes no progress to the communicator's :data:`OnStall`. After an error the communicator can only be closed.
     """
 
     name: ClassVar[str]
     """The engine's name as users write it in HOROVOD_CPU_OPERATIONS or HOROVOD_GPU_OPERATIONS, in lower case."""
 
     any_thread: ClassVar[bool] = True
-    """Whether a thread that waits for a small collective may carry it out itself. Calls never overlap either way."""
+    """Whether a thread that waits for a small collective may carry it out itself. Calls never overlap in either case."""
 
     chosen_because: str = ""
     """On the first rank, why no better engine serves the group; "" if there is none."""
@@ -180,7 +180,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Wake the worker thread out of whatever it waits for. Any thread, any number of times, even after ``close()``."""
+        """Interrupt whatever the worker thread waits for. Any thread, any number of times, even after ``close()``."""
 
     def may_still_read(self) -> bool:
         """After a failure: whether vectors may still be read, so that their memory must not be given back while this process
@@ -193,27 +193,27 @@ class Communicator(ABC):
         return False
 
     def allocate(self, dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
-        """One new vector in the kind of memory that this engine moves, filled with ``value``, or with anything for None."""
+        """A new vector in the kind of memory that this engine moves, filled with ``value``; uninitialized for None."""
         return host_vector(dtype, length, value)
 
     def follow(self, ready: Any) -> None:
-        """What is called from now on comes after ``ready``, a marker of the device's
+        """Make all later collectives wait on the device for ``ready``, a marker of its
         :class:`~horovod.comm.device.DeviceRuntime`. For engines of device memory."""
         raise TypeError(f"the engine {self.name} moves host memory, which is there when it is handed over")
 
     def can_split(self) -> bool:
-        """Whether :meth:`split` may be called now, for all that this rank knows. To be asked on all ranks before."""
+        """Whether this rank can call :meth:`split` now. All ranks must be asked first."""
         return False
 
     def split(
         self, members: Sequence[int], deadline: float, meanwhile: Callable[[], None] = lambda: None
     ) -> Communicator | None:
-        """A communicator of some of this one's ranks, for the same kind of memory; None where this rank is not among them.
+        """A communicator of some of this one's ranks, for the same kind of memory; None if this rank is not among them.
 
-        Every rank of this one calls it, with the same members, where :meth:`can_split` is true on all of them.
+        Every rank of this communicator calls it with the same members, after :meth:`can_split` was true on all of them.
 
         Args:
-            members: by place in the new one, the index in this one.
+            members: the new communicator's ranks, as indices in this one, in their new order.
             deadline: ``time.monotonic`` by which it must have succeeded or failed.
             meanwhile: called from time to time while this waits for peers.
 
@@ -224,10 +224,10 @@ class Communicator(ABC):
 
     def tune(self, settings: TunedSettings) -> None:
         """Take over settings that concern it, between two collectives, the same two on all ranks."""
-        del settings  # nothing of it concerns most engines
+        del settings  # most engines have no such setting
 
     def alternatives(self) -> list[str]:
-        """The engines that :meth:`tune` chooses between, the present one first."""
+        """The engines between which :meth:`tune` chooses, the present one first."""
         return [self.name]
 
     def engines(self) -> list[str]:

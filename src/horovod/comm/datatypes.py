@@ -21,7 +21,7 @@ class DataType(IntEnum):
 
     Attributes:
         label: the lower-case name used in messages, for example ``float32``.
-        numpy: the type of NumPy's.
+        numpy: the NumPy type.
         itemsize: bytes of one element.
     """
 

@@ -26,8 +26,8 @@ class DeviceFacts:
     """What a rank knows of its devices before any is used.
 
     Attributes:
-        gpus: what tells those that this process may use from all others of the host.
-        missing: why none can be used, with what to do about it; "" where one can.
+        gpus: identifies the GPUs that this process may use among all of the host.
+        missing: why no GPU can be used, with what to do about it; "" if one can.
     """
 
     gpus: tuple[str, ...] = ()
@@ -42,20 +42,20 @@ _VIEWS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def names_in_view(kind: str, count: int) -> list[str]:
-    """What tells the visible devices of a kind from others of the host, where nothing tells their identity.
+    """Identifiers of the visible devices of a kind, if their UUIDs are not known.
 
-    Two processes that are shown different devices, under the same numbers, must not be taken to share them. So it is what
-    restricts the view, with the number.
+    Two processes that see different devices under the same numbers must not be taken to share them. So an identifier is made
+    of the variable that restricts the view, and the number.
     """
     view = ";".join(os.environ.get(name, "") for name in _VIEWS)
     return [f"{kind} {view} {number}" for number in range(count)]
 
 
 def shared_by(hosts: Sequence[str], gpus: Sequence[Sequence[str]]) -> list[str]:
-    """By rank, why not each rank of its host can have a GPU of its own, "" where each can.
+    """By rank, why not every rank of its host can have a GPU of its own; "" if every rank can.
 
     Args:
-        gpus: as of :class:`DeviceFacts`, by rank; none where it does not matter.
+        gpus: as of :class:`DeviceFacts`, by rank; empty for ranks to which it does not matter.
     """
     reasons = []
     for host in hosts:
@@ -72,7 +72,7 @@ class OwnedSpans(Spans, gc=True):
     """Spans that hold their memory.
 
     Attributes:
-        owner: what must live as long as they are used.
+        owner: an object that must live as long as they are used.
     """
 
     owner: Any = None
@@ -81,7 +81,7 @@ class OwnedSpans(Spans, gc=True):
 class DeviceRuntime(ABC):
     """One device, as its framework knows it. Every method may be called by any thread.
 
-    None waits for the device, but for :meth:`wait` with None for the stream.
+    None of them waits for the device, except :meth:`wait` with None for the stream.
 
     Attributes:
         device: its name, for example ``cuda:1``.
@@ -99,12 +99,12 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def new_stream(self) -> Any:
-        """A stream whose work goes before that of ordinary streams."""
+        """A new stream with high priority."""
 
     @abstractmethod
     def current_stream(self) -> Any:
-        """That of the calling thread. None where the framework shows none: the thread's work on the device is over when it
-        calls, and it waits for results itself."""
+        """The current stream of the calling thread. None if the framework exposes none: the thread's work on the device is
+        complete when it calls, and it waits for results itself."""
 
     @abstractmethod
     def stream_address(self, stream: Any) -> int:
@@ -112,11 +112,11 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def record(self, stream: Any) -> Any:
-        """A marker of the present end of the stream's work; for None, one that is reached."""
+        """A marker of the present end of the stream's work; for None, a marker that is already reached."""
 
     @abstractmethod
     def wait(self, stream: Any, marker: Any) -> None:
-        """What is given to the stream from now on comes after the marker. For None, return when the marker is reached."""
+        """Make later work of the stream wait for the marker. For None, return when the marker is reached."""
 
     @abstractmethod
     def query(self, marker: Any) -> bool:
@@ -124,12 +124,12 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def allocate(self, dtype: np.dtype[Any], length: int, stream: Any, value: Any = None) -> OwnedSpans:
-        """One vector, filled on the stream with ``value`` (with anything for None). When it is let go of, its memory may serve
-        what is given to the same stream later."""
+        """A vector, filled on the stream with ``value`` (uninitialized for None). After its release, later work of the same
+        stream may get its memory."""
 
     @abstractmethod
     def copy(self, stream: Any, sources: Spans, targets: Spans) -> None:
-        """Copy each source to the target of the same index and size, in as few steps as can be."""
+        """Copy each source to the target of the same index and size, in as few device operations as possible."""
 
     def scale(self, stream: Any, sources: Spans, targets: Spans, factor: float) -> None:
         """Write each source, multiplied by ``factor``, to the target of the same index and size, which may be the source. 16

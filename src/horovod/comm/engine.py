@@ -1,14 +1,13 @@
 """The Engine contract: how an engine says whether it can serve a group of ranks, and how it is built there.
 
-Each engine is one folder with a subclass of :class:`Engine`, listed in :mod:`horovod.comm.select`. Importing that
-subclass must be
-cheap: the library it stands on is imported only by what is called on a chosen or forced engine.
+Each engine is one folder with a subclass of :class:`Engine`, listed in :mod:`horovod.comm.select`. Importing that subclass
+must be cheap: only methods that are called on a chosen or forced engine import its library.
 
 A group builds its engine in these steps, which all of its ranks take together (:mod:`horovod.core.engines.engine_building`):
 
 1. Each rank asks the candidates for their :meth:`~Engine.obstacle`, and tells the others.
-2. The group's first rank makes the :meth:`~Engine.bootstrap` of the best engine without obstacles, and hands it to all.
-3. Every rank calls :meth:`~Engine.build`. Where that fails on a rank, all ranks hear why, and try the next engine.
+2. The group's first rank makes the :meth:`~Engine.bootstrap` of the best engine without obstacles, and sends it to all.
+3. Every rank calls :meth:`~Engine.build`. If that fails on a rank, all ranks learn why, and try the next engine.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ def is_at_least(version: str, wanted: str) -> bool:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What the user's settings mean for engines; the same on all ranks of a job, but for ``interface`` and ``spins``.
+    """The user's settings for engines; the same on all ranks of a job, except ``interface`` and ``spins``.
 
     Attributes:
         stall_timeout: how long a peer may make no progress inside a collective until ``on_stall`` is told.
-        spins: every rank has a core to itself, so it may look for a peer a while before it sleeps.
+        spins: every rank has a core to itself, so it may poll for a while before it sleeps.
         piece_bytes: bytes each rank moves through shared memory at a time; 0 for the default.
         direct: how the ranks of a host read one another's memory: "auto", "always" or "never".
         interface: the network interface to use, or "" for any.
@@ -79,17 +78,21 @@ class EngineSettings:
 
 
 class MpiRanks(NamedTuple):
-    """Where the ranks of a group are in MPI.
+    """The MPI ranks of a group.
 
     Attributes:
         communicator: the mpi4py communicator that the job was made from; None for ``MPI.COMM_WORLD``.
-        size: how many ranks that has, as the launcher says.
-        ranks: the group's ranks in it, in group order.
+        size: how many ranks the communicator has, according to the launcher.
+        ranks: the group's ranks in the communicator, in group order.
     """
 
     communicator: Any
     size: int
     ranks: tuple[int, ...]
+
+
+Gather = Callable[[bytes], Sequence[bytes]]
+"""Passes bytes to all ranks of a group, and returns those of all by index. All ranks must call it together."""
 
 
 def _none() -> Mapping[int, socket.socket]:
@@ -111,14 +114,17 @@ class EngineGroup:
     Attributes:
         rank, size: this rank's index in the group, and how many there are.
         hosts: the host name of each, by index.
-        mpi: where they are in MPI, or None where that is not known.
+        mpi: their ranks in MPI, or None if these are not known.
         on_stall: for the communicator.
         connect: opens an authenticated connection to every other rank, by index. All ranks must call it together, once.
         connect_all: the same, with one connection for each network that two hosts share, in the same order on both.
-        subgroup: ``subgroup(name, members, candidates)`` builds an engine for some of the ranks (indices, this rank
-            among them) from
-            the named engines, best first. All members must call it together; the name tells groups that a rank is in apart.
-        cross: the engine that is forced for what travels between hosts, or "".
+        later: ``later(name, engine)`` is for an engine of all ranks which needs only ``connect_all``. It returns a function
+            that takes an all-gather of bytes and makes a communicator, which builds the engine at its first collective. None
+            if no connections can be made then.
+        subgroup: ``subgroup(name, members, candidates)`` builds an engine for some of the ranks (indices, this rank among
+            them) from the named engines, best first. All members must call it together; the name distinguishes the subgroups
+            of one rank.
+        cross: the engine that is forced between hosts, or "".
         facts: of this rank's devices, for engines of device memory.
         runtime: the device that is to be served, where one is.
         deadline: ``time.monotonic`` by which all ranks must have told each other their obstacles.
@@ -133,6 +139,7 @@ class EngineGroup:
     on_stall: OnStall = give_up
     connect: Callable[[], Mapping[int, socket.socket]] = _none
     connect_all: Callable[[], Mapping[int, Sequence[socket.socket]]] = _none_at_all
+    later: Callable[[str, str], Callable[[Gather], Communicator]] | None = None
     subgroup: Callable[[str, Sequence[int], Sequence[str]], Communicator] = _no_subgroup
     cross: str = ""
     facts: DeviceFacts = NO_DEVICES
@@ -142,13 +149,12 @@ class EngineGroup:
 
 
 class Bootstrap(NamedTuple):
-    """What the group's first rank hands to all members, itself included.
+    """What the group's first rank sends to all members, including itself.
 
     Attributes:
         data: opaque bytes: a unique id, an address, a size.
-        descriptor: an open file descriptor that goes with them, or -1. On the other ranks it is -1 where none could be
-            passed. Whoever
-            gets it closes it after :meth:`Engine.build`.
+        descriptor: an open file descriptor that goes with them, or -1. It is -1 on ranks to which none could be passed. The
+            caller of :meth:`Engine.build` closes it afterwards.
     """
 
     data: bytes = b""
@@ -156,13 +162,13 @@ class Bootstrap(NamedTuple):
 
 
 class Engine(ABC):
-    """One kind of engine. Stateless; one object of it stands in the tables of :mod:`horovod.comm.select`."""
+    """One kind of engine. Stateless; the tables of :mod:`horovod.comm.select` have one object of each."""
 
     name: ClassVar[str]
     """As users write it in HOROVOD_CPU_OPERATIONS or HOROVOD_GPU_OPERATIONS, in lower case."""
 
     automatic: ClassVar[bool] = True
-    """Whether it is chosen where it can run, or only where it is forced."""
+    """Whether it is chosen if it can run; otherwise only if it is forced."""
 
     @abstractmethod
     def obstacle(self, group: EngineGroup) -> str:
@@ -170,7 +176,7 @@ class Engine(ABC):
         against it. Quick, and without effects: every rank of the group calls it before an engine is chosen."""
 
     def not_alone(self) -> str:
-        """What to do where several ranks share a device, "" where it serves them all the same."""
+        """Advice for ranks that share a device; "" if the engine serves them all the same."""
         return ""
 
     def lacks(
@@ -181,7 +187,7 @@ class Engine(ABC):
         factor: float = 1.0,
         scales: bool = False,
     ) -> str:
-        """What it has not for a collective on these types, "" where it has all. Pure: ranks that agree get the same answer.
+        """What the engine lacks for a collective on these types; "" if nothing. Pure: the same answer on ranks that agree.
 
         Args:
             op: the reduction; None for a collective that only moves elements.
@@ -190,11 +196,11 @@ class Engine(ABC):
         return ""
 
     def installed(self) -> str:
-        """The version of the library it stands on, or "" where it can use none that is installed. Imports nothing large."""
+        """The version of the engine's library; "" if no usable one is installed. Imports nothing large."""
         return "built in"
 
     def bootstrap(self, group: EngineGroup) -> Bootstrap:
-        """What all members need to build. Called on the group's first rank only.
+        """The bootstrap data that all members need to build. Called on the group's first rank only.
 
         Raises:
             EngineError, OSError: it cannot be made, so the engine cannot serve the group.
@@ -209,5 +215,5 @@ class Engine(ABC):
             deadline: ``time.monotonic`` by which it must have succeeded or failed.
 
         Raises:
-            EngineError, OSError, ValueError: it cannot; the message says why and what to do.
+            EngineError, OSError, ValueError: it cannot be built; the message says why and what to do.
         """

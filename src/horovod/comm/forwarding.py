@@ -1,4 +1,4 @@
-"""A communicator that has another one carry out everything."""
+"""A communicator that forwards every collective to another one."""
 
 from __future__ import annotations
 

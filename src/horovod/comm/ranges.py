@@ -16,19 +16,19 @@ _ALIGNMENT = 64
 
 @lru_cache(maxsize=256)
 def shard_bounds(length: int, size: int) -> tuple[int, ...]:
-    """Where the shards of a vector of ``length`` elements begin; the last entry is its end."""
+    """The first elements of the shards of a vector of ``length`` elements; the last entry is its end."""
     bounds = [min(length, -(-(length * rank // size) // _ALIGNMENT) * _ALIGNMENT) for rank in range(size)]
     return (*bounds, length)
 
 
 def split(array: Array, counts: Sequence[int]) -> list[Array]:
-    """Views of so many elements each, one after another."""
+    """Consecutive views of these numbers of elements."""
     ends = list(accumulate(counts))
     return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def split_by_rank(arrays: Sequence[Array], counts: Sequence[Sequence[int]]) -> list[list[Array]]:
-    """By rank: the views of each array that belong to it, ``counts[i][rank]`` elements of array i after one another."""
+    """By rank, the views that belong to it: ``counts[i][rank]`` consecutive elements of array i."""
     return [list(views) for views in zip(*map(split, arrays, counts), strict=True)]
 
 

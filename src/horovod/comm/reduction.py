@@ -1,8 +1,8 @@
 """How elements are reduced and scaled: the only arithmetic of the project, shared by every engine.
 
 ``reduce_into`` folds one shard's contributions in rank order. 16-bit floats are widened to float32, folded, scaled and
-rounded once. A framework that is loaded may bring faster ways (:func:`use_halves`); they round to nearest-even as well, so
-results do not depend on which is in use.
+rounded once. A loaded framework may provide faster kernels (:func:`use_halves`). They round to nearest-even as well, so results
+do not depend on which are in use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from horovod.comm.datatypes import COMPLEX, FLOATING, HALF_PRECISION, Array, Dat
 
 
 class ReduceOp(IntEnum):
-    """Reductions, with the integer values of the public interface; those of bits, which it does not have, follow."""
+    """Reductions, with the integer values of the public interface. Bitwise ones, which it does not have, follow."""
 
     AVERAGE = 0
     SUM = 1
@@ -95,10 +95,10 @@ def narrow(source: Array, target: Array) -> None:
 HALVES, _FLOATS, _PAIRS = (
     frozenset(data_type.numpy for data_type in some) for some in (HALF_PRECISION, FLOATING, COMPLEX)
 )
-"""The same kinds of types as NumPy has them: a small array is reduced in less time than its data type is looked up."""
+"""The same kinds as sets of NumPy types: looking up a data type takes longer than reducing a small array."""
 
 _LEAST_FACTOR = 1e-15
-"""Below it float64 does not tell one 1/n from the next."""
+"""For larger n, float64 does not distinguish 1/n from 1/(n + 1)."""
 
 
 def scale(array: Array, factor: float) -> None:
@@ -111,7 +111,7 @@ def scale(array: Array, factor: float) -> None:
     if factor == 1.0:
         return
     dtype = array.dtype
-    if dtype in _PAIRS:  # a complex product would make NaN of an infinite part
+    if dtype in _PAIRS:  # a complex product would turn an infinite part into NaN
         array = array.view(array.real.dtype)
         np.multiply(array, factor, out=array)
     elif dtype in HALVES:
@@ -127,27 +127,28 @@ def scale(array: Array, factor: float) -> None:
             np.copyto(array, array.astype(np.float64) * factor, casting="unsafe")
         elif array.itemsize < 8:
             np.copyto(array, array / float(divisor), casting="unsafe")
-        else:  # float64 does not have all of them
+        else:  # float64 does not represent all of them
             quotient, remainder = np.divmod(array, divisor)
             np.add(quotient, (remainder != 0) & (array < 0), out=array)
 
 
 class Workspace:
-    """Scratch memory of one worker thread, grown as needed and reused, so that a steady state allocates nothing."""
+    """Scratch memory of one worker thread, grown as needed and reused, so that steady training allocates nothing."""
 
     def __init__(self) -> None:
         self._memory: dict[int, Array] = {}
         self._typed: dict[tuple[int, np.dtype[Any]], Array] = {}
 
     def array(self, index: int, dtype: np.dtype[Any], length: int) -> Array:
-        """Scratch vector number ``index``, of this type and length; contents are arbitrary. One at a time has its memory."""
+        """Scratch vector number ``index``, of this type and length, uninitialized. It replaces the last vector of that
+        number."""
         typed = self._typed.get((index, dtype))
         if typed is None or typed.size < length:
             typed = self._typed[index, dtype] = self._grown(index, length * dtype.itemsize).view(dtype)
         return typed[:length]
 
     def _grown(self, index: int, nbytes: int) -> Array:
-        """The memory of a number, at least so long."""
+        """The memory of a scratch vector, of at least this length."""
         memory = self._memory.get(index)
         if memory is None or memory.size < nbytes:
             self._typed = {key: typed for key, typed in self._typed.items() if key[0] != index}
@@ -156,7 +157,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """How much memory is kept."""
+        """The bytes that are kept."""
         return sum(memory.size for memory in self._memory.values())
 
 
@@ -166,7 +167,7 @@ _WIDEST = 16
 _FLOAT32 = np.dtype(np.float32)
 
 _AT_ONCE = 1 << 20
-"""Bytes that are reduced at a time where that takes scratch memory."""
+"""Bytes that are reduced at a time if the reduction needs scratch memory."""
 
 
 def reduce_into(
@@ -231,7 +232,7 @@ def _reduce_half_precision(
         first, second = contributions
         if postscale == 1.0 and _sum(first, second, target):
             return
-        # A mean that is given up has written its target, which may be the memory of a contribution.
+        # An abandoned mean has overwritten its target, which may be the memory of a contribution.
         if postscale == 0.5 and not _overlaps(target, contributions) and _mean(first, second, target):
             return
     accumulator = workspace.array(0, _FLOAT32, target.size)
@@ -251,7 +252,7 @@ def _overlaps(target: Array, contributions: Sequence[Array]) -> bool:
 
 
 def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
-    """The element that leaves others as they are: the contribution of a rank that has none."""
+    """The neutral element, which a rank that has joined contributes."""
     if op == ReduceOp.PRODUCT:
         return 1
     if op == ReduceOp.BAND:
@@ -267,12 +268,12 @@ def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
 
 
 def can_fold(op: ReduceOp, data_type: DataType) -> bool:
-    """Whether ``op`` can be done with this type. Complex numbers have no order, and only sums go part by part."""
+    """Whether ``op`` is defined for this type. Complex numbers have no order, and only sums work part by part."""
     if op in OF_BITS:
         return data_type not in COMPLEX and data_type not in FLOATING
     return data_type not in COMPLEX or op in (ReduceOp.SUM, ReduceOp.AVERAGE)
 
 
 def can_scale(data_type: DataType) -> bool:
-    """Whether pre- and postscale factors other than 1 (and so Average) have a meaning for this type."""
+    """Whether pre- and postscale factors other than 1, and so Average, are defined for this type."""
     return data_type is not DataType.BOOL

@@ -1,5 +1,5 @@
-"""Which engine serves a group of ranks. Pure but for packages' entry points: wishes and obstacles in, engines to try or the
-reason why there is none out.
+"""Which engine serves a group of ranks. Pure, except for packages' entry points: takes settings and obstacles, and returns the
+engines to try or the reason why there is none.
 
 A package can bring an engine for host memory: an entry point of the group ``horovod.engines`` whose name is the engine's, and
 which is a subclass of :class:`~horovod.comm.engine.Engine`. Such an engine is never chosen by itself. It is loaded when
@@ -47,11 +47,11 @@ ENTRY_POINTS = "horovod.engines"
 
 
 class Support(NamedTuple):
-    """What one rank says about engines.
+    """What one rank reports about engines.
 
     Attributes:
         forced: the engine that its environment forces, "" for none.
-        obstacles: why it cannot use which engine, by name; "" where it can. It has looked only at those it would choose from.
+        obstacles: by engine, why it cannot use it; "" if it can. Only the engines from which it would choose.
     """
 
     forced: str
@@ -108,10 +108,10 @@ def _outside(name: str) -> Engine | None:
 
 
 def obstacles(group: EngineGroup, forced: str = "", names: Sequence[str] = (), device: str = HOST) -> dict[str, str]:
-    """Why this rank cannot use which engine for this group, by name; "" where it can.
+    """By engine, why this rank cannot use it for this group; "" if it can.
 
-    Only those engines are asked that this rank would choose from, as to ask one may cost something: the forced one; else those
-    named, else those that are chosen without being forced.
+    Only engines from which this rank would choose are asked, since asking may be expensive: the forced one; else those named;
+    else those that are chosen without being forced.
     """
     return {each.name: each.obstacle(group) for each in _table(forced, names, device)}
 
@@ -123,10 +123,10 @@ def _table(forced: str, names: Sequence[str], device: str) -> list[Engine]:
 
 
 def check(forced: str, variable: str, device: str = HOST) -> None:
-    """Whether there is an engine of the name that is forced, "" for none.
+    """Check that the engine that is forced, "" for none, exists.
 
     Raises:
-        EngineError: there is not.
+        EngineError: it does not.
     """
     names = [each.name for each in ENGINES[device]]
     if device == GPU:
@@ -138,7 +138,7 @@ def check(forced: str, variable: str, device: str = HOST) -> None:
 def candidates(
     support: Mapping[int, Support], variable: str, names: Sequence[str] = (), device: str = HOST
 ) -> list[str]:
-    """The engines to try for one group of at least two ranks, best first; one where it is forced.
+    """The engines to try for one group of at least two ranks, best first; only one if it is forced.
 
     Every rank calls it with the same arguments, and gets the same answer.
 
@@ -173,11 +173,11 @@ def candidates(
 
 
 STAGED = "host"
-"""What HOROVOD_GPU_OPERATIONS says for: copies in host memory travel. So do the names of engines for host memory."""
+"""The value of HOROVOD_GPU_OPERATIONS for staging in host memory. The names of engines for host memory mean the same."""
 
 
 def forced_host_engine(gpu: str, cpu: str, gpu_variable: str, cpu_variable: str) -> str:
-    """The engine that is forced for host memory, where copies of device memory may be to travel by a certain one.
+    """The engine that is forced for host memory, by the setting for CPUs or by that for staged tensors of GPUs.
 
     Raises:
         EngineError: there is no engine of the name for GPUs, or the two contradict each other.
@@ -194,14 +194,14 @@ def forced_host_engine(gpu: str, cpu: str, gpu_variable: str, cpu_variable: str)
         return cpu
     if cpu and cpu != gpu:
         raise EngineError(
-            f"{gpu_variable}={gpu} has copies of GPU memory travel by the engine for host memory, and {cpu_variable}={cpu} "
+            f"{gpu_variable}={gpu} stages GPU memory for the engine for host memory, and {cpu_variable}={cpu} "
             "forces another one for that: set both to one name, or unset one"
         )
     return gpu
 
 
 def device_engine(support: Mapping[int, Support], variable: str) -> tuple[str, str]:
-    """The engine that moves the memory of all ranks' GPUs, and "", or "" and why copies in host memory travel instead.
+    """The engine that moves the memory of all ranks' GPUs, and ""; or "" and why tensors are staged in host memory instead.
 
     Every rank calls it with the same arguments, as for :func:`candidates`, and gets the same answer.
 
@@ -218,23 +218,23 @@ def device_engine(support: Mapping[int, Support], variable: str) -> tuple[str, s
     except EngineError as error:
         if wishes:
             raise EngineError(
-                f"{error}. Mend that or unset it; with {variable}=HOST copies in host memory travel."
+                f"{error}. Fix that or unset it; with {variable}=HOST tensors are staged in host memory."
             ) from None
         return "", str(error)
 
 
 def not_alone() -> str:
-    """What to do where several ranks share a GPU and its engine wants one for each; "" where that does not matter."""
+    """Advice if several ranks share a GPU and its engine needs one for each; "" if that does not matter."""
     return next((advice for each in ENGINES[GPU] if (advice := each.not_alone())), "")
 
 
 def cannot(variable: str, name: str, rank: int, obstacle: str) -> EngineError:
-    """The error for an engine that is forced and cannot run."""
+    """The error for a forced engine that cannot run."""
     return EngineError(f"{variable}={name} cannot serve this group: rank {rank}: {obstacle}")
 
 
 def _is_known(wish: str, obstacles: Mapping[str, str], device: str) -> bool:
-    """Whether a rank has found an engine of a name that is forced."""
+    """Whether a rank has found the forced engine."""
     names = [each.name for each in ENGINES[device]]
     return wish in names or obstacles.get(wish, _no_such_engine(names)) != _no_such_engine(names)
 

@@ -1,4 +1,4 @@
-"""The engine of a group of one: copies and scales, so that no caller asks whether it is alone."""
+"""The engine of a group of one rank: copies and scales, so that callers need no special case."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Vectors seen as one, known by the addresses of their memory or as arrays.
+"""Several vectors treated as one, given by their addresses or as arrays.
 
-To make a NumPy array takes as long as to copy some kilobytes. A binding that has many tensors hands over where they lie
-instead: where they are small the kernel copies them all in one call, and arrays are made only where something needs them.
-An engine reads and writes the elements of all vectors by one index, so a batch needs no buffer of its size.
+Making a NumPy array takes as long as copying some kilobytes. So a binding with many tensors passes their addresses: the kernel
+copies small ones in one call, and arrays are made only if something needs them. An engine reads and writes the elements of all
+vectors by one index, so a batch needs no buffer of its size.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 
 VECTORS = max(16, os.sysconf("SC_IOV_MAX"))
-"""How many places one system call takes."""
+"""How many memory ranges one system call takes."""
 
 _WRITABLE = 0x200  # PyBUF_WRITE
 _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -31,12 +31,12 @@ _memory_at.restype = ctypes.py_object
 
 
 def address_of(array: Array) -> int:
-    """Where its elements begin."""
+    """The address of an array's elements."""
     return int(array.__array_interface__["data"][0])
 
 
 def bytes_at(address: int, length: int) -> Array:
-    """Memory of the host as an array of bytes, which does not hold it."""
+    """Memory of the host as an array of bytes, which does not keep it alive."""
     return np.frombuffer(_memory_at(address, length, _WRITABLE), np.uint8) if length else np.empty(0, np.uint8)
 
 
@@ -45,13 +45,13 @@ HOST = "cpu"
 
 
 class Layout(msgspec.Struct, eq=False, gc=False):
-    """What is known of spans before their addresses are, and stays the same from step to step.
+    """The part of spans that does not depend on addresses, and stays the same from step to step.
 
     Attributes:
         sizes: in elements; ``ends`` are their running sums.
         lengths: in bytes.
-        nbytes: in all.
-        device: whose memory the addresses are of: :data:`HOST`, or a device's name, for example ``cuda:1``.
+        nbytes: of all vectors.
+        device: the device of the memory: :data:`HOST`, or a device's name, for example ``cuda:1``.
     """
 
     dtype: np.dtype[Any]
@@ -71,10 +71,10 @@ class Layout(msgspec.Struct, eq=False, gc=False):
 class Spans(msgspec.Struct, gc=False):
     """Vectors of one dtype, and their concatenation, addressed by element index. Copies nothing.
 
-    Whoever hands out addresses holds their memory as long as anybody may use them. :func:`spans_of` makes spans of arrays.
+    The code that passes addresses keeps their memory alive as long as they are used. :func:`spans_of` makes spans of arrays.
 
     Attributes:
-        addresses: where each begins; anything for one without elements. Empty where the vectors are known as arrays.
+        addresses: of the vectors; arbitrary for one without elements. Empty if the vectors are given as arrays.
     """
 
     layout: Layout
@@ -84,12 +84,12 @@ class Spans(msgspec.Struct, gc=False):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the elements, as arrays have it."""
+        """The dtype of the elements."""
         return self.layout.dtype
 
     @property
     def nbytes(self) -> int:
-        """Of all vectors, as arrays have it."""
+        """The bytes of all vectors."""
         return self.layout.nbytes
 
     @property
@@ -108,7 +108,7 @@ class Spans(msgspec.Struct, gc=False):
         return self.arrays()[index]
 
     def arrays(self) -> Sequence[Array]:
-        """One-dimensional arrays of the same memory. Those that are made of addresses do not hold it either.
+        """One-dimensional arrays of the same memory. Arrays that are made from addresses do not keep it alive.
 
         Raises:
             ValueError: it is the memory of a device.
@@ -128,14 +128,14 @@ class Spans(msgspec.Struct, gc=False):
         return self._arrays
 
     def table(self) -> Array:
-        """Where each vector begins, as 64-bit words."""
+        """The address of each vector, as 64-bit words."""
         if self._table is None:
             known = self.addresses or [address_of(array) for array in self.arrays()]
             self._table = np.array(known, np.uintp)
         return self._table
 
     def part(self, vector: int, begin: int, end: int) -> Array:
-        """Elements ``[begin, end)`` of one vector, of which there is at least one."""
+        """Elements ``[begin, end)``, at least one, of one vector."""
         if self._arrays is not None:
             return self._arrays[vector][begin:end]
         itemsize = self.layout.dtype.itemsize
@@ -143,7 +143,7 @@ class Spans(msgspec.Struct, gc=False):
         return np.frombuffer(memory, self.layout.dtype)
 
     def places(self, start: int, stop: int) -> Array:
-        """Where elements ``[start, stop)`` lie: rows of an address and a number of bytes (``iovec``)."""
+        """The memory of elements ``[start, stop)``: rows of an address and a number of bytes (``iovec``)."""
         layout = self.layout
         if start >= stop:
             return np.empty((0, 2), np.uintp)
@@ -187,7 +187,7 @@ class Spans(msgspec.Struct, gc=False):
             np.concatenate(runs, out=target)
 
     def write(self, start: int, stop: int, source: Array, factor: float = 1.0) -> None:
-        """Copy ``source`` over elements ``[start, stop)`` ("unpack"); floating types can be multiplied on the way."""
+        """Copy ``source`` over elements ``[start, stop)`` ("unpack"); floating types can be scaled at the same time."""
         position = 0
         scalar = source.dtype.type(factor)
         for run in self.runs(start, stop):
@@ -199,7 +199,7 @@ class Spans(msgspec.Struct, gc=False):
             position += run.size
 
     def whole(self, start: int, stop: int) -> Array | None:
-        """Elements ``[start, stop)`` as one view where they lie in one vector, else None."""
+        """Elements ``[start, stop)`` as one view if they are in one vector, else None."""
         runs = self.runs(start, stop)
         return runs[0] if len(runs) == 1 else None
 
@@ -224,17 +224,17 @@ class Spans(msgspec.Struct, gc=False):
 
 
 Vectors = Sequence[Array] | Spans
-"""One-dimensional arrays of one dtype, or where they lie. Vectors of several dtypes are a list of arrays; in the memory of a
+"""One-dimensional arrays of one dtype, or their spans. Vectors of several dtypes are a list of arrays; in the memory of a
 device, a list of spans of one vector each, which :func:`joined` and :func:`vector_of` make and take."""
 
 
 def host_vector(dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
-    """One new vector in host memory, filled with ``value``, or with anything for None."""
+    """A new vector in host memory, filled with ``value``; uninitialized for None."""
     return [np.empty(length, dtype) if value is None else np.full(length, value, dtype)]
 
 
 def vector_of(vectors: Vectors, index: int) -> Vectors:
-    """One of them alone."""
+    """One of the vectors."""
     if isinstance(vectors, Spans):
         layout = vectors.layout
         return Spans(layout_of(layout.dtype, (layout.sizes[index],), layout.device), [vectors.addresses[index]])
@@ -243,7 +243,7 @@ def vector_of(vectors: Vectors, index: int) -> Vectors:
 
 
 def dtype_of(vectors: Vectors) -> np.dtype[Any]:
-    """Of their elements; there is at least one vector."""
+    """The dtype of vectors, of which there is at least one."""
     return vectors.layout.dtype if isinstance(vectors, Spans) else vectors[0].dtype
 
 
@@ -275,14 +275,14 @@ def spans_of(vectors: Vectors) -> Spans:
 
 
 def source_and_target(inputs: Vectors, outputs: Vectors) -> tuple[Spans, Spans]:
-    """Both sides of a reduction; one and the same where it is in place."""
+    """Both sides of a reduction; the same object if it is in place."""
     source = spans_of(inputs)
     return source, source if outputs is inputs else spans_of(outputs)
 
 
 @lru_cache(maxsize=64)
 def _joined_layout(layouts: tuple[Layout, ...]) -> Layout:
-    """The same batches come in every step."""
+    """Cached, because every training step has the same batches."""
     first = layouts[0]
     return Layout.of(first.dtype, [size for layout in layouts for size in layout.sizes], first.device)
 
@@ -306,7 +306,7 @@ def joined(parts: Sequence[Vectors]) -> Vectors:
 
 
 def _each(vectors: Vectors) -> Sequence[Any]:
-    """One by one: arrays, but spans of one vector each in the memory of a device."""
+    """The vectors one by one: arrays, or in the memory of a device spans of one vector each."""
     if isinstance(vectors, Spans) and vectors.layout.device != HOST:
         return [vector_of(vectors, index) for index in range(len(vectors))]
     return arrays_of(vectors)

@@ -1,4 +1,4 @@
-"""Several engines for one group of ranks, of which one moves the data, and all ranks change it at the same collective."""
+"""Several engines for one group of ranks. One of them moves the data; all ranks switch it at the same collective."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class TunedSettings(msgspec.Struct, frozen=True, array_like=True):
         bucket_bytes: bytes of gradients that an optimizer submits at a time; 0: the optimizer decides.
         engine: the engine for host memory; "": the one that was chosen in ``init()``.
         shm_direct: whether the ranks of a host read one another's memory: "auto", "always" or "never".
-        hierarchical_allreduce, hierarchical_allgather: whether the engine of that name goes in three steps.
+        hierarchical_allreduce, hierarchical_allgather: whether the hierarchical engine takes three steps for it.
     """
 
     fusion_threshold: int

@@ -44,6 +44,10 @@ class Alike(Enum):
         "The samplers of the ranks draw with different seeds or epochs, so samples come twice or not at all",
         "Give DistributedSampler the same seed on all ranks, and call its set_epoch(epoch) on all of them.",
     )
+    ORDER = (
+        "The ranks shuffle their data in different orders before they take their shards, so samples come twice or not at all",
+        "Call shard(hvd.size(), hvd.rank()) before shuffle(), or give shuffle() the same seed on all ranks.",
+    )
 
 
 def is_compared() -> bool:
@@ -69,7 +73,8 @@ def compare(what: Alike, held: Mapping[str, str], name: str, process_set_id: int
     rows = Consensus(f"{name}.{what.name.lower()}", msgspec.msgpack.encode(dict(held)), process_set_id, line).wait()
     if rows is None:
         return True
-    text = account(what, {rank: msgspec.msgpack.decode(row, type=dict[str, str]) for rank, row in rows.items()}, line)
+    views = {rank: msgspec.msgpack.decode(row, type=dict[str, str]) for rank, row in rows.items()}
+    text = account(what, views, made_at(line) if line else "")
     context = running()
     if context.config.check == ERROR:
         raise MismatchError(text, ranks=rows, tensor=name)
@@ -78,11 +83,17 @@ def compare(what: Alike, held: Mapping[str, str], name: str, process_set_id: int
     return False
 
 
-def account(what: Alike, held: Mapping[int, Mapping[str, str]], line: str = "") -> str:
+def made_at(line: str) -> str:
+    """An optimizer in words."""
+    return f"the optimizer made at {line}"
+
+
+def account(what: Alike, held: Mapping[int, Mapping[str, str]], owner: str = "") -> str:
     """What differs between ranks, in words.
 
     Args:
         held: by rank, what it holds, by label.
+        owner: whose it is, for example ``the optimizer made at FILE:LINE``.
     """
     labels = list(dict.fromkeys(label for each in held.values() for label in each))
     differing = [label for label in labels if len({each.get(label) for each in held.values()}) > 1]
@@ -90,8 +101,8 @@ def account(what: Alike, held: Mapping[int, Mapping[str, str]], line: str = "") 
     if len(differing) > _SHOWN:
         shown.append(f"and {len(differing) - _SHOWN} more")
     found, cause = what.value
-    made = f" (of the optimizer made at {line})" if line else ""
-    return f"{found}{made}: {'; '.join(shown)}. {cause}"
+    of = f" (of {owner})" if owner else ""
+    return f"{found}{of}: {'; '.join(shown)}. {cause}"
 
 
 def _views(label: str, held: Mapping[int, Mapping[str, str]]) -> str:

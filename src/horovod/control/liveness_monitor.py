@@ -1,11 +1,15 @@
-"""The liveness monitor: a thread on each rank that finds lost ranks, and has all ranks name the same rank as the first to fail.
+"""The liveness monitor: a thread on each rank that finds lost ranks, and has all ranks name the same as the first to fail.
 
-Every rank has a connection to rank 0. Nothing is sent on it while no rank waits, so an idle job costs nothing.
+Every rank has a connection to rank 0, or to the relays of its host (:mod:`horovod.control.liveness_tree`). Nothing is sent on
+it while no rank waits, so an idle job costs nothing.
 
-1. The kernel closes the connection when a process dies. A rank whose worker thread sees a failure reports it to rank 0.
-2. A rank that waits long pings its peers. A peer's answer says where in the script it is, for the report of a stall. Where no
-   answer comes, the ranks on the same host look at that process (:mod:`horovod.control.failure_detector`).
-3. Rank 0 decides which rank failed first, and sends this :class:`Failure` to all. Every rank aborts with it.
+1. The kernel closes the connection when a process dies. A rank that sees it, or whose worker thread sees a failure, reports it
+   to rank 0.
+2. A rank that waits long pings the ranks above it, which ping those above them; rank 0, when it is pinged, pings all. An answer
+   says where in the script a rank is, for the report of a stall. Where no answer comes, the ranks on the same host look at
+   that process (:mod:`horovod.control.failure_detector`).
+3. Rank 0 decides which rank failed first, and sends this :class:`Failure` to all. Every rank aborts with it. A rank that has
+   lost all connections above it decides for itself and for the ranks below it.
 """
 
 from __future__ import annotations
@@ -21,78 +25,31 @@ import msgspec
 
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.failure import ENGINE, LOST, Cause
-from horovod.control.failure_detector import FailureDetector
+from horovod.control.failure_detector import FailureDetector, Suspect
+from horovod.control.liveness_links import LivenessLinks
+from horovod.control.liveness_messages import (
+    Bye,
+    DumpRequest,
+    Failure,
+    FailureReport,
+    Message,
+    NoProgress,
+    Ping,
+    Pong,
+    ProgressReport,
+)
+from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED
 from horovod.control.wakeup import WakeUp
 
 _log = logging.getLogger("horovod.control")
 
 
-class Ping(msgspec.Struct, tag=True):
-    """Asks for a :class:`Pong`, and for what the receiver sees of the ranks ``about``, which do not answer."""
-
-    about: list[int] = []
-
-
-class Pong(msgspec.Struct, tag=True):
-    """The sender's main thread is at ``where``, its other threads at ``threads``; they wait for the collectives
-    ``awaited``. ``seen``: why each rank that was asked about cannot answer; "" if it runs."""
-
-    where: str
-    seen: dict[int, str] = {}
-    threads: list[str] = []
-    awaited: list[str] = []
-
-
-class FailureReport(msgspec.Struct, tag=True):
-    """A worker thread has seen ``rank`` fail; ``suspected``: perhaps through the fault of another rank."""
-
-    rank: int
-    reason: str
-    suspected: bool
-    cause: Cause = LOST
-
-
-class NoProgress(msgspec.Struct, tag=True):
-    """A worker thread has seen no progress of ``rank``, for the n-th time in one wait. It goes on waiting."""
-
-    rank: int
-    reason: str
-    times: int
-
-
-class Failure(msgspec.Struct, tag=True):
-    """Rank 0's decision: which rank failed first, and why."""
-
-    rank: int
-    reason: str
-    cause: Cause = LOST
-
-
-class DumpRequest(msgspec.Struct, tag=True):
-    """Every rank is to write down what it did: a member's wish to rank 0, and rank 0's order to all."""
-
-    why: str
-    reason: str
-
-
-class ProgressReport(msgspec.Struct, tag=True):
-    """What the sender, a member, has done lately, for rank 0."""
-
-    body: bytes
-
-
-class Bye(msgspec.Struct, tag=True):
-    """The sender has shut down in good order, and closes its connection."""
-
-
-Message = Ping | Pong | FailureReport | NoProgress | Failure | DumpRequest | ProgressReport | Bye
-
-_decoder = msgspec.msgpack.Decoder(Message)
-_encode = msgspec.msgpack.Encoder().encode
-
 _SAME_REQUEST_SECONDS = 1.0
-"""All ranks may ask for the same at the same time. Rank 0 passes it on once."""
+"""Within this time rank 0 passes on only one request: all ranks may send the same at the same time."""
+
+_LAST_WORDS_SECONDS = 1.0
+"""How long a rank that leaves waits until its peers take what it has sent."""
 
 OnFailure = Callable[[int, str, Cause], None]
 
@@ -107,7 +64,8 @@ class LivenessMonitor:
 
     Args:
         rank: this rank.
-        links: on rank 0 a channel to every other rank, elsewhere one to rank 0.
+        tree: who is connected with whom.
+        channels: by rank, to those with which the tree connects this one.
         answer_seconds: how long a peer may take to answer before a rank looks at its process.
         longest_seconds: how long a peer may take although its process runs; 0: without end.
         where: returns where in the user's script this process is.
@@ -124,7 +82,8 @@ class LivenessMonitor:
     def __init__(
         self,
         rank: int,
-        links: Mapping[int, Channel],
+        tree: LivenessTree,
+        channels: Mapping[int, Channel],
         answer_seconds: float,
         longest_seconds: float,
         where: Callable[[], str],
@@ -137,7 +96,6 @@ class LivenessMonitor:
         on_progress: Callable[[int, bytes], None] = lambda rank, body: None,
     ) -> None:
         self._rank = rank
-        self._links = dict(links)
         self._answer_seconds = answer_seconds
         self._where = where
         self._look = look
@@ -156,20 +114,17 @@ class LivenessMonitor:
         self.call_sites: dict[int, str] = {}
         """Where each rank is in the script, as of its last answer."""
         self.thread_lines: dict[int, list[str]] = {}
-        """The same of its other threads."""
+        """Where each rank's other threads are, as of its last answer."""
         self.awaited: dict[int, list[str]] = {}
-        """The collectives that they wait for."""
+        """The collectives for which each rank's threads wait."""
         self.everyone_left = threading.Event()
-        """No peer is connected any more."""
+        """No rank below is connected any more."""
         self.no_progress: dict[int, tuple[str, float]] = {}
-        """What this rank's engine sees no progress of, why, and when it said so last."""
+        """By rank, why this rank's engine sees no progress of it, and when it last reported that."""
         self._dumped: dict[str, float] = {}
         self._last_places: dict[int, str] = {}
         self._poll = select.poll()
-        self._by_descriptor = {}
-        for peer, link in self._links.items():
-            self._poll.register(link, select.POLLIN)
-            self._by_descriptor[link.fileno()] = peer
+        self._links = LivenessLinks(rank, channels, tree, self._poll)
         self._wake_up = WakeUp()
         self._poll.register(self._wake_up, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="horovod-liveness", daemon=True)
@@ -187,19 +142,19 @@ class LivenessMonitor:
         self._post(lambda: self._no_progress_reported(self._rank, NoProgress(rank, reason, times)))
 
     def probe(self) -> None:
-        """Ping the peers, except those that owe an answer. Any thread; cheap."""
+        """Ping the peers, except those with an unanswered ping. Any thread; cheap."""
         self._post(self._ask_all)
 
     def request_dump(self, why: str, reason: str) -> None:
-        """Have all ranks write down what they did. Any thread."""
+        """Have all ranks write their flight recorders. Any thread."""
         self._post(lambda: self._dump_requested(DumpRequest(why, reason), own=True))
 
     def report_progress(self, body: bytes) -> None:
         """On a member: send to rank 0 what this rank has done. Any thread."""
-        self._post(lambda: self._send(0, ProgressReport(body)))
+        self._post(lambda: self._links.send_by(self._links.above[:1], ProgressReport(body)))
 
     def disagreed(self, reason: str) -> None:
-        """Have this rank write down what it did: a collective fails on all ranks, as they disagree. Any thread."""
+        """Have this rank write its flight recorder, since a collective fails on all ranks because they disagree. Any thread."""
         self._on_dump("mismatch", reason)
 
     def leave(self) -> None:
@@ -207,22 +162,21 @@ class LivenessMonitor:
 
         def send_bye() -> None:
             self._leaving = True
-            for peer in list(self._links):
-                self._send(peer, Bye())
+            self._links.send_by([*self._links.above, *self._links.links_below], Bye())
+            self._links.flush_all(_LAST_WORDS_SECONDS)
 
         if self._thread.ident is not None:
             self._post(send_bye)
             self._thread.join()
-        for link in self._links.values():
-            link.close()
+        self._links.close()
         self._wake_up.close()
 
     def descriptors(self) -> list[int]:
         """The descriptors that a forked child must close."""
-        return [link.fileno() for link in self._links.values()] + self._wake_up.descriptors()
+        return self._links.descriptors() + self._wake_up.descriptors()
 
     def _post(self, call: Callable[[], None]) -> None:
-        """Have ``call`` made on the liveness monitor's thread, unless it has ended."""
+        """Call ``call`` on the liveness monitor's thread, unless it has ended."""
         self._calls.append(call)
         self._wake_up.set()
 
@@ -231,16 +185,17 @@ class LivenessMonitor:
     def _run(self) -> None:
         try:
             while not self._leaving:
-                for descriptor, _ in self._poll.poll(self._milliseconds()):
+                for descriptor, event in self._poll.poll(self._milliseconds()):
+                    link = self._links.of_descriptor(descriptor)
                     if descriptor == self._wake_up.fileno():
                         self._wake_up.clear()
-                    elif descriptor in self._by_descriptor:  # else another event of the same poll has dropped it
-                        self._serve(self._by_descriptor[descriptor])
+                    elif link is not None:  # else another event of the same poll has dropped it
+                        self._serve(link, event)
                 while self._calls:
                     self._calls.popleft()()
                 self._inspect_unresponsive_peers()
                 if self._detector.failure is not None:
-                    self._decide(Failure(*self._detector.failure))
+                    self._found(self._detector.failure)
                 elif time.monotonic() >= self._own_failure_at:
                     self._decide(self._own_failure)
         except Exception as error:  # after a bug here, no failure would be found any more
@@ -253,26 +208,25 @@ class LivenessMonitor:
             due = self._own_failure_at if due is None else min(due, self._own_failure_at)
         return None if due is None else max(0.0, (due - time.monotonic()) * 1000 + 1)
 
-    def _serve(self, peer: int) -> None:
-        try:
-            messages = self._links[peer].receive()
-        except ChannelClosed as closed:
-            self._drop(peer)
-            self._decide(Failure(peer, closed.silence or KILLED))
+    def _serve(self, link: int, event: int) -> None:
+        if event == select.POLLOUT:
+            self._links.flush(link)
             return
-        for body in messages:
-            try:
-                self._handle(peer, _decoder.decode(body))
-            except msgspec.DecodeError as error:
-                self._drop(peer)
-                self._decide(Failure(peer, f"it sent an invalid message: {error}"))
-                return
+        try:
+            for rank, message in self._links.receive(link):
+                self._handle(rank, message)
+        except ChannelClosed as closed:
+            self._drop(link)
+            self._reported(FailureReport(link, closed.silence or KILLED))
+        except msgspec.DecodeError as error:
+            self._drop(link)
+            self._reported(FailureReport(link, f"it sent an invalid message: {error}"))
 
     def _handle(self, peer: int, message: Message) -> None:
         if isinstance(message, Ping):
             seen = {rank: found for rank in message.about if (found := self._look(rank)) is not None}
-            self._send(peer, Pong(self._where(), seen, self._threads(), self._awaited()))
-            if self._rank == 0:
+            self._links.send([peer], Pong(self._where(), seen, self._threads(), self._awaited()))
+            if peer not in self._links.above:
                 self._ask_all()
         elif isinstance(message, Pong):
             self.call_sites[peer] = self._last_places[peer] = message.where
@@ -291,18 +245,29 @@ class LivenessMonitor:
             self._dump_requested(message)
         elif isinstance(message, ProgressReport):
             self._on_progress(peer, message.body)
-        else:
+        elif peer in self._links:
             self._drop(peer)
+        else:
+            self._links.left(peer)
+            self._detector.left(peer)
+
+    def _found(self, suspect: Suspect) -> None:
+        """Take what the pings and reports have shown. Of a lost relay rank 0 is told through another."""
+        if any(link != suspect.rank for link in self._links.above):
+            self._detector.failure = None
+            self._reported(FailureReport(suspect.rank, suspect.reason, cause=suspect.cause))
+        else:
+            self._decide(Failure(*suspect))
 
     def _reported(self, report: FailureReport) -> None:
         if self._decided:
             return
-        if self._rank != 0 and 0 in self._links:
+        if self._links.above:
             if self._own_failure_at == float("inf"):
                 self._own_failure = Failure(report.rank, report.reason, report.cause)
                 self._own_failure_at = time.monotonic() + self._answer_seconds * 2
-            self._send(0, report)
-            self._ask_all()  # perhaps rank 0 is the rank that failed
+            self._links.send_by(self._links.above, report)
+            self._ask_all()  # perhaps a rank above is the one that failed
         elif report.suspected:
             self._detector.suspect(report.rank, report.reason, report.cause)
             self._ask_all()
@@ -310,22 +275,21 @@ class LivenessMonitor:
             self._decide(Failure(report.rank, report.reason, report.cause))
 
     def _no_progress_reported(self, reporter: int, message: NoProgress) -> None:
-        if self._rank != 0 and 0 in self._links:
-            self._send(0, message)
+        if self._links.above:
+            self._links.send_by(self._links.above[:1], message)
         else:
             self._detector.report_no_progress(reporter, message.rank, message.reason, message.times)
         self._ask_all()
 
     def _dump_requested(self, request: DumpRequest, own: bool = False) -> None:
-        if self._rank != 0 and 0 in self._links and own:
-            self._send(0, request)
+        if own and self._links.above:
+            self._links.send_by(self._links.above[:1], request)
             return
         self._on_dump(request.why, request.reason)
         now = time.monotonic()
         if self._rank == 0 and now - self._dumped.get(request.why, -_SAME_REQUEST_SECONDS) >= _SAME_REQUEST_SECONDS:
             self._dumped[request.why] = now
-            for peer in list(self._links):
-                self._send(peer, request)
+            self._links.send(self._links.below, request)
 
     def _ask_all(self, about: Sequence[int] = ()) -> None:
         if self._decided:
@@ -333,13 +297,20 @@ class LivenessMonitor:
         self.call_sites[self._rank] = self._where()
         self.thread_lines[self._rank] = self._threads()
         self.awaited[self._rank] = self._awaited()
-        for peer in self._detector.ask(list(self._links), time.monotonic()):
-            self._send(peer, Ping(list(about)))
+        asked = self._detector.ask(self._links.above or self._links.below, time.monotonic())
+        self._links.send(asked, Ping(list(about)))
 
     def _inspect_unresponsive_peers(self) -> None:
-        """Look at the processes of peers that have not answered in time. Other ranks look where this process cannot."""
+        """Look at the processes of peers that have not answered in time. Other ranks look where this process cannot.
+
+        A rank whose relay does not answer either is asked through another.
+        """
         hidden = []
         for peer in self._detector.overdue(time.monotonic()):
+            ways = self._links.ways(peer)
+            if len(ways) > 1 and self._detector.waits_for(ways[0]):
+                self._links.send([peer], Ping(), other_way=True)
+                continue
             found = self._look(peer)
             if found is None:
                 hidden.append(peer)
@@ -355,9 +326,8 @@ class LivenessMonitor:
             return
         place = self._last_places.get(rank, "")
         self.call_sites[rank] = f"{place or 'an unknown place'}, or was when it last answered"
-        level = (
-            logging.WARNING if self._rank <= 1 else logging.INFO
-        )  # all other ranks look at rank 0; one warning is enough
+        # Of a rank that all others look at, one warning is enough.
+        level = logging.WARNING if self._rank <= 1 else logging.INFO
         _log.log(level, RUNS, self._describe(rank), seconds, f"; it was at {place}" if place else "")
 
     def _decide(self, failure: Failure) -> None:
@@ -366,27 +336,11 @@ class LivenessMonitor:
         self._decided = True
         self._detector.close()
         self._own_failure_at = float("inf")
-        if self._rank == 0:
-            for peer in list(self._links):
-                self._send(peer, failure)
+        self._links.send_by(self._links.links_below, failure)
         self._on_failure(failure.rank, failure.reason, failure.cause)
 
-    def _send(self, peer: int, message: Message) -> None:
-        link = self._links.get(peer)
-        if link is None:
-            return
-        try:
-            link.send(_encode(message))  # bytes that the kernel does not take now go with the next message
-            link.flush()
-        except ChannelClosed:
-            link.discard()  # a Bye that the peer sent before it closed may still have to be read
-
-    def _drop(self, peer: int) -> None:
-        link = self._links.pop(peer, None)
-        if link is not None:
-            self._poll.unregister(link)
-            del self._by_descriptor[link.fileno()]
-            link.close()
-            self._detector.left(peer)
-        if not self._links:
+    def _drop(self, link: int) -> None:
+        for rank in self._links.drop(link):
+            self._detector.left(rank)
+        if not self._links.links_below:
             self.everyone_left.set()

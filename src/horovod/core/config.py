@@ -190,7 +190,7 @@ def _controller(text: str) -> None:
 
 
 LONGEST = timedelta(days=20)
-"""The longest duration; a longer one counts as this. The kernel counts the milliseconds of a sleep in 31 bits."""
+"""The longest duration; longer ones are cut to it. The kernel counts the milliseconds of a sleep in 31 bits."""
 
 
 def _seconds(minimum: float, unit: float = 1.0) -> Callable[[str], timedelta]:

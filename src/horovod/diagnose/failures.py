@@ -39,7 +39,7 @@ def failure(job: DumpedJob) -> list[Finding]:
         text = f"{who} does not run: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger).{waiting}"
         return [Finding("stopped", [rank], text, waiting=_waiters(job, rank))]
     if "its process ended" in reason:
-        text = f"{who} ended without a word: {_how_it_ended(job, rank)}.{_memory(job, rank)}{waiting}"
+        text = f"{who} ended without reporting an error: {_how_it_ended(job, rank)}.{_memory(job, rank)}{waiting}"
         return [Finding("killed", [rank], text, waiting=_waiters(job, rank))]
     return [Finding("lost", [rank], f"{who} is lost: {reason}.{waiting}", waiting=_waiters(job, rank))]
 

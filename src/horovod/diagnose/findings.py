@@ -288,7 +288,7 @@ def _links(job: DumpedJob, ranks: list[int], engine: str) -> str:
             reasons.append(f"rank {rank} says of rank {report.rank}: {report.reason}")
     by = f" by the engine {engine}" if engine else ""
     if not pairs:
-        return f"It is carried out{by}, which has not complained yet: it may still get on."
+        return f"It is carried out{by}, which has reported no problem yet: it may still complete."
     between = {pair for pair in pairs if pair[0] != pair[1]}
     said = f" ({reasons[0]})"
     if between and len(between) == 1 and not any(pair[0] == pair[1] for pair in pairs):

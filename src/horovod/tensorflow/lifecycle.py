@@ -8,11 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._models.debugging import order
 from horovod.common import basics
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
+from horovod.tensorflow.data_order import follow_datasets
 from horovod.tensorflow.device import tensorflow_devices
 from horovod.tensorflow.graph import completions
 from horovod.tensorflow.graph.decorators import unconverted
@@ -31,6 +33,10 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
     if not basics.is_initialized():
         tensorflow_devices.forget()
     basics.init(comm, process_sets)
+    order.wanted = running().config.debug and running().identity.size > 1
+    order.held.clear()
+    if order.wanted:
+        follow_datasets()
     _share_cores(os.environ.get("OMP_NUM_THREADS", ""))
 
 

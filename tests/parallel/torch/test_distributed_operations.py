@@ -133,6 +133,51 @@ def test_kinds_of_tensors(ranks: Callable[..., RankPool]) -> None:
     run_in_group(ranks(2, framework="torch"), check)
 
 
+@pytest.mark.parametrize("count", [8, 40_000])
+def test_a_rank_with_plain_tensors_and_one_with_others_make_the_same_calls(
+    ranks: Callable[..., RankPool], count: int
+) -> None:
+    """Plain tensors take fewer steps to the core. The other rank's are views of every other element, or lazily negated."""
+
+    def check(count: int) -> None:
+        import torch.distributed as dist
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+
+        def strided(values: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(2 * values.numel())[::2].copy_(values)
+
+        def negated(values: torch.Tensor) -> torch.Tensor:
+            return torch._neg_view(-values)  # type: ignore[attr-defined,no-any-return]
+
+        for turn, make in enumerate([strided, negated, strided, negated]):
+            other = turn // 2 == rank
+
+            def made(values: torch.Tensor, other: bool = other, make: Any = make) -> torch.Tensor:
+                return make(values) if other else values.clone()
+
+            row, all_rows = torch.arange(count) + 1.0, torch.arange(count * size) + 1.0
+            tensor = made(row * (rank + 1))
+            dist.all_reduce(tensor)
+            assert torch.equal(tensor, row * (size * (size + 1) // 2))
+            for root in range(size):
+                tensor = made(row * (rank + 1))
+                dist.broadcast(tensor, root)
+                assert torch.equal(tensor, row * (root + 1))
+            whole = made(torch.zeros(count * size))
+            dist.all_gather_into_tensor(whole, made(row * (rank + 1)))
+            assert torch.equal(whole, torch.cat([row * (of + 1) for of in range(size)]))
+            part = made(torch.zeros(count))
+            dist.reduce_scatter_tensor(part, made(all_rows))
+            assert torch.equal(part, size * all_rows[rank * count : (rank + 1) * count])
+            exchanged = made(torch.zeros(count))
+            dist.all_to_all_single(exchanged, made(row * (rank + 1)))
+            mine = row.view(size, -1)[rank]
+            assert torch.equal(exchanged, torch.cat([mine * (of + 1) for of in range(size)]))
+
+    run_in_group(ranks(2, framework="torch"), check, count)
+
+
 def test_works_and_futures(ranks: Callable[..., RankPool]) -> None:
     def check() -> None:
         import torch.distributed as dist

@@ -1,7 +1,7 @@
 """Tensors on devices whose memory NCCL moves: on GPUs, where there are, and on the stand-ins everywhere.
 
 The stand-ins are a device that is late (``late_device``) and a library that plays NCCL on it (``recorded_nccl``). The scenarios
-are those of :mod:`test_cuda`, where copies in host memory travel.
+are those of :mod:`test_cuda`, where tensors are staged in host memory.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from cut_network import in_a_cut_network
 from horovod._silence import silence
 from horovod.control.channel import Channel, ChannelClosed, frame
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 
 @pytest.fixture(params=["unix", "tcp"])

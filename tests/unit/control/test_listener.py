@@ -13,7 +13,7 @@ import pytest
 from horovod.control import listener as listener_module
 from horovod.control.handshake import GREETING, MAC, ClientHandshake
 from horovod.control.listener import LARGEST_QUEUE, ConnectionListener, is_same_user
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 SECRET = b"s" * 32
 

@@ -10,37 +10,28 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import msgspec
 import pytest
 
 from horovod.control.channel import Channel, ChannelClosed, frame
 from horovod.control.failure import ENGINE, Cause, FailureKind
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS, STUCK, UNRESPONSIVE
-from horovod.control.liveness_monitor import (
-    Bye,
-    Failure,
-    FailureReport,
-    LivenessMonitor,
-    Message,
-    NoProgress,
-    Ping,
-    Pong,
-)
+from horovod.control.liveness_messages import Bye, Failure, FailureReport, NoProgress, Ping, Pong, decode, encode
+from horovod.control.liveness_monitor import LivenessMonitor
+from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED, STOPPED
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 ANSWER = 0.15
 """Seconds that a peer may take to answer, where a test is about one that does not."""
 LONG = 60.0
 
-_decode = msgspec.msgpack.Decoder(Message).decode
-_encode = msgspec.msgpack.Encoder().encode
-
 
 class Rank:
     """One rank's liveness monitor and what it was told."""
 
-    def __init__(self, rank: int, links: dict[int, Channel], answer_seconds: float) -> None:
+    def __init__(
+        self, rank: int, links: dict[int, Channel], answer_seconds: float, tree: LivenessTree | None = None
+    ) -> None:
         self.links = links
         self.failures: list[tuple[int, str]] = []
         self.causes: list[Cause] = []
@@ -49,6 +40,7 @@ class Rank:
         """What it sees of the processes of others, as far as it sees them."""
         self.monitor = LivenessMonitor(
             rank,
+            tree or LivenessTree(max([rank, *links]) + 1),
             links,
             answer_seconds,
             0,
@@ -93,7 +85,7 @@ class Peer:
         self._inbox: list[object] = []
 
     def say(self, message: object) -> None:
-        self.channel.send(_encode(message))
+        self.channel.send(encode(message))
 
     def hear(self) -> object:
         """The next message; None at the end of the connection."""
@@ -101,7 +93,7 @@ class Peer:
         def arrived() -> bool:
             if not self._inbox:
                 try:
-                    self._inbox += [_decode(body) for body in self.channel.receive()]
+                    self._inbox += [decode(body) for body in self.channel.receive()]
                 except ChannelClosed:
                     self._inbox.append(None)
             return bool(self._inbox)
@@ -111,7 +103,7 @@ class Peer:
 
     def heard_nothing(self) -> bool:
         if not self._inbox:
-            self._inbox += [_decode(body) for body in self.channel.receive()]
+            self._inbox += [decode(body) for body in self.channel.receive()]
         return not self._inbox
 
 
@@ -525,7 +517,7 @@ def test_a_huge_length_is_that_peers_failure(job: Job) -> None:
 
 def test_several_messages_in_one_piece(job: Job) -> None:
     rank, peers = job.alone(1, [0])
-    pieces = b"".join(frame(_encode(message)) for message in (Ping(), Ping(), Failure(2, "w"), Bye()))
+    pieces = b"".join(frame(encode(message)) for message in (Ping(), Ping(), Failure(2, "w"), Bye()))
     peers[0].channel.socket.send(pieces)
     assert rank.wait() == (2, "w")
     wait_until(lambda: not rank.monitor._links, "the good-bye")
@@ -544,7 +536,15 @@ def test_leaving_before_the_start_gives_everything_back() -> None:
     own, other = socket.socketpair()
     with other:
         LivenessMonitor(
-            1, {0: Channel(own)}, LONG, 0, str, lambda rank: None, str, lambda rank, reason, cause: None
+            1,
+            LivenessTree(2),
+            {0: Channel(own)},
+            LONG,
+            0,
+            str,
+            lambda rank: None,
+            str,
+            lambda rank, reason, cause: None,
         ).leave()
         assert other.recv(1) == b""
 

@@ -130,13 +130,21 @@ class JaxReducer(Reducer):
         held = _held(guard, variables)
         if held and guard is not None:
             guard.be_named(variables)
+        debugged = bool(held) and guard is not None and guard.see is not None
+        whole = [each.value for each in variables] if debugged else []
 
         def reduce(tensors: Sequence[Tensor]) -> None:
             if held and guard is not None and tensors[-1].ready is None:
-                _compare(guard, variables, tensors[-1].array)
+                others = [each.array for each in tensors[len(present) :]]
+                _compare(guard, variables, others[-1], others[:-1])
+                if (see := guard.see) is not None and debugged:
+                    for index, tensor in zip(present, tensors, strict=False):
+                        see(variable_name(variables[index]), tensor.array)
             self._exchange.reduce(tensors[: len(present)], names, own_cut, op, factor, shapes, alike)
 
-        reduced = _changed(reduce, [*(tensor for tensor, _ in pairs), *held], self._exchange.reduction(op, factor))
+        reduced = _changed(
+            reduce, [*(tensor for tensor, _ in pairs), *whole, *held], self._exchange.reduction(op, factor)
+        )
         results: list[Any] = [None] * len(gradients)
         for index, each, (_, context) in zip(present, reduced[: len(present)], pairs, strict=True):
             results[index] = self._compression.decompress(each, context)
@@ -162,15 +170,16 @@ def _has_value(variable: Any) -> bool:
     return in_scope or getattr(variable, "_value", None) is not None
 
 
-def _compare(guard: OptimizerGuard, variables: Sequence[Any], held: Any) -> None:
-    """Compare what :func:`_held` has put into the computation."""
+def _compare(guard: OptimizerGuard, variables: Sequence[Any], held: Any, whole: Sequence[Any]) -> None:
+    """Compare what :func:`_held` has put into the computation, and all of the variables, if they are there."""
     values = np.asarray(held)
     samples, place = [], 0 if guard.rate() is None else 1
     for each in some(variables):
         length = min(int(np.prod(each.shape)), ELEMENTS)
         samples.append(values[place : place + length])
         place += length
-    guard.compare(variables, None if guard.rate() is None else lambda: values[0], lambda: samples)
+    rate = None if guard.rate() is None else lambda: values[0]
+    guard.compare(variables, rate, lambda: samples, lambda: whole)
 
 
 def _trace() -> object:

@@ -13,6 +13,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
 from horovod.tensorflow.training import reduced_marks
 from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients
+from horovod.tensorflow.training.watching import StepWatch
 
 
 def reduction_of(settings: KerasSettings, **changes: Any) -> TensorFlowReduction:
@@ -67,6 +68,6 @@ class TensorFlowReducer(Reducer):
             reduction,
             name,
             ignore_name_scope=True,
-            at_start=None if guard is None else lambda: guard.check(variables),
+            watch=None if guard is None else StepWatch(lambda: guard.check(variables), guard.see),
         )
         return [None if gradient is None else scaled(gradient, factor) for gradient in results]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from horovod._keras.distribution import Reducer, variable_name
+from horovod._keras.guarding import OptimizerGuard, of_torch
 from horovod._keras.settings import KerasSettings
 from horovod._models import presence
 from horovod._models.arrival import Arrival
@@ -68,6 +69,7 @@ class TorchReducer(Reducer):
             torch._dynamo.graph_break()  # a collective cannot be part of a compiled graph
         if self.guard is not None and op != ReduceOp.MAX:
             self.guard.check(variables)
+            self._show(self.guard, gradients, variables)
         try:
             return self._reduce(gradients, variables, cut, op, factor)
         except MismatchError:
@@ -80,6 +82,13 @@ class TorchReducer(Reducer):
             for gradient, kind, variable in zip(gradients, together, variables, strict=True)
         ]
         return self._reduce(filled, variables, cut, op, factor)
+
+    def _show(self, guard: OptimizerGuard, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        see = guard.see
+        if see is not None:
+            for gradient, variable in zip(gradients, variables, strict=True):
+                if gradient is not None:
+                    see(variable_name(variable), of_torch(gradient))
 
     def _called(self, variables: Sequence[Any], op: ReduceOp) -> str:
         signature = tuple((str(each.value.dtype), tuple(each.value.shape)) for each in variables)

@@ -24,6 +24,7 @@ from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelp
 from horovod.tensorflow.training.gradients import reduce_gradients
 from horovod.tensorflow.training.local import LocalSources
 from horovod.tensorflow.training.reduced_marks import arrival, mark, now, watch_tapes
+from horovod.tensorflow.training.watching import StepWatch
 
 Apply = Callable[[Sequence[tuple[Any, Any]]], Any]
 """Applies pairs of (gradient, variable)."""
@@ -94,7 +95,7 @@ class LegacyDistribution:
             self._reduction,
             name,
             ignore_name_scope=True,
-            at_start=(lambda: guard.check(variables)) if _readable(variables) else None,
+            watch=StepWatch(lambda: guard.check(variables), guard.see) if _readable(variables) else None,
         )
 
     def reduce(self, pairs: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -13,8 +13,8 @@ class ByteCollectives(ABC):
     """Collectives of one group on arrays of bytes (``uint8``) that nobody else touches until they have been waited for.
 
     Each is started by all ranks in the same order. What it returns is for :meth:`wait`, in the same order. Lengths are far
-    below what a 32-bit count holds. The arrays may be a script's tensors: when :meth:`wait` has failed, nobody touches those of
-    what was started any more. A library that cannot promise that works on copies.
+    below what a 32-bit count holds. The arrays may be a script's tensors: after :meth:`wait` has failed, the library must not
+    touch them any more. A library that cannot guarantee that works on copies.
     """
 
     @abstractmethod
@@ -25,7 +25,7 @@ class ByteCollectives(ABC):
 
     @abstractmethod
     def gather(self, own: Array, receives: Sequence[Array], longest: int) -> Any:
-        """The same with ``own`` for every rank."""
+        """Send ``own`` to every other rank, and receive ``receives[r]`` from rank r."""
 
     @abstractmethod
     def broadcast(self, data: Array, root: int) -> Any:
@@ -33,10 +33,10 @@ class ByteCollectives(ABC):
 
     @abstractmethod
     def wait(self, started: Any) -> None:
-        """Return when a collective is over.
+        """Return when a collective is complete.
 
         Raises:
-            PeerFailure: it cannot be.
+            PeerFailure: it cannot complete.
             Aborted: :meth:`abort` was called.
         """
 

@@ -7,8 +7,8 @@ reduced in rank order, and results have the same bits as with Horovod's own engi
     reduce      in rank order
     gather      of the shares
 
-which moves as many bytes as a ring does. The next piece is under way while one is reduced. Memory is bounded by pieces: what is
-contiguous in the caller's vectors is handed over as it lies, the rest passes through memory of the engine.
+which moves as many bytes as a ring does. The next piece travels while one is reduced. Memory is bounded by pieces: ranges that
+are contiguous in the caller's vectors are passed in place, others are copied through staging memory.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spa
 PIECE_BYTES = 8 << 20
 """Bytes of a batch that one rank contributes to a reduction at a time: the next piece is under way while one is reduced."""
 MOVED_PIECES = 4
-"""So many times as much is moved at a time where nothing is reduced. Between 2 ranks of one host, a broadcast of 64 MB by Gloo
-takes a fifth longer in pieces of 8 MB than at once, and no longer in pieces of 32 MB."""
+"""Pieces are this many times larger if nothing is reduced. Between 2 ranks of one host, a broadcast of 64 MB by Gloo takes a
+fifth longer in pieces of 8 MB than in one, and no longer in pieces of 32 MB."""
 
 DIRECT_BYTES = 1 << 20
 """The largest reduction of which every rank gets all contributions: one collective instead of two."""
 DIRECT_EXCESS_BYTES = 32 << 10
-"""What each rank may send more so. Nothing between 2 ranks; among many it soon costs more than a collective."""
+"""The most bytes that each rank may send beyond those of two collectives; sending more costs more than it saves."""
 
 
 def _bytes(arrays: Sequence[Array]) -> list[Array]:
@@ -42,7 +42,7 @@ def _bytes(arrays: Sequence[Array]) -> list[Array]:
 
 
 class _Receipt(NamedTuple):
-    """What is under way: what to wait for, and what to put where then."""
+    """A running transfer: what to wait for, and where its result goes."""
 
     started: Any
     unpack: Sequence[tuple[Range, Array]] = ()
@@ -52,7 +52,7 @@ class BytewiseCommunicator(Communicator):
     """One rank of a group.
 
     Args:
-        collectives: of the same group. Owned from now on.
+        collectives: of the same group. This object owns them from now on.
         piece_bytes: the same on all ranks.
     """
 
@@ -65,7 +65,7 @@ class BytewiseCommunicator(Communicator):
         self._memory: dict[str, Array] = {}
 
     def _stage(self, use: str, dtype: np.dtype[Any], length: int) -> Array:
-        """Memory for one use at a time, kept for the next."""
+        """Staging memory for one use at a time, kept for the next."""
         nbytes = length * dtype.itemsize
         memory = self._memory.get(use)
         if memory is None or memory.size < nbytes:
@@ -73,7 +73,7 @@ class BytewiseCommunicator(Communicator):
         return memory[:nbytes].view(dtype)
 
     def _arrays(self, use: str, dtype: np.dtype[Any], ranges: Sequence[Range]) -> tuple[list[Array], list[int]]:
-        """Each range as one array: where it lies, or memory of the engine; and the indices of the latter."""
+        """Each range as one array, in place if it is contiguous, else in staging memory; and the indices of the latter."""
         found = [each.whole() for each in ranges]
         apart = [index for index, array in enumerate(found) if array is None]
         memory = self._stage(use, dtype, sum(ranges[index].length for index in apart))
@@ -88,7 +88,7 @@ class BytewiseCommunicator(Communicator):
         return arrays
 
     def _gather(self, use: str, own: Array, ranges: Sequence[Range]) -> _Receipt:
-        """Start to hand ``own`` to everybody, and to receive by rank what they have; the own range is not written."""
+        """Start sending ``own`` to every other rank, and receiving theirs, by rank. This rank's own range is not written."""
         longest = max(each.length for each in ranges)
         others = [each if rank != self.rank else each._replace(stop=each.start) for rank, each in enumerate(ranges)]
         arrays, apart = self._arrays(use, own.dtype, others)
@@ -101,7 +101,7 @@ class BytewiseCommunicator(Communicator):
             place.write(array)
 
     def _contributions(self, use: str, dtype: np.dtype[Any], ranges: Sequence[Range]) -> _Contributions:
-        """Start to send each rank its range, and to receive what all others have of this rank's."""
+        """Start sending each rank its range, and receiving the other ranks' contributions to this rank's range."""
         longest = max(each.length for each in ranges)
         sends = self._sources(f"{use} sent", dtype, ranges)
         own = sends[self.rank]
@@ -134,7 +134,7 @@ class BytewiseCommunicator(Communicator):
         pieces = -(-length // step)
 
         def bounds(index: int) -> list[int]:
-            """Where the shares of a piece begin, and its end."""
+            """The boundaries of the shares of a piece."""
             start = index * step
             each = -(-min(step, length - start) // self.size)
             return [min(start + rank * each, start + step, length) for rank in range(self.size + 1)]
@@ -260,14 +260,14 @@ class BytewiseCommunicator(Communicator):
 
 
 class _Contributions(NamedTuple):
-    """What all ranks have of this rank's range, once it was waited for."""
+    """All ranks' contributions to this rank's range, after waiting for them."""
 
     started: Any
     arrays: Sequence[Array]
 
 
 def _in_turns(count: int, start: Callable[[int], Any], finish: Callable[[int, Any], None]) -> None:
-    """Carry out steps, each of which is under way while the one before is finished."""
+    """Carry out steps in a pipeline: each runs while the one before is finished."""
     pending = start(0) if count else None
     for index in range(count):
         following = start(index + 1) if index + 1 < count else None

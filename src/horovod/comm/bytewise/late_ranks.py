@@ -1,9 +1,8 @@
-"""Which rank a collective waits for, where the library that carries it out cannot tell.
+"""Finds the rank that a collective waits for, if the library that carries it out cannot tell.
 
-The ranks keep a connection with one another. A rank that has waited for a while writes to all of them which collective
-it waits in, once. So those who have waited as long know each other, and whoever has not written is the one that does
-not come. A rank whose process has ended is known by its closed connection. Nobody has to answer, and while all is well
-nothing is sent.
+The ranks keep connections to each other. A rank that has waited for a while sends the number of its collective to all others,
+once. So the waiting ranks know of each other, and a rank that has sent nothing is the late one. A rank whose process has ended
+is known by its closed connection. No answers are needed, and nothing is sent while no rank is late.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _NOTE = struct.Struct("<Q")
 
 
 class LateRanks:
-    """One rank's connections with the others, by rank. Owned from now on."""
+    """Watches one rank's connections to the others, by rank, and owns them."""
 
     def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
         self._sockets = dict(sockets)
@@ -29,7 +28,7 @@ class LateRanks:
             connection.setblocking(False)
 
     def tell(self, number: int) -> None:
-        """Let everybody know that this rank waits in collective ``number``."""
+        """Tell all other ranks, once, that this rank waits in collective ``number``."""
         if number == self._told:
             return
         self._told = number
@@ -42,17 +41,17 @@ class LateRanks:
                 self._gone.add(peer)
 
     def gone(self, seconds: float = 0.0) -> list[int]:
-        """The ranks whose processes have ended, after waiting so long at most for the first to show."""
+        """The ranks whose processes have ended. Waits up to ``seconds`` for the first."""
         self._listen(seconds)
         return sorted(self._gone)
 
     def missing(self, number: int) -> int:
-        """A rank that collective ``number`` waits for: one that is gone, else one that has not come, else any."""
+        """The rank that collective ``number`` waits for: one that is gone, else one that is not waiting in it, else any."""
         gone = self.gone()
         return next(iter(gone + [peer for peer in self._sockets if self._heard[peer] < number] + list(self._sockets)))
 
     def _listen(self, seconds: float) -> None:
-        """Take note of everything that has come."""
+        """Read everything that has arrived."""
         poll = select.poll()
         by_descriptor = {self._sockets[peer].fileno(): peer for peer in self._sockets if peer not in self._gone}
         for descriptor in by_descriptor:
@@ -74,11 +73,11 @@ class LateRanks:
                 self._heard[peer] = max(number for (number,) in _NOTE.iter_unpack(data[:whole]))
 
     def descriptors(self) -> list[int]:
-        """What a forked child must close."""
+        """The descriptors that a forked child must close."""
         return [connection.fileno() for connection in self._sockets.values()]
 
     def close(self) -> None:
-        """Close the connections, which the others see."""
+        """Close the connections. The other ranks see it at once."""
         for connection in self._sockets.values():
             try:
                 connection.shutdown(socket.SHUT_RDWR)  # also where a forked child still holds a copy

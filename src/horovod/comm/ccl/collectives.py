@@ -1,7 +1,7 @@
 """Collectives on bytes by oneCCL. Its calls block and cannot be interrupted, so a thread of the group makes them.
 
-After an abort that thread may stay in a call for good; nothing of the script's is in there. Which rank a call waits
-for, oneCCL does not say; see :mod:`horovod.comm.bytewise.late_ranks`.
+After an abort that thread may stay in a call for ever; it uses no tensor of the script. oneCCL does not say which rank a call
+waits for; see :mod:`horovod.comm.bytewise.late_ranks`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from horovod.comm.engine import EngineError
 from horovod.comm.spans import address_of
 
 _SLICE = 0.02
-"""Seconds that a wait lasts until it looks whether it was aborted, or a rank has gone."""
+"""Seconds between checks of a wait for an abort or a lost rank."""
 
 
 _LEAVING_SECONDS = 1.0
@@ -32,7 +32,7 @@ _LEAVING_SECONDS = 1.0
 
 
 class Calls(Protocol):
-    """What is used of :class:`horovod.comm.ccl.library.Library`."""
+    """The part of :class:`horovod.comm.ccl.library.Library` that is used here."""
 
     def communicator(self, size: int, unique_id: bytes, rank: int) -> Any: ...
     def allgather(self, communicator: Any, source: int, target: int, count: int) -> None: ...
@@ -42,7 +42,7 @@ class Calls(Protocol):
 
 
 class _QueuedCall:
-    """A call that the thread makes, or will; ``held`` is the memory that it works on, until it is over."""
+    """A call that the thread makes, or will make; ``held`` is the memory that it uses, until it returns."""
 
     def __init__(self, number: int, call: Callable[[], None], held: Sequence[Array] = ()) -> None:
         self.number = number
@@ -116,7 +116,7 @@ class OneCclCollectives(ByteCollectives):
         return self._latest
 
     def _rows(self, count: int, longest: int) -> Array:
-        """Memory of this module, which oneCCL may touch for good after an abort."""
+        """Memory of this module, which oneCCL may use for ever after an abort."""
         memory = next((each for each in self._free if each.size >= count * longest), None)
         if memory is None:
             memory = np.empty(count * longest, np.uint8)
@@ -142,7 +142,7 @@ class OneCclCollectives(ByteCollectives):
         return started
 
     def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _QueuedCall:
-        # It knows counts that are all the same only: fill up.
+        # oneCCL supports equal counts only, so pad.
         outgoing, incoming = self._rows(self._size, longest), self._rows(self._size, longest)
         for rank, (row, part) in enumerate(zip(outgoing, sends, strict=True)):
             if rank != self._rank:

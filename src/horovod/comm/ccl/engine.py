@@ -1,4 +1,4 @@
-"""How oneCCL is chosen and built: only where it is forced."""
+"""How oneCCL is chosen and built: only if it is forced."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _library() -> Library:
 
 
 class OneCclEngine(Engine):
-    """Ranks of any hosts, where oneCCL is installed."""
+    """Serves ranks of any hosts, if oneCCL is installed."""
 
     name: ClassVar[str] = "ccl"
     automatic: ClassVar[bool] = False

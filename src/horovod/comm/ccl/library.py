@@ -17,7 +17,7 @@ _UINT8 = 1  # onecclUint8 of onecclDataType_t
 
 NAME = "libccl.so.2"
 COMPANIONS = ("libfabric.so.1", "libccl_legacy_cpu.so")
-"""What libccl loads for host memory, by bare names, so it must be loaded before where it is not on the loader's path."""
+"""The libraries that libccl loads by bare names. They must be loaded first if they are not on the loader's path."""
 
 _MISSING = re.compile(r"(lib[\w.+-]+): cannot open shared object file")
 
@@ -45,7 +45,7 @@ class OneCclError(RuntimeError):
 
 
 def path() -> Path | None:
-    """Where the library is: in ``$CCL_ROOT/lib``, or where the wheel ``oneccl`` puts it; None where it is not."""
+    """The library's path: in ``$CCL_ROOT/lib``, or where the wheel ``oneccl`` puts it; None if it is in neither."""
     roots = [os.environ.get("CCL_ROOT", ""), sys.prefix]
     return next((found for root in roots if root and (found := Path(root) / "lib" / NAME).exists()), None)
 
@@ -86,7 +86,7 @@ class Library:
             raise OneCclError(f"oneCCL: {text.decode(errors='replace')} ({status})")
 
     def unique_id(self) -> bytes:
-        """What all ranks of a new communicator must know."""
+        """The unique id that all ranks of a new communicator need."""
         made = _UniqueId()
         self._check(self._library.onecclGetUniqueId(ctypes.byref(made)))
         return bytes(made)
@@ -107,7 +107,7 @@ class Library:
         self._check(self._library.onecclAllToAll(source, target, count, _UINT8, communicator, None))
 
     def broadcast(self, communicator: Any, data: int, count: int, root: int) -> None:
-        """``count`` bytes, over themselves."""
+        """``count`` bytes, in place."""
         self._check(self._library.onecclBroadcast(data, data, count, _UINT8, root, communicator, None))
 
     def destroy(self, communicator: Any) -> None:

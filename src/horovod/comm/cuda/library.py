@@ -91,8 +91,8 @@ _KEEP_INTERPRETER_LOCK = frozenset(
         "cuEventQuery",
     }
 )
-"""Calls that only look at or note something. To give up the interpreter lock costs more than such a call where another Python
-thread computes. Calls that put work on a stream give it up: they wait where the device has much queued."""
+"""Calls that only query or record. They keep the interpreter lock, since releasing it costs more than such a call if another
+Python thread computes. Calls that queue work on a stream release it: they wait if the device has much queued."""
 
 
 class CudaError(DeviceFailure):
@@ -103,7 +103,7 @@ class Cuda:
     """The loaded library.
 
     Args:
-        functions: has the C functions as attributes: a :class:`ctypes.CDLL` with their types set, or something that plays one.
+        functions: has the C functions as attributes: a :class:`ctypes.CDLL` with their types set, or a stand-in.
     """
 
     def __init__(self, functions: Any) -> None:

@@ -1,7 +1,7 @@
-"""What tells a host's GPUs apart, asked of NVIDIA's management library (NVML), which makes no context on any of them.
+"""The UUIDs of a host's GPUs, from NVIDIA's management library (NVML), which makes no context on any of them.
 
-Frameworks number the GPUs that a process may use from 0. Where a batch system shows each process one GPU, all are number 0, so
-only their own identities tell whether two ranks share one.
+Frameworks number the GPUs that a process may use from 0. If a batch system shows each process one GPU, every process calls it
+number 0, so only UUIDs tell whether two ranks share a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PROTOTYPES = {
 
 
 def _identities() -> list[str] | None:
-    """Of the GPUs that this process is permitted to use, in NVML's order; None where NVML cannot be asked."""
+    """The UUIDs of the GPUs that this process is permitted to use, in NVML's order; None if NVML cannot be asked."""
     try:
         library = ctypes.CDLL(_FILE)
         functions = {name: getattr(library, name) for name in _PROTOTYPES}
@@ -70,7 +70,7 @@ def visible_gpus() -> list[str] | None:
 
 
 def shown(present: list[str], chosen: str) -> list[str]:
-    """What of ``present`` a value of CUDA_VISIBLE_DEVICES shows: numbers, or beginnings of identities.
+    """The GPUs of ``present`` that a value of CUDA_VISIBLE_DEVICES selects by numbers or prefixes of UUIDs.
 
     CUDA ignores everything from the first entry that names no device. Parts of GPUs (``MIG-...``) are their own identities.
     """

@@ -1,7 +1,7 @@
 """A device by CUDA's driver library, for engines that move its memory: streams, events, memory, copies.
 
-A binding says with :meth:`CudaRuntime.on` which of its framework's streams the calling thread computes on. Where the framework
-shows none, the caller's order is that of the host: its work is over when it calls, and it waits for results itself.
+A binding says with :meth:`CudaRuntime.on` which of its framework's streams the calling thread computes on. If the framework
+exposes no stream, the host orders the work: it is complete when the binding calls, and the binding waits for results itself.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from horovod.comm.device import DeviceRuntime, OwnedSpans
 from horovod.comm.spans import Spans, address_of, layout_of
 
 _REACHED = object()
-"""A marker of the end of what is over."""
+"""A marker that is already reached."""
 
 
 class _Own:
-    """What was made in the library, by its address, and is given back with the last reference."""
+    """An object of the library, known by its address, which is released with the last reference."""
 
     def __init__(self, runtime: CudaRuntime, address: int | None, end: str, *arguments: Any) -> None:
         self.address = address or 0
@@ -62,7 +62,7 @@ class CudaRuntime(DeviceRuntime):
         self._device, self._context = device.value, context.value
 
     def __del__(self) -> None:
-        if hasattr(self, "_context"):  # else it could not be made
+        if hasattr(self, "_context"):  # absent if __init__ failed
             self.cuda.functions.cuDevicePrimaryCtxRelease_v2(self._device)
 
     def __repr__(self) -> str:
@@ -151,7 +151,7 @@ class CudaRuntime(DeviceRuntime):
 
 
 class _Memory(_Own):
-    """Memory of the device. What its stream was given before it goes may still use it."""
+    """Memory of the device. Work that was queued on its stream before its release may still use it."""
 
     def __init__(self, runtime: CudaRuntime, address: int | None, stream: Any) -> None:
         super().__init__(runtime, address, "cuMemFreeAsync", stream.address)

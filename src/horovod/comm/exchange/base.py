@@ -1,7 +1,7 @@
 """What a transport must do for :class:`~horovod.comm.exchange.communicator.ExchangeCommunicator`, and how transfers begin.
 
 Every transfer starts with a header that its receiver knows in advance (which collective, which one of its kind, how
-many bytes), so a peer that is out of step or sends anything else is found instead of believed.
+many bytes), so a peer that is out of step or sends anything else is detected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from horovod.comm.base import Aborted
 
 
 class CollectiveKind(IntEnum):
-    """What a transfer is part of, as its header says."""
+    """The collective that a transfer belongs to, as in its header."""
 
     ALLREDUCE = 1
     ALLGATHER = 2
@@ -44,11 +44,11 @@ class Flow(Protocol):
 FlowT = TypeVar("FlowT", bound=Flow)
 
 Mark: TypeAlias = tuple[FlowT, int]
-"""A place in a flow: reached once that many of its bytes have moved."""
+"""A position in a flow: reached once that many of its bytes have moved."""
 
 
 class PeerExchange(ABC, Generic[FlowT]):
-    """All traffic of one rank of a group, with every other rank, in flows of one kind.
+    """All traffic between one rank of a group and every other rank.
 
     The thread that carries out a collective queues what it wants sent and received, by reference, and then waits for some of
     it; while it waits, everything queued in either direction moves, so ranks may all send first without a deadlock.
@@ -60,7 +60,7 @@ class PeerExchange(ABC, Generic[FlowT]):
         self._aborted = False
 
     def begin(self, collective: CollectiveKind) -> None:
-        """Start the next collective: every transfer queued from now on is part of it, on all ranks alike."""
+        """Start the next collective: every transfer queued from now on is part of it. All ranks call it in the same order."""
         self._check()
         self._collective = collective
         self._number = (self._number + 1) & 0xFFFFFFFF
@@ -70,7 +70,7 @@ class PeerExchange(ABC, Generic[FlowT]):
             raise Aborted("this communicator was aborted")
 
     def _header(self, buffers: Iterable[memoryview]) -> bytes:
-        """What stands before the transfer of these buffers in the present collective."""
+        """The header of the transfer of these buffers in the present collective."""
         return HEADER.pack(MAGIC, self._collective, self._number, sum(buffer.nbytes for buffer in buffers))
 
     @abstractmethod
@@ -112,13 +112,13 @@ class PeerExchange(ABC, Generic[FlowT]):
 
 
 def mismatch(found: bytes, expected: bytes) -> str:
-    """What is wrong with a header that is not the expected one."""
+    """A description of a header that is not the expected one, for errors."""
     magic, *meaning = HEADER.unpack(found)
     return out_of_step(meaning if magic == MAGIC else (), HEADER.unpack(expected)[1:])
 
 
 def out_of_step(found: Sequence[int], expected: Sequence[int]) -> str:
-    """What is wrong where a peer sends part of another collective; both as collective, number and bytes."""
+    """A description of a peer that sends part of another collective; both as collective, number and bytes."""
     if not found or found[0] not in tuple(CollectiveKind):
         return "it sent bytes that are not part of any collective"
     return f"it is out of step: it sent part of {described(*found)} where {described(*expected)} was due"

@@ -1,8 +1,8 @@
 """Every collective over a transport that moves bytes between any two ranks: what ``tcp`` and ``mpi`` have in common.
 
-Large reductions stream through ``comm.exchange.sharded_reduction``; small ones are sent whole to everyone, which takes
-one latency instead of two. Movements go straight between the callers' arrays. How a result travelled never changes it:
-every element is reduced in rank order either way.
+Large reductions stream through ``comm.exchange.sharded_reduction``; small ones are sent whole to every rank, which takes one
+latency instead of two. Other collectives move data directly between the callers' arrays. Every element is reduced in rank order
+on both paths, so the path never changes a result.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target
 PIECE_BYTES = 512 << 10
 """The usual size of a piece. Measured between 2 ranks of one host: half of it and four times of it are slower."""
 DIRECT_BYTES = 256 << 10
-"""The largest reduction that is sent whole to everyone: one latency instead of two. Measured between 2 ranks of one host:
-256 KB take 50 us so, and 110 us in shards."""
+"""The largest reduction that is sent whole to every rank: one latency instead of two. Measured between 2 ranks of one host:
+256 KB take 50 us whole, and 110 us in shards."""
 DIRECT_EXCESS_BYTES = 32 << 10
-"""What each rank may send more so than in shards. Nothing between 2 ranks; among many it soon costs more than a latency."""
+"""The most bytes that each rank may send beyond those of shards: sending more costs more than the latency that it saves."""
 RELAY_BYTES = 256 << 10
-"""What a rank of a broadcast passes on at a time."""
+"""How many bytes a rank of a broadcast passes on at a time."""
 
 
 class ExchangeCommunicator(Communicator):
@@ -36,7 +36,7 @@ class ExchangeCommunicator(Communicator):
 
     Args:
         rank, size: this rank's index in the group, and how many there are.
-        exchange: connects it with every other rank. Owned from now on.
+        exchange: the transport to every other rank, which this object owns from now on.
         piece_bytes: what a rank sends one other at a time while a reduction streams; the same on all ranks.
     """
 
@@ -47,7 +47,7 @@ class ExchangeCommunicator(Communicator):
         self._relays = relays
         self._piece_bytes = piece_bytes
         self._exchange = exchange
-        # Starting behind oneself, so that not everyone sends to rank 0 first.
+        # Start with the next rank, so that not every rank sends to rank 0 first.
         self._peers = [(rank + distance) % self.size for distance in range(1, self.size)]
         self._workspace = Workspace()
         self._staging = Staging()
@@ -74,7 +74,7 @@ class ExchangeCommunicator(Communicator):
         ).run()
 
     def _is_direct(self, size: int) -> bool:
-        """Whether ``size`` bytes to everyone are better than a share of them to each, and the results back."""
+        """Whether sending all ``size`` bytes to every rank is faster than reducing in shards."""
         excess = (self.size - 1) * size * (self.size - 2) // self.size
         return size <= DIRECT_BYTES and excess <= DIRECT_EXCESS_BYTES
 
@@ -85,7 +85,7 @@ class ExchangeCommunicator(Communicator):
         dtype: np.dtype[Any],
         combine: Callable[[Array, Sequence[Array]], None],
     ) -> None:
-        """Everyone sends everything to everyone and reduces all of it."""
+        """Every rank sends all its data to every other, and reduces everything."""
         exchange, length = self._exchange, source.length
         contributions = [self._staging.array("direct", 0, r, dtype, length) for r in range(self.size)]
         own = source.whole(0, length)
@@ -168,9 +168,9 @@ class ExchangeCommunicator(Communicator):
         exchange.wait(marks)
 
     def _place_in_tree(self, root: int, chain: bool) -> tuple[int | None, list[int]]:
-        """Whom this rank receives a broadcast from (the root: None) and whom it passes it on to.
+        """The rank from which this rank receives a broadcast (None on the root), and the ranks to which it passes it on.
 
-        A chain moves the most bytes a second, since nobody sends twice; a binomial tree takes the fewest steps.
+        A chain has the highest bandwidth, since no rank sends twice; a binomial tree takes the fewest steps.
         """
         place, size = (self.rank - root) % self.size, self.size
         if chain:
@@ -200,7 +200,7 @@ class ExchangeCommunicator(Communicator):
         exchange.wait(marks)
 
     def barrier(self) -> None:
-        """Dissemination: after step j every rank has heard, through others, of the 2**(j + 1) ranks behind it."""
+        """A dissemination barrier: after step j every rank has heard, directly or not, from the 2**(j + 1) ranks before it."""
         exchange = self._exchange
         exchange.begin(CollectiveKind.BARRIER)
         distance = 1

@@ -1,4 +1,4 @@
-"""A reduction streamed over an ``PeerExchange``: how ``comm.exchange.communicator`` carries out allreduce and reducescatter.
+"""A reduction streamed over a ``PeerExchange``: how ``comm.exchange.communicator`` carries out allreduce and reducescatter.
 
 Every rank owns one part of the batch. In round k each rank sends piece k of every other's part to its owner; the owner
 reduces the contributions to piece k in rank order and, for an allreduce, sends the result to all. Between any two ranks
@@ -28,7 +28,7 @@ def as_bytes(array: Array) -> memoryview:
 
 
 class Staging:
-    """Memory for what is under way, kept by use, slot and rank; grown as needed, and the same for every data type."""
+    """Staging memory by use, slot and rank; grown as needed, and shared by all data types."""
 
     def __init__(self) -> None:
         self._memory: dict[tuple[str, int, int], Array] = {}
@@ -49,8 +49,8 @@ class ShardedReduction:
         rank: this rank's index in the group.
         step: how many elements a piece has; the last piece of a part may have less.
         inputs: by rank, the part of this rank's input that the rank owns; the lengths are the same on all ranks.
-        target: where this rank's own part goes, of the length of ``inputs[rank]``.
-        outputs: by rank, where the result of the part that it owns goes; empty if results stay with their owners.
+        target: receives the result of this rank's own part; as long as ``inputs[rank]``.
+        outputs: by rank, receives the result of the part that the rank owns; empty if results stay with their owners.
         combine: ``combine(target, contributions)`` reduces contributions in rank order, as ``reduction.reduce_into``.
     """
 
@@ -70,7 +70,7 @@ class ShardedReduction:
         self._staging = staging
         self._rank = rank
         self._size = len(inputs)
-        # Starting behind oneself, so that not everyone sends to rank 0 first.
+        # Start with the next rank, so that not every rank sends to rank 0 first.
         self._peers = [(rank + distance) % self._size for distance in range(1, self._size)]
         self._dtype = dtype
         self._step = step
@@ -98,7 +98,7 @@ class ShardedReduction:
             self._exchange.wait(marks)
 
     def _send_contributions(self, index: int) -> list[Mark[Any]]:
-        """Send the owners piece ``index`` of their parts; ask for the contributions to ours. Past the last: nothing."""
+        """Send piece ``index`` of each part to its owner; receive the contributions to ours. Past the last: nothing."""
         self._exchange.wait(self._sent.popleft())
         marks = []
         for r in self._peers:
@@ -134,7 +134,7 @@ class ShardedReduction:
     def _collect(self, index: int) -> None:
         """Ask for piece ``index`` of everyone else's result.
 
-        It may arrive over the input that it was made of, for by then the owner has received that input.
+        It may overwrite the input that it was made of, because the owner has received that input by then.
         """
         marks, staged = [], []
         for r in self._peers:
@@ -149,14 +149,14 @@ class ShardedReduction:
         self._results.append((marks, staged))
 
     def _unpack(self) -> None:
-        """Wait for the oldest results under way and put them where they belong."""
+        """Wait for the oldest pending results and copy them to the outputs."""
         marks, staged = self._results.popleft()
         self._exchange.wait(marks)
         for output, array in staged:
             output.write(array)
 
     def _input(self, rank: int, index: int) -> Array:
-        """Piece ``index`` of our input to ``rank``'s part: where it lies if that is contiguous, else packed."""
+        """Piece ``index`` of our input to ``rank``'s part: in place if it is contiguous, else packed."""
         piece = self._inputs[rank].piece(index, self._step)
         array = piece.whole()
         if array is None:

@@ -1,8 +1,8 @@
 """Collectives on bytes by PyTorch's ``ProcessGroupGloo``, on its own: no group of ``torch.distributed`` is made or touched.
 
 * Gloo's operations run on a thread of its process group. A wait for one is cut in slices, so that it can be aborted.
-* They work on the caller's arrays. An operation cannot be taken back, so when a wait has failed the group's sockets are shut
-  down, which ends what is under way here and on all other ranks, before the error is raised.
+* They work on the caller's arrays. An operation cannot be cancelled. So when a wait has failed, the group's sockets are shut
+  down before the error is raised, which ends all running operations here and on all other ranks.
 * Gloo does not say which rank an operation waits for; see :mod:`horovod.comm.bytewise.late_ranks`.
 """
 
@@ -33,10 +33,10 @@ from horovod.comm.spans import address_of, bytes_at
 _log = logging.getLogger("horovod.comm")
 
 _SLICE = timedelta(milliseconds=20)
-"""How long a wait lasts until it looks whether it was aborted."""
+"""Time between checks of a wait for an abort."""
 
 _LONGEST = timedelta(days=10)
-"""Gloo's own limit: who waits too long is decided elsewhere."""
+"""Gloo's own time limit. It is long, because stalls are detected elsewhere."""
 
 _GONE_SECONDS = 1.0
 """How long to look for the rank whose end has failed an operation."""
@@ -46,7 +46,7 @@ _SHUT_DOWN_SECONDS = 5.0
 
 _Group: Any = distributed.ProcessGroupGloo  # PyTorch declares some of its methods only
 _left = lasting_list()
-"""Groups that could not be ended, and their operations: to destroy one would wait for them, for days."""
+"""Groups that could not be ended, and their operations. Destroying such a group would wait for its operations, for days."""
 
 
 class GlooCollectives(ByteCollectives):
@@ -55,7 +55,7 @@ class GlooCollectives(ByteCollectives):
     Args:
         sockets: a connection with every other rank. Owned from now on.
         hosts: the host name of each rank.
-        interface: the network interface to use; "" for that which the connections use.
+        interface: the network interface to use; "" for the one that the sockets use.
         deadline: ``time.monotonic`` by which all ranks must have connected.
 
     Raises:
@@ -80,7 +80,7 @@ class GlooCollectives(ByteCollectives):
         self._buffers: list[Array] = []
         self._store = ConnectionStore(sockets, deadline)
         self._open: list[Any] = []
-        self._left = False  # an operation has not ended: to destroy the group would wait for it
+        self._left = False  # an operation has not ended, and destroying the group would wait for it
         try:
             if interface:
                 device = _Group.create_device(interface=interface.split(",")[0])
@@ -112,7 +112,7 @@ class GlooCollectives(ByteCollectives):
         return self.exchange([own] * len(receives), receives, longest)
 
     def _joined(self, arrays: Sequence[Array]) -> _Joined:
-        """The others' arrays one after another: as they lie where that is so, else in a buffer."""
+        """The other ranks' arrays as one: in place if they are adjacent, else in a buffer."""
         counts = [0 if rank == self._rank else array.size for rank, array in enumerate(arrays)]
         parts = [array for array, count in zip(arrays, counts, strict=True) if count]
         starts = [address_of(part) for part in parts]
@@ -133,7 +133,7 @@ class GlooCollectives(ByteCollectives):
         return self._start(self._group.broadcast([torch.from_numpy(bytes_at(address_of(data), data.size))], options))
 
     def _check(self) -> None:
-        """Start nothing after an abort: Gloo waits for ever for what it has received a part of when a connection ends."""
+        """Raise after an abort: if a connection ends in the middle of a message, Gloo waits for the rest for ever."""
         if self._aborted:
             self._stop()
             raise Aborted("this communicator was aborted")
@@ -164,7 +164,7 @@ class GlooCollectives(ByteCollectives):
         while True:
             if self._aborted:
                 raise Aborted("this communicator was aborted")
-            over = work.is_completed()  # asked before: it may be over just after its slice
+            over = work.is_completed()  # asked first, since it may complete just after its slice
             try:
                 work.wait(_SLICE)
                 return
@@ -180,7 +180,7 @@ class GlooCollectives(ByteCollectives):
                 self._on_stall(Stall(self._late_ranks.missing(number), stalls * self._stall_timeout, stalls))
 
     def _failure(self, number: int, error: RuntimeError) -> PeerFailure | Aborted:
-        """What an operation's error amounts to: usually the end of a rank."""
+        """The exception for an operation's error, usually the end of a rank."""
         if self._aborted:
             return Aborted("this communicator was aborted")
         gone = self._late_ranks.gone(_GONE_SECONDS)
@@ -198,7 +198,7 @@ class GlooCollectives(ByteCollectives):
         return sockets_of(self._store.own.values(), self._store.others.values())
 
     def _stop(self) -> None:
-        """End what is under way, so that nobody touches its memory any more. Waits for it only once."""
+        """End all running operations, so that nothing touches their memory any more. Waits for them only once."""
         if self._left:
             return
         if not all(work.is_completed() for work in self._open):
@@ -209,7 +209,7 @@ class GlooCollectives(ByteCollectives):
                 try:
                     work.wait(_SLICE)
                 except RuntimeError:
-                    pass  # it has failed, or has still to
+                    pass  # it has failed, or will
         if all(work.is_completed() for work in self._open):
             self._open.clear()
         else:
@@ -231,13 +231,13 @@ class GlooCollectives(ByteCollectives):
 
 
 class _Joined(NamedTuple):
-    """Arrays of the other ranks as one.
+    """Arrays of the other ranks, joined to one.
 
     Attributes:
         counts: bytes by rank.
-        parts: what it is made of, or goes to.
-        data: all of it.
-        buffer: whose memory that is, where it is not that of the parts.
+        parts: the arrays.
+        data: their concatenation.
+        buffer: the memory of ``data`` if it is not that of ``parts``.
     """
 
     counts: list[int]

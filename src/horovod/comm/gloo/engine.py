@@ -1,4 +1,4 @@
-"""How Gloo is chosen and built: only where it is forced, and PyTorch brings it."""
+"""How Gloo is chosen and built: only if it is forced, from PyTorch's package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GlooCommunicator(BytewiseCommunicator):
 
 
 class GlooEngine(Engine):
-    """Ranks of any hosts that can reach one another, where PyTorch is installed."""
+    """Serves ranks of any hosts that can reach one another, if PyTorch is installed."""
 
     name: ClassVar[str] = "gloo"
     automatic: ClassVar[bool] = False
@@ -37,7 +37,7 @@ class GlooEngine(Engine):
             return "PyTorch, which brings Gloo, is not installed: pip install torch"
         if _too_old():
             installed = version_of("torch")
-            return f"Gloo of PyTorch {installed} keeps the time limit it begins with: install PyTorch {OLDEST} or newer"
+            return f"Gloo of PyTorch {installed} cannot change its time limit later: install PyTorch {OLDEST} or newer"
         try:
             from torch.distributed import ProcessGroupGloo  # noqa: F401  tells whether there is one
         except ImportError as error:

@@ -1,7 +1,7 @@
-"""Which of this process's sockets are those of one Gloo group. Gloo does not tell, and cannot be interrupted otherwise.
+"""Finds the sockets of one Gloo group in this process. Gloo does not expose them, and cannot be interrupted in another way.
 
-The ranks have exchanged where they listen while Gloo connected. A group's sockets are those that listen there, that
-were accepted there, and that are connected to where another rank listens.
+While Gloo connected, the ranks have exchanged the addresses at which they listen. A group's sockets are those that listen at
+this rank's address, were accepted there, or are connected to another rank's address.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from pathlib import Path
 
 
 def sockets_of(own: Collection[bytes], others: Collection[bytes]) -> list[int]:
-    """The descriptors of a group's connections, those at which it listens left out: Gloo ends the process when one fails.
+    """The descriptors of a group's connections, without its listening sockets: Gloo ends the process when one of those fails.
 
     Args:
-        own, others: what this rank and what the others have published; the addresses at which they listen are in there, as the
-            kernel writes them.
+        own, others: what this rank and the others have published, which contains the listening addresses in the kernel's form.
     """
     found = []
     for descriptor in _descriptors():
@@ -37,7 +36,7 @@ def sockets_of(own: Collection[bytes], others: Collection[bytes]) -> list[int]:
 
 
 def shut_down(descriptors: Collection[int]) -> None:
-    """End the connections of these sockets, so that whoever waits for them fails."""
+    """Shut down the connections of these sockets, so that every operation that waits for them fails."""
     for descriptor in descriptors:
         with _socket(descriptor) as each:
             try:
@@ -56,14 +55,14 @@ def _descriptors() -> list[int]:
 
 @contextmanager
 def _socket(descriptor: int) -> Iterator[socket.socket | None]:
-    """The internet socket behind a descriptor; None where it is none."""
+    """The internet socket of a descriptor; None if the descriptor is something else."""
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             yield None
             return
         own = os.dup(descriptor)
     except OSError:
-        yield None  # it has been closed meanwhile
+        yield None  # closed meanwhile
         return
     with socket.socket(fileno=own) as made:
         yield made if made.family in (socket.AF_INET, socket.AF_INET6) and made.type == socket.SOCK_STREAM else None

@@ -1,7 +1,7 @@
-"""Where Gloo's ranks find each other: a store for keys and values over connections that the ranks have already.
+"""The rendezvous of Gloo's ranks: a key-value store over connections that the ranks have already.
 
-Gloo wants a store while it connects. One that PyTorch serves would open a port to which anybody may connect; this one
-travels over authenticated connections, and is over when Gloo has connected.
+Gloo needs a store while it connects. PyTorch's would open a port to which anybody can connect; this one uses authenticated
+connections, and ends when Gloo has connected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LENGTH_BYTES = 4
 
 
 class _Entry(msgspec.Struct, array_like=True):
-    """One value of a peer; without a key: it sets no more."""
+    """One value of a peer. Without a key: the peer sets no more values."""
 
     key: str
     value: bytes
@@ -28,7 +28,7 @@ _decode = msgspec.msgpack.Decoder(_Entry).decode
 
 
 class ConnectionStore(Store):
-    """What any rank sets, every rank can get.
+    """A key-value store: every rank can get what any rank has set.
 
     Args:
         sockets: a connection with every other rank, for the store alone until :meth:`finish`.
@@ -36,7 +36,7 @@ class ConnectionStore(Store):
 
     Attributes:
         own: what this rank has set.
-        others: what the others have set, as far as it was needed.
+        others: what the others have set, as far as it was read.
     """
 
     def __init__(self, sockets: Mapping[int, socket.socket], deadline: float) -> None:
@@ -64,7 +64,7 @@ class ConnectionStore(Store):
                 self._hear(peer)
 
     def finish(self) -> None:
-        """Return when every rank has called it: none sets anything more, and the connections are free."""
+        """Return when every rank has called it. No rank sets values any more, and the connections are free."""
         self._tell("", b"")
         while self._unfinished:
             for peer in list(self._unfinished):
@@ -78,7 +78,7 @@ class ConnectionStore(Store):
             connection.sendall(message)
 
     def _hear(self, peer: int) -> None:
-        """One entry of a peer, every one of which sets as many in the same order."""
+        """The next entry of a peer. All peers set the same number of entries in the same order."""
         length = int.from_bytes(self._receive(peer, _LENGTH_BYTES), "big")
         entry = _decode(self._receive(peer, length))
         if entry.key:

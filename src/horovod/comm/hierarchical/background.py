@@ -1,4 +1,4 @@
-"""A thread that carries out calls one after another, so that what is between hosts travels while a host's ranks work."""
+"""A thread that makes calls one after another, so that data travels between hosts while the ranks of a host work."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Background:
         self._latest: Future[object] | None = None
 
     def submit(self, call: Callable[[], object]) -> Future[object]:
-        """Have ``call`` made when all before it have been; the future has what it returns or raises."""
+        """Queue ``call``. The future gets what it returns or raises."""
         made = self._latest = Future[object]()
         self._calls.put((call, made))
         return made
 
     def idle(self) -> bool:
-        """Whether all calls have been made."""
+        """Whether no call is queued or running."""
         return self._latest is None or self._latest.done()
 
     def _run(self) -> None:
@@ -42,6 +42,6 @@ class Background:
                     made.set_exception(error)
 
     def close(self) -> None:
-        """End the thread. No call may be made any more."""
+        """End the thread. No call may be queued any more."""
         self._calls.put(None)
         self._thread.join(END_SECONDS)

@@ -10,16 +10,17 @@ A large batch goes in pieces. While one is between the hosts, the next is reduce
 links between hosts are slow and should never wait. Allgathers and broadcasts go in pieces, too, one after another, so the
 memory that they need beside the tensors is bounded.
 
-So each element crosses each host's link once in either direction for a ring of hosts, instead of once for every rank of the
-host. Contributions are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in
-32 bits in both, and are rounded after each of the two.
+So with a ring of hosts each element crosses each host's link once in either direction, instead of once for every rank of the
+host. Contributions are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in 32 bits
+in both steps, and are rounded after each.
 
-Alltoall, reducescatter and barriers go over an engine of all ranks: nothing would cross a link less often.
+Barriers take the same steps. Alltoall and reducescatter use an engine of all ranks: three steps would not reduce their traffic
+between hosts. It is connected at its first collective (:mod:`horovod.comm.late`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -28,6 +29,7 @@ import numpy as np
 
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
+from horovod.comm.engine import Gather
 from horovod.comm.hierarchical.background import Background
 from horovod.comm.hierarchical.part import Part
 from horovod.comm.hierarchical.placement import RankGrid
@@ -55,11 +57,11 @@ class HierarchicalCommunicator(Communicator):
     """One rank of a group on several hosts.
 
     Args:
-        placement: where its ranks are.
-        inside: of the ranks of this host. All three are owned from now on.
-        across: of this rank's column, None if it is in none.
-        flat: of all ranks.
-        allreduce, allgather: whether they go in three steps, else flat; the same on all ranks.
+        placement: the ranks by host and column.
+        inside: the communicator of the ranks of this host. This object owns all three communicators from now on.
+        across: the communicator of this rank's column, None if it is in none.
+        flat: the communicator of all ranks, or a function that makes it of an all-gather of bytes.
+        allreduce, allgather: whether they take three steps, or else use ``flat``; the same on all ranks.
     """
 
     name: ClassVar[str] = "hierarchical"
@@ -69,7 +71,7 @@ class HierarchicalCommunicator(Communicator):
         placement: RankGrid,
         inside: Communicator,
         across: Communicator | None,
-        flat: Communicator,
+        flat: Communicator | Callable[[Gather], Communicator],
         allreduce: bool = True,
         allgather: bool = True,
         piece_bytes: int = PIECE_BYTES,
@@ -78,7 +80,7 @@ class HierarchicalCommunicator(Communicator):
         self._placement = placement
         self._inside = Part(inside, placement.hosts[placement.host])
         self._across = None if across is None else Part(across, placement.column or ())
-        self._flat = flat
+        self._flat = flat if isinstance(flat, Communicator) else flat(self._gather)
         self._steps_in_allreduce = allreduce
         self._steps_in_allgather = allgather
         self._piece_bytes = piece_bytes
@@ -132,7 +134,7 @@ class HierarchicalCommunicator(Communicator):
         return share
 
     def _gather_inside(self, target: Spans, piece: _Piece, share: Array, travelling: Future[object] | None) -> None:
-        """Wait until a share has been reduced over the hosts, and collect those of this host's ranks."""
+        """Wait until a share has been reduced over the hosts, and gather the shares of this host's ranks."""
         if travelling is not None:
             travelling.result()  # an abort ends what it waits for
         counts = self._placement.shares(piece.length)
@@ -147,7 +149,18 @@ class HierarchicalCommunicator(Communicator):
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         if not self._steps_in_allgather:
             self._flat.allgather(inputs, outputs, counts)
-            return
+        else:
+            self._allgather_in_steps(inputs, outputs, counts)
+
+    def _gather(self, own: bytes) -> list[bytes]:
+        """The bytes of all ranks."""
+        lengths = np.empty(self.size, np.int64)
+        self._allgather_in_steps([np.array([len(own)], np.int64)], [lengths], [[1] * self.size])
+        everything = np.empty(int(lengths.sum()), np.uint8)
+        self._allgather_in_steps([np.frombuffer(own, np.uint8)], [everything], [lengths.tolist()])
+        return [each.tobytes() for each in split(everything, lengths.tolist())]
+
+    def _allgather_in_steps(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         source = spans_of(inputs)
         if not len(source):
             return
@@ -162,16 +175,16 @@ class HierarchicalCommunicator(Communicator):
             start = stop
 
     def _allgather_piece(self, source: Spans, targets: Sequence[Spans], ranges: Sequence[_Piece]) -> None:
-        """Gather a range of what each rank brings.
+        """Gather a range of each rank's vector.
 
         Args:
-            targets: by rank, where it goes.
+            targets: by rank, where its vector goes.
         """
         dtype, placement, mine = source.dtype, self._placement, ranges[self.rank]
         lengths = [each.length for each in ranges]
         own = self._share(0, dtype, mine.length)
         source.read(*mine, own)
-        # What the ranks of this host bring, one after another; then what those of every host do.
+        # The contributions of this host's ranks, concatenated; then those of every host.
         host = placement.hosts[placement.host]
         ours = self._share(1, dtype, sum(lengths[rank] for rank in host))
         self._inside.allgather([own], [ours], [[lengths[rank] for rank in host]])
@@ -198,7 +211,7 @@ class HierarchicalCommunicator(Communicator):
         shares: Sequence[Sequence[int]],
         columns: Sequence[int],
     ) -> None:
-        """Put what has been gathered, column by column and in each host by host, where it belongs."""
+        """Copy the gathered data, which is ordered by column and then by host, to the targets."""
         placement = self._placement
         pieces = [
             split(column, [share[place] for share in shares])
@@ -248,7 +261,10 @@ class HierarchicalCommunicator(Communicator):
         self._flat.reducescatter(inputs, outputs, counts, op, prescale, postscale)
 
     def barrier(self) -> None:
-        self._flat.barrier()
+        self._inside.barrier()
+        if self._across is not None and self._placement.place == 0:
+            self._across.barrier()  # the first column has a rank of every host
+        self._inside.barrier()
 
     def _parts(self) -> list[Communicator]:
         return [each for each in (self._inside, self._across, self._flat) if each is not None]

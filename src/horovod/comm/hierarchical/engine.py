@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import ClassVar
 
-from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup
+from horovod.comm.base import Communicator
+from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup, Gather
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
 from horovod.comm.hierarchical.placement import RankGrid
 from horovod.core.config import HIERARCHICAL_ALLREDUCE
 
 INSIDE = ("shm", "tcp")
-"""What may carry within a host, best first."""
+"""The engines that may serve within a host, best first."""
 
 BETWEEN = ("tcp", "gloo", "mpi", "ccl")
-"""What may carry between hosts; the first unless another is forced."""
+"""The engines that may serve between hosts; the first, unless another is forced."""
 
 
 class HierarchicalEngine(Engine):
-    """Ranks of several hosts, of which some have several."""
+    """Serves ranks of several hosts, of which some have several ranks."""
 
     name: ClassVar[str] = "hierarchical"
 
@@ -46,7 +48,12 @@ class HierarchicalEngine(Engine):
             if placement.column is not None:
                 across = group.subgroup("across", placement.column, between)
                 made.callback(across.close)
-            flat = group.subgroup("flat", range(group.size), between)
+            # A library's engine is built at once, since it may turn out not to work.
+            flat: Communicator | Callable[[Gather], Communicator]
+            if group.later is not None and between == BETWEEN[:1]:
+                flat = group.later("flat", *between)
+            else:
+                flat = group.subgroup("flat", range(group.size), between)
             made.pop_all()
         return HierarchicalCommunicator(
             placement,

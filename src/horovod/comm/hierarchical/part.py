@@ -1,4 +1,4 @@
-"""An engine of some of a group's ranks, whose failures name the ranks as the whole group numbers them."""
+"""An engine of some of a group's ranks, whose errors number the ranks as the whole group does."""
 
 from __future__ import annotations
 

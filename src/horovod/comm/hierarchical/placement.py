@@ -1,4 +1,4 @@
-"""Where the ranks of a group are, and which of them exchange what with whom. Pure."""
+"""The ranks of a group as a grid of hosts and columns. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RankGrid:
             1 ------ 3       second column
                      4
 
-    There are as many columns as the smallest host has ranks; rank 4 is in none. What travels between hosts is dealt
-    out to the columns, and a rank in none takes part within its host only.
+    There are as many columns as the smallest host has ranks; rank 4 is in none. The columns share the traffic between hosts; a
+    rank in no column takes part within its host only.
 
     Attributes:
         rank: this one.
@@ -49,8 +49,7 @@ class RankGrid:
         return cls(rank, hosts, host, place, columns, column)
 
     def shares(self, length: int, host: int | None = None) -> list[int]:
-        """How many of ``length`` elements each rank of a host (this rank's) is responsible for; none for a rank in no
-        column."""
+        """How many of ``length`` elements each rank of this host owns; 0 for a rank in no column."""
         bounds = [length * index // self.columns for index in range(self.columns + 1)]
         shares = [stop - start for start, stop in pairwise(bounds)]
         return shares + [0] * (len(self.hosts[self.host if host is None else host]) - self.columns)

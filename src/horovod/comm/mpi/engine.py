@@ -1,4 +1,4 @@
-"""How MPI is chosen and built: only where it is forced, in a job whose processes an MPI launcher started."""
+"""How MPI is chosen and built: only if it is forced, in a job whose processes an MPI launcher started."""
 
 from __future__ import annotations
 
@@ -54,6 +54,6 @@ class MpiEngine(Engine):
         tag = int.from_bytes(bootstrap.data, "little")
         communicator = runtime.communicator_of(group.mpi, tag, deadline)
         exchange = MpiExchange(communicator, settings.stall_timeout, group.on_stall, settings.spins)
-        # Each message costs Python some microseconds, so pieces are large, as far as a few ranks' pieces take no more memory.
+        # Each message costs some microseconds of Python, so pieces are large, but smaller with many ranks, to bound memory.
         piece_bytes = max(PIECE_BYTES, _PIECES_BYTES // (group.size - 1))
         return MpiCommunicator(group.rank, group.size, exchange, piece_bytes)

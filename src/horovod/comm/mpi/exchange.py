@@ -4,11 +4,11 @@ MPI carries, and Horovod reduces: results have the same bits as with Horovod's o
 message is longer than :data:`CHUNK_BYTES`, so nothing is limited by what MPI's counts can hold. Messages go between
 pairs of ranks, so a rank that does not come is known by name.
 
-* A transfer has no header. The tag of its messages says what they are part of, and MPI says how long they are.
-* A wait tests requests and sleeps a little between, longer and longer, so that it can be aborted; MPI can do neither.
-  That also is what makes MPI's own progress.
-* What lies in one place is sent from there and received there. When a wait fails, MPI takes back what was to be received, so
-  that it writes into no tensor later. It never takes back what was sent: :meth:`MpiExchange.may_still_read`.
+* A transfer has no header. The tag of its messages identifies the collective, and MPI reports their length.
+* A wait tests requests and sleeps between tests, longer each time, so that it can be aborted; MPI's own waits can do neither.
+  The tests also drive MPI's progress.
+* Contiguous data is sent and received in place. When a wait fails, receives are cancelled, so that MPI writes into no tensor
+  later. Sends cannot be cancelled: :meth:`MpiExchange.may_still_read`.
 """
 
 from __future__ import annotations
@@ -30,35 +30,36 @@ from horovod.comm.exchange.base import Mark, PeerExchange, described, out_of_ste
 from horovod.comm.mpi import runtime
 
 CHUNK_BYTES = 8 << 20
-"""The longest message. A peer that is waited for must end one in the time that a stall takes."""
+"""The longest message. A peer must complete one within the stall timeout."""
 
 WINDOW = 4
-"""Messages that are under way at most in one direction between two ranks."""
+"""The most messages in flight in one direction between two ranks."""
 
 _NUMBERS = 1 << 12
-"""Numbers of collectives in a tag, which MPI guarantees 15 bits."""
+"""How many numbers of collectives a tag distinguishes; MPI guarantees 15 bits for a tag."""
 _COLLECTIVES = 1 << 3
 _TESTS = 8
-"""Tests of each message in a row, before the wait looks at anything else."""
+"""How often to test each message before the wait checks anything else."""
 _LOOKS, _LOOKS_WITH_A_CORE = 6, 300
-"""Such rows before a wait sleeps: about as long as a small message takes; a piece, where the rank has a core to itself."""
+"""How many such rounds before a wait sleeps: about as long as a small message takes, or a piece if the rank has its own
+core."""
 _SHORTEST_SLEEP = 20e-6
 _LONGEST_SLEEP = 500e-6
 _FREE_SECONDS = 5.0
 """How long the end of a communicator may wait for other ranks."""
 _WITHDRAW_SECONDS = 2.0
-"""How long to wait for what MPI has begun to receive when a wait fails."""
+"""How long to wait, after a failed wait, for messages that MPI has begun to receive."""
 
 _log = logging.getLogger("horovod.comm")
 
 
 class _Message(NamedTuple):
-    """One that is posted.
+    """A posted message.
 
     Attributes:
-        data: what MPI reads or writes; a place in a tensor if there is one place, else memory of this module.
-        places: where the data are from, or belong.
-        tag: what it is part of.
+        data: the memory that MPI reads or writes: of a tensor if the message is contiguous there, else staging memory.
+        places: the memory that the data comes from or goes to.
+        tag: identifies the collective.
     """
 
     request: Any
@@ -68,7 +69,7 @@ class _Message(NamedTuple):
 
 
 def _cut(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:
-    """What each message of a transfer consists of. There is at least one message. Both sides cut at the same bytes."""
+    """Cut a transfer into messages, at least one. Both sides cut at the same bytes."""
     places: list[memoryview] = []
     room, cut = CHUNK_BYTES, False
     for buffer in buffers:
@@ -84,7 +85,7 @@ def _cut(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _parts(data: memoryview, places: Sequence[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
-    """The part of a message for each of its places; none where the only place is the message."""
+    """The parts of a staged message, one for each of its places; none if the message is not staged."""
     start = 0
     for place in places if len(places) > 1 else ():
         yield place, data[start : start + place.nbytes]
@@ -95,9 +96,9 @@ class _Flow:
     """One direction of the traffic with one peer.
 
     Attributes:
-        queued, done: how many messages there have been, and how many of them are over.
+        queued, done: how many messages were queued, and how many of them are complete.
         waiting: the messages that are not posted yet, each with its tag.
-        status: what MPI says of a message that has come; None where nothing is received.
+        status: MPI's status of a received message; None in a flow that sends.
     """
 
     def __init__(self, peer: int, status: Any = None) -> None:
@@ -112,28 +113,28 @@ class _Flow:
         self.stalls = 0
 
     def append(self, buffers: Iterable[memoryview], tag: int) -> int:
-        """Queue one transfer. Returns how many messages must be over when it is."""
+        """Queue one transfer. Returns the number of messages that must be complete when it is."""
         for places in _cut(buffers):
             self.waiting.append((places, tag))
             self.queued += 1
         return self.queued
 
     def memory_of(self, places: list[memoryview]) -> memoryview:
-        """What MPI is to read or write for a message."""
+        """The memory that MPI reads or writes for a message."""
         if len(places) == 1:
             return places[0]
         slot = self.free.pop() if self.free else np.empty(CHUNK_BYTES, np.uint8).data
         return slot[: sum(place.nbytes for place in places)]
 
     def finish(self) -> _Message:
-        """The first message is over."""
+        """Note that the first message is complete."""
         message = self.active.popleft()
         self.done += 1
         self.stamp, self.stalls = time.monotonic(), 0
         return message
 
     def release(self, message: _Message) -> None:
-        """Its memory may serve another."""
+        """Let another message use the staging memory."""
         if len(message.places) != 1:
             self.free.append(memoryview(message.data.obj))  # the whole array that it is a part of
 
@@ -142,7 +143,7 @@ class MpiExchange(PeerExchange[_Flow]):
     """All messages of one rank of a group.
 
     Args:
-        communicator: an mpi4py intracommunicator of the group, for this exchange alone. Owned from now on.
+        communicator: an mpi4py intracommunicator of the group, for this exchange alone, which owns it from now on.
         stall_timeout: how long a peer that is waited for may end no message, before
         on_stall: is told.
         spins: the rank has a core to itself.
@@ -163,7 +164,7 @@ class MpiExchange(PeerExchange[_Flow]):
         self._outgoing = {peer: _Flow(peer) for peer in peers}
         self._incoming = {peer: _Flow(peer, mpi.Status()) for peer in peers}
         self._busy: set[_Flow] = set()
-        self._left = False  # a message that could not be taken back
+        self._left = False  # a message could not be cancelled
 
     def send(self, rank: int, *buffers: memoryview) -> Mark[_Flow]:
         return self._queue(self._outgoing[rank], buffers)
@@ -216,7 +217,7 @@ class MpiExchange(PeerExchange[_Flow]):
                 self._on_stall(Stall(silent.peer, silent.stalls * self._stall_timeout, silent.stalls))
 
     def _test(self) -> _Flow | None:
-        """Look a few times whether the first message of a flow is over. The flow where it is."""
+        """Test the first message of each flow a few times. Returns a flow whose message is complete."""
         heads = [(flow, flow.active[0].request.Test) for flow in self._busy]
         with self._calls:
             for _ in range(_TESTS):
@@ -229,7 +230,7 @@ class MpiExchange(PeerExchange[_Flow]):
         return None
 
     def _finish(self, flow: _Flow) -> None:
-        """Take note that a flow's first message is over, and post the next."""
+        """Complete a flow's first message, and post the next."""
         message = flow.finish()
         if flow.status is not None:
             self._arrived(flow, message)
@@ -237,7 +238,7 @@ class MpiExchange(PeerExchange[_Flow]):
         self._post(flow)
 
     def _arrived(self, flow: _Flow, message: _Message) -> None:
-        """Put what has come where it belongs, if it is what was due."""
+        """Check a received message, and copy it to its places."""
         tag, length = flow.status.Get_tag(), flow.status.Get_count(self._mpi.BYTE)
         if (tag, length) != (message.tag, message.data.nbytes):
             raise PeerFailure(
@@ -247,7 +248,7 @@ class MpiExchange(PeerExchange[_Flow]):
             place[:] = part
 
     def _post(self, flow: _Flow) -> None:
-        """Hand to MPI what may be under way."""
+        """Post as many messages as may be in flight."""
         while flow.waiting and len(flow.active) < WINDOW:
             places, tag = flow.waiting.popleft()
             data = flow.memory_of(places)
@@ -275,7 +276,7 @@ class MpiExchange(PeerExchange[_Flow]):
         return PeerFailure(flow.peer, f"MPI reports: {error.Get_error_string()}")
 
     def _withdraw(self) -> None:
-        """After a failure: have MPI write into nobody's memory any more."""
+        """After a failure: cancel receives, so that MPI writes into no tensor any more."""
         left: list[_Message] = []
         with self._calls:
             for flow in self._incoming.values():
@@ -321,12 +322,12 @@ class MpiExchange(PeerExchange[_Flow]):
             return
         left = [message for flow in self._outgoing.values() for message in flow.active]
         runtime.abandoned.extend(left)
-        if not left and not self._aborted:  # else others may be in the middle of something
+        if not left and not self._aborted:  # otherwise other ranks may still communicate
             with suppress(EngineError):
                 runtime.in_time(self._communicator.Free, time.monotonic() + _FREE_SECONDS, "freed a communicator")
         self._busy.clear()
 
 
 def _meaning(tag: int) -> tuple[int, int]:
-    """The collective, and its number, of which a message with this tag is a part."""
+    """The collective of a tag, and its number."""
     return tag % _COLLECTIVES, tag // _COLLECTIVES

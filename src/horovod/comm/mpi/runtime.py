@@ -33,13 +33,13 @@ from horovod.comm.mpi.start import MpiThread
 from horovod.core.config import START_TIMEOUT
 
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID")
-"""Variables of which an MPI launcher sets one at least. Without one, to initialise MPI would make a world of this
-process alone, or end it."""
+"""Variables of which an MPI launcher sets at least one. Without one, initialising MPI would make a world of this process alone,
+or end the process."""
 
 NOT_LAUNCHED = "its process was not started by an MPI launcher: start the job with mpirun, mpiexec or srun"
 
 _LAUNCHERS = ("OMPI_", "PMI", "PALS_", "MPI_", "MPIR_", "HYD", "PRTE_", "SLURM_")
-"""How variables of launchers begin, which would have MPI look for the other processes of the job."""
+"""Prefixes of launchers' variables that would make MPI look for the other processes of the job."""
 _PROBE_SECONDS = 60.0
 
 _TAGS = 1 << 14
@@ -47,19 +47,19 @@ _tags = count(1)
 _calls = threading.Lock()
 
 abandoned = lasting_list()
-"""What has a ``request`` that was given up, with its memory: MPI may still read or write it."""
+"""Messages whose ``request`` was abandoned, with their memory, which MPI may still use."""
 
 failed = threading.Event()
 """Set when a job of this process fails: from then on, the others may never call ``Finalize``."""
 
 _late = lasting_list()
-"""Calls of MPI that have not returned in time. No further call is safe to return."""
+"""Calls of MPI that have not returned in time. After one, no further call can be relied on to return."""
 
 _FINALIZE_SECONDS = 5.0
 """How long a rank waits for the others at its end, after a failure."""
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 1e-4, 2e-2
 _LOOK_SECONDS = 0.5
-"""How often a rank at its end looks whether another one has died meanwhile."""
+"""How often a rank that waits at its end checks whether another one has died."""
 
 _T = TypeVar("_T")
 
@@ -107,7 +107,7 @@ def obstacle(where: MpiRanks, index: int, threads: bool, deadline: float) -> str
 
     Args:
         index: this rank's in the group.
-        threads: whether MPI may be initialised for calls from several threads at a time.
+        threads: whether MPI may be initialised for concurrent calls from several threads.
         deadline: ``time.monotonic`` by which all ranks must have told each other.
     """
     if "mpi4py.MPI" not in sys.modules and not launched():
@@ -151,8 +151,8 @@ def runs() -> bool:
 def library_supports_threads() -> bool:
     """Whether the MPI that mpi4py loads may be called from several threads at a time.
 
-    MPI is not started in this process: that would wait until all processes of the launcher start it. Another process that is
-    alone starts and ends it.
+    MPI is not started in this process, since that would wait until all processes of the launcher start it. A separate process
+    starts and ends it.
 
     Raises:
         ValueError: it could not be started there, and the text says why.
@@ -224,7 +224,7 @@ def finalize(mpi: Any, process: int) -> None:
 
 
 def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
-    """Whether all ranks have come here, and none has anything under way.
+    """Whether all ranks have come to the end, with nothing in flight.
 
     Args:
         seconds: how long to wait for them; None: without end, as ``Finalize`` does, while none is seen to be gone.
@@ -243,7 +243,7 @@ def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
                 return False
             if seconds is None and now > look:
                 look = now + _LOOK_SECONDS
-                if _who_is_gone():  # after it has come here, perhaps
+                if _who_is_gone():  # perhaps after it has come here
                     seconds, deadline = _FINALIZE_SECONDS, now + _FINALIZE_SECONDS
             time.sleep(sleep)  # MPI has no wait that ends
             sleep = min(2 * sleep, _LONGEST_SLEEP)
@@ -253,11 +253,11 @@ def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
 
 
 def in_time(call: Callable[[], _T], deadline: float, what: str) -> _T:
-    """What a call of MPI returns that has no time limit of its own.
+    """Make a call of MPI that has no time limit of its own, and return its result.
 
     Args:
         deadline: ``time.monotonic`` by which it must have returned.
-        what: it does, for the error.
+        what: what the call does, for the error.
 
     Raises:
         EngineError: it has not returned. It is left alone on its thread.
@@ -282,7 +282,7 @@ def in_time(call: Callable[[], _T], deadline: float, what: str) -> _T:
 
 
 def communicator_of(where: MpiRanks, tag: int, deadline: float) -> Any:
-    """A new communicator of the ranks of a group, in their order. They all call it, and nobody else need.
+    """A new communicator of the ranks of a group, in their order. All of them must call it, and no other rank.
 
     Raises:
         EngineError: not all have called it by ``deadline`` (``time.monotonic``).
@@ -298,19 +298,19 @@ def communicator_of(where: MpiRanks, tag: int, deadline: float) -> Any:
         finally:
             group.Free()
             everybody.Free()
-        made.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py makes exceptions of the errors
+        made.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns errors into exceptions
         return made
 
     return in_time(make, deadline, "made a communicator")
 
 
 def calls() -> AbstractContextManager[object]:
-    """To be held around calls of MPI: they must not overlap unless MPI was initialised for that."""
+    """The lock for calls of MPI, which must not overlap unless MPI was initialised for that."""
     mpi = sys.modules["mpi4py.MPI"]
     return nullcontext() if mpi.Query_thread() == mpi.THREAD_MULTIPLE else _calls
 
 
 def threads_supported() -> bool:
-    """Whether MPI, which runs, may be called from several threads at a time."""
+    """Whether the running MPI allows concurrent calls from several threads."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and mpi.Query_thread() == mpi.THREAD_MULTIPLE

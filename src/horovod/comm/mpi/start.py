@@ -103,4 +103,4 @@ def _initialise(mpi: Any, level: int) -> None:
         raise RuntimeError(f"MPI_Init_thread returned {code}")
     if sys.modules["mpi4py"].rc.errors == "exception":  # as it is unless the script says otherwise
         for communicator in (mpi.COMM_WORLD, mpi.COMM_SELF):
-            communicator.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py makes exceptions of the errors
+            communicator.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns errors into exceptions

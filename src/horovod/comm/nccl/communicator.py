@@ -1,15 +1,15 @@
 """One rank of a group over NCCL: collectives on device memory, queued on a stream of its own.
 
 **What a collective does.** It checks nothing (the core has), puts NCCL's calls between ``ncclGroupStart`` and
-``ncclGroupEnd``, which makes one kernel of them, records an event behind it and returns that event. The worker thread never
-waits for the device. Small vectors of one allreduce are copied into one buffer first, and back after it, each in one step;
-to reduce them one by one would take NCCL longer than the copies. Large ones are reduced where they lie.
+``ncclGroupEnd``, which makes one kernel of them, records an event after it and returns that event. The worker thread never
+waits for the device. Small vectors of one allreduce are copied into one buffer first, and back after it, each in one step:
+reducing them one by one takes NCCL longer than the copies. Large vectors are reduced in place.
 
 **Streams.** All communicators of a device use one stream, so what they do is carried out in the order of the calls. Work that
 must come before is named by :meth:`NcclCommunicator.follow`; what must come after waits for the event.
 
-**Two communicators never wait for one another crosswise.** A kernel of NCCL occupies the device until all ranks of its
-communicator have come to theirs. If one rank began X before Y and another Y before X, both could wait for ever. That does not
+**Two communicators never deadlock.** A kernel of NCCL occupies the device until all ranks of its communicator have started
+theirs. If one rank began X before Y and another Y before X, both could wait for ever. That does not
 happen: the calls of all communicators are made by one thread a rank, that of the global process set, in the order of the
 decisions of one coordinator, that of the global process set. Each rank's order is the coordinator's without what does not
 concern it. Take the unfinished collective that the coordinator decided first: on each of its ranks all earlier ones are
@@ -35,18 +35,18 @@ from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Layout, Spans, Vectors, layout_of
 
 PACKED_BYTES = 1 << 20
-"""Vectors of an allreduce that are smaller travel in one buffer."""
+"""Smaller vectors of an allreduce are copied into one buffer."""
 
 _ALIGNMENT = 16
 
 
 _Call: TypeAlias = tuple[Any, ...]
-"""A function of NCCL and its arguments, but for the last two, the communicator and the stream."""
+"""A function of NCCL and its arguments without the last two, the communicator and the stream."""
 
 
 class NcclEvent:
-    """The completion of a collective: markers before and behind it on the communicator's stream. It holds what was made for the
-    collective alone."""
+    """The completion of a collective: markers before and after it on the communicator's stream. It holds the collective's
+    temporary memory."""
 
     __slots__ = ("_begin", "_end", "_handle", "_held", "_number", "_runtime")
 
@@ -73,7 +73,7 @@ class NcclEvent:
         return None if self._number <= self._handle.over else self._handle.failure()
 
     def was_right(self) -> bool:
-        """Whether it is over while nothing is wrong. Then it was right, with all before it, whatever happens later."""
+        """Whether it has completed without an error. Then all before it have succeeded, too, whatever happens later."""
         if not self.query() or self._handle.failure() is not None:
             return False
         self._handle.over = max(self._handle.over, self._number)
@@ -85,7 +85,7 @@ class NcclCommunicator(Communicator):
 
     Args:
         size: how many ranks there are.
-        handle: NCCL's communicator of the same ranks. Owned from now on.
+        handle: NCCL's communicator of the same ranks, which this object owns from now on.
         runtime: the device; ``stream`` is one of its streams, which all communicators of the device share.
     """
 
@@ -234,7 +234,7 @@ class NcclCommunicator(Communicator):
         """Queue these calls as one kernel, and after it what ``then`` queues.
 
         Args:
-            held: memory that was made for the collective.
+            held: temporary memory of the collective.
         """
         with self._runtime.chosen():
             begin = self._runtime.record(self._stream)
@@ -272,8 +272,8 @@ class NcclCommunicator(Communicator):
         self._scratch = None
 
     def _reduction(self, op: ReduceOp, dtype: np.dtype[Any], factor: float) -> tuple[Scaling, float, int]:
-        """When the device multiplies and by what, and NCCL's number of the reduction. The factors of a reduction are one: a sum
-        of scaled inputs is the scaled sum."""
+        """When the device multiplies and by what, and NCCL's reduction. Both factors are merged into one: a sum of scaled
+        inputs is the scaled sum."""
         if factor == 1.0:
             return Scaling.NOT, factor, library.OPERATIONS[op]
         if op is not ReduceOp.SUM:
@@ -288,7 +288,7 @@ class NcclCommunicator(Communicator):
         """Copy some vectors into the buffer, one after another.
 
         Returns:
-            Where each of them lies there, and how many elements that is in all.
+            Their positions in the buffer, and how many elements it has in all.
         """
         layout = sources.layout
         step = max(1, _ALIGNMENT // layout.dtype.itemsize)
@@ -299,7 +299,7 @@ class NcclCommunicator(Communicator):
             length += -(-size // step) * step
         wanted = length * layout.dtype.itemsize
         if self._scratch is None or self._scratch.layout.nbytes < wanted:
-            # Zeros, as what lies between the vectors is reduced too. The smaller buffer may serve others on the same stream.
+            # Zeros, since the padding between the vectors is reduced, too. Later work of the stream may reuse the old buffer.
             room = 1 << max(16, (wanted - 1).bit_length())
             self._scratch = self._runtime.allocate(np.dtype(np.uint8), room, self._stream, 0)
         base = self._scratch.addresses[0]
@@ -316,7 +316,7 @@ def _spans(vectors: Vectors) -> Spans:
 
 
 def _of_each_type(vectors: Vectors) -> Sequence[Spans]:
-    """Vectors as spans: one, or where they are of several types one of each."""
+    """Vectors as spans, one for each type."""
     if isinstance(vectors, Spans):
         return [vectors]
     several: Sequence[Any] = vectors
@@ -330,7 +330,7 @@ def _some(spans: Spans, chosen: Sequence[int]) -> Spans:
 
 
 def _consecutive(start: int, layout: Layout) -> list[int]:
-    """Where the vectors of a layout lie one after another."""
+    """The positions of a layout's vectors in one buffer."""
     return [address for address, _ in _places(start, layout.lengths.tolist())]
 
 

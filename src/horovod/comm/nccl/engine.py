@@ -1,4 +1,4 @@
-"""How NCCL is chosen and built: wherever each rank has a GPU of its own and PyTorch hands over its memory."""
+"""How NCCL is chosen and built: if each rank has a GPU of its own, and the framework passes its memory."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from horovod.comm.nccl.factors import device_holds, holds
 from horovod.comm.reduction import OF_BITS, ReduceOp
 
 SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""NCCL 2.30 and newer serve several ranks on one GPU where this is 1; for tests, as it is slow."""
+"""NCCL 2.30 and newer serve several ranks on one GPU if this is 1. It is slow, and meant for tests."""
 
 SERVES_SEVERAL = (2, 30, 0)
-"""The oldest NCCL that does."""
+"""The oldest NCCL that serves several ranks on one GPU."""
 
 ONE_EACH = (
     "NCCL wants one for each: start at most as many ranks as there are GPUs, or, with NCCL 2.30 or newer, set "
@@ -41,7 +41,7 @@ def stream_of(runtime: DeviceRuntime) -> Any:
 
 
 class NcclEngine(Engine):
-    """Ranks with a GPU each, on any hosts."""
+    """Serves ranks with a GPU each, on any hosts."""
 
     name: ClassVar[str] = "nccl"
 

@@ -1,9 +1,9 @@
-"""Which factors NCCL can multiply with, and what has to be done with others.
+"""Which factors NCCL can multiply with, and how others are applied.
 
 NCCL multiplies each element by a factor of the elements' own type. In 16 bits that type holds few numbers: 1e-8 is 0 in
-float16, 1e5 is infinite, and 1/3 is 0.2 % off in bfloat16. So a factor goes to NCCL only where the type holds it. Otherwise the
-device multiplies, in float32, before or after the sum (:class:`Scaling`); where the framework has no kernel for that, host
-memory serves.
+float16, 1e5 is infinite, and 1/3 is 0.2 % off in bfloat16. So NCCL gets a factor only if the type represents it. Otherwise the
+device multiplies, in float32, before or after the sum (:class:`Scaling`). If the framework has no kernel for that, the tensor
+is staged in host memory.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _FLOAT32 = np.dtype(np.float32)
 
 @lru_cache(maxsize=1024)
 def holds(dtype: np.dtype[Any], factor: float) -> bool:
-    """Whether a floating type has a number so near to the factor that products have the type's precision: exactly the factor in
-    16 bits, and no subnormal number or infinity in more."""
+    """Whether a floating type represents the factor well enough for products of the type's precision: exactly in 16 bits, and
+    without underflow or overflow in wider types."""
     with np.errstate(all="ignore"):
         held = float(np.array([factor]).astype(dtype).astype(np.float64)[0])
     if dtype.itemsize == 2 or held == factor:
@@ -34,7 +34,7 @@ def device_holds(dtype: np.dtype[Any], factor: float) -> bool:
 
 
 class Scaling(enum.Enum):
-    """When the device multiplies, where NCCL does not."""
+    """When the device multiplies, if NCCL does not."""
 
     NOT = enum.auto()
     BEFORE = enum.auto()

@@ -1,4 +1,4 @@
-"""One ``ncclComm_t``: made, called, watched, aborted and ended by NCCL's rules. What is called is not known here.
+"""One ``ncclComm_t``: made, called, watched, aborted and destroyed by NCCL's rules. This module knows no collectives.
 
 **Non-blocking.** It is made with ``blocking=0``: no call waits for a peer. While NCCL is still busy with one ("in progress":
 it connects to a peer), the caller asks from time to time, within a limit, and gives up after :meth:`CommHandle.abort`.
@@ -31,26 +31,26 @@ from horovod.comm.nccl import library
 from horovod.comm.nccl.library import Nccl, NcclError
 
 END_SECONDS = 10.0
-"""How long ``close()`` waits for an abort, or for NCCL to end in good order."""
+"""How long ``close()`` waits for an abort, or for NCCL to finalize."""
 
 _YIELD_SECONDS = 200e-6
-"""How long the caller yields its core between questions before it sleeps between them: NCCL mostly needs less."""
+"""How long the caller yields its core between queries before it sleeps between them. NCCL usually needs less."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 5e-3
 
 SUMS = 32
-"""How many sums with a factor a communicator keeps in NCCL. Each is 16 bytes or so there, and a call to make."""
+"""How many reductions with a factor (``ncclRedOpCreatePreMulSum``) a communicator keeps. Each takes about 16 bytes."""
 
 Meanwhile: TypeAlias = Callable[[], None]
-"""Called from time to time while a communicator is made, as other ranks must hear of this one."""
+"""Called from time to time while a communicator is made, so that other ranks see that this rank is alive."""
 
 
 def nothing() -> None:
-    """Nobody must hear of this rank."""
+    """Do nothing: no other rank watches."""
 
 
 _places = lasting_list()
-"""Where NCCL may still write the address of a communicator, each with the configuration that it was given."""
+"""Memory to which NCCL may still write the address of a communicator, with the configuration that it was given."""
 
 _log = logging.getLogger("horovod.comm")
 
@@ -59,12 +59,12 @@ class CommHandle:
     """This rank's part of one communicator of NCCL; :meth:`create` and :meth:`split` make it.
 
     Args:
-        rank: this rank's place in it.
-        address: the ``ncclComm_t``. Owned from now on.
+        rank: this rank in the communicator.
+        address: the ``ncclComm_t``, which this object owns from now on.
         limit: seconds that NCCL may be busy with one call.
 
     Attributes:
-        address: as NCCL's functions take it.
+        address: in the type that NCCL's functions take.
         queued: how many collectives were queued.
         over: how many of them are known to have succeeded.
     """
@@ -78,7 +78,7 @@ class CommHandle:
         self._rank = rank
         self._limit = limit
         self._lock = threading.Lock()
-        self._ending = threading.Lock()  # taken for good by whoever begins the end, an abort or a close
+        self._ending = threading.Lock()  # an abort or a close takes it, and never releases it
         self._aborting = False
         self._aborted = threading.Event()
         self._closed = False
@@ -120,16 +120,16 @@ class CommHandle:
         return handle
 
     def split(self, part: int | None, place: int, deadline: float, meanwhile: Meanwhile = nothing) -> CommHandle | None:
-        """A communicator of some of this one's ranks, all of which call this, while nothing called on it is under way.
+        """A communicator of some of this one's ranks. All ranks of this one call it, while it has nothing in flight.
 
         The two share nothing, so each can be aborted and ended without the other.
 
         Args:
-            part: a number that the ranks of the new communicator share; None where this rank is not among them.
-            place: this rank's among them.
+            part: a number that the ranks of the new communicator share; None if this rank is not among them.
+            place: this rank in the new communicator.
 
         Returns:
-            None where this rank is not among them.
+            None if this rank is not among them.
 
         Raises:
             NcclError: it cannot be made.
@@ -143,7 +143,7 @@ class CommHandle:
                 color = library.NO_COLOR if part is None else part
                 result = self._c.ncclCommSplit(self.address, color, place, ctypes.byref(made), ctypes.byref(config))
             try:
-                # NCCL is busy with the whole until the part is made.
+                # The parent is in progress until the new communicator is made.
                 self._settle("ncclCommSplit", result, deadline, meanwhile)
             except BaseException:
                 if made.value:
@@ -174,7 +174,7 @@ class CommHandle:
     # Calls
 
     def call(self, name: str, *arguments: Any) -> None:
-        """One call, whose result shows at once or at the end of the group."""
+        """Make one call. Its result comes at once or at the end of the group."""
         result = getattr(self._c, name)(*arguments)
         if result not in (library.SUCCESS, library.IN_PROGRESS):
             raise NcclError(f"{name}: {self._nccl.words(result)}")
@@ -192,14 +192,14 @@ class CommHandle:
         self._settle("ncclGroupEnd", result, time.monotonic() + self._limit)
 
     def multiplied_sum(self, dtype: np.dtype[Any], factor: float) -> int:
-        """NCCL's number of the sum of elements that are multiplied with ``factor`` before, kept for a while. Not in a group."""
+        """NCCL's reduction that multiplies by ``factor`` and then sums; cached. Must not be called inside a group."""
         known = self._sums.pop((dtype, factor), None)
         if known is None:
             made = ctypes.c_int()
             value = library.scalar(factor, dtype)
             with self._lock:
                 self._check()
-                while len(self._sums) >= SUMS:  # no call with it is under way
+                while len(self._sums) >= SUMS:  # no call uses it now
                     self.call("ncclRedOpDestroy", self._sums.popitem(last=False)[1], self.address)
                 result = self._c.ncclRedOpCreatePreMulSum(
                     ctypes.byref(made),
@@ -236,7 +236,7 @@ class CommHandle:
                     f"{call}: NCCL is still busy after the limit; a rank did not come to it, or the ranks cannot reach one "
                     "another (NCCL_DEBUG=INFO shows by which interfaces they try, NCCL_SOCKET_IFNAME chooses)"
                 )
-            if now < yields_until:  # NCCL tells nobody when it is done: it can only be asked
+            if now < yields_until:  # NCCL does not notify: it can only be polled
                 os.sched_yield()
                 continue
             meanwhile()
@@ -246,11 +246,11 @@ class CommHandle:
     # The end
 
     def failure(self) -> BaseException | None:
-        """What has gone wrong with this communicator, as far as NCCL knows by now. Any thread; never waits."""
+        """The error of this communicator, as far as NCCL knows; None if there is none. Any thread; never waits."""
         if self._aborting:
             return Aborted("the communicator was aborted")
         if not self._lock.acquire(blocking=False):
-            return None  # a call is being made, which finds out itself
+            return None  # a call is running, and will find the error itself
         try:
             if (
                 self._ending.locked()
@@ -266,7 +266,7 @@ class CommHandle:
             self._lock.release()
 
     def abort(self) -> None:
-        """End what is under way, here and on the device. Any thread, any number of times; returns at once."""
+        """Abort all running calls and kernels. Any thread, any number of times; returns at once."""
         if self._ending.acquire(blocking=False):
             self._begin_abort()
 
@@ -275,14 +275,14 @@ class CommHandle:
         threading.Thread(target=self._abort, name="horovod-nccl-abort", daemon=True).start()
 
     def _abort(self) -> None:
-        with self._lock, self._runtime.chosen():  # a call takes microseconds, as it waits for nobody
+        with self._lock, self._runtime.chosen():  # calls take microseconds: none waits for a peer
             result = self._c.ncclCommAbort(self.address)
         if result not in (library.SUCCESS, library.IN_PROGRESS):
             _log.warning("ncclCommAbort: %s", self._nccl.words(result))
         self._aborted.set()
 
     def close(self) -> None:
-        """Give everything back: in good order when all ranks do the same, or after an abort. Waits for that a while."""
+        """Release everything: finalize together with all other ranks, or after an abort. Waits only for a limited time."""
         if self._closed:
             return
         in_good_order = False
@@ -291,7 +291,7 @@ class CommHandle:
                 self._finish()
                 in_good_order = True
             except DeviceFailure as error:
-                _log.warning("NCCL did not end in good order: %s", error)
+                _log.warning("NCCL was not finalized: %s", error)
                 self._begin_abort()
         if not in_good_order and not self._aborted.wait(END_SECONDS):
             _log.error(

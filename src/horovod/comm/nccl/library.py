@@ -23,7 +23,7 @@ from horovod.comm.base import DeviceFailure
 from horovod.comm.reduction import ReduceOp
 
 OLDEST = (2, 18, 1)
-"""The oldest NCCL that has all that is used here: non-blocking communicators whose configuration has this layout."""
+"""The oldest NCCL with everything that is used here: non-blocking communicators whose configuration has this layout."""
 
 SUCCESS = 0
 IN_PROGRESS = 7
@@ -49,7 +49,7 @@ DATA_TYPES: dict[np.dtype[Any], int] = {
     np.dtype(ml_dtypes.bfloat16): 9,
 }
 BYTES = DATA_TYPES[np.dtype(np.uint8)]
-"""The type by which elements travel that are moved and not reduced."""
+"""The type that is used for elements that are moved but not reduced."""
 
 # ncclRedOp_t
 OPERATIONS = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3}
@@ -86,7 +86,7 @@ class NcclConfig(ctypes.Structure):
 
     @classmethod
     def non_blocking(cls) -> NcclConfig:
-        """Calls return before they are done; whoever calls asks with ``ncclCommGetAsyncError`` until they are."""
+        """Calls return before they are complete; the caller polls ``ncclCommGetAsyncError``."""
         unset = _UNDEFINED
         return cls(ctypes.sizeof(cls), _MAGIC, code_of(OLDEST), 0, unset, unset, unset, None, unset)
 
@@ -98,7 +98,7 @@ def code_of(version: tuple[int, int, int]) -> int:
 
 
 def text_of(code: int) -> str:
-    """A version code as people write it."""
+    """A version code as text, such as ``2.27.5``."""
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}"
 
 
@@ -175,15 +175,15 @@ _KEEP_INTERPRETER_LOCK = frozenset(
         "ncclRecv",
     }
 )
-"""Calls that only queue or look, and never wait. To give up the interpreter lock in each of them costs more than the call
-itself where another Python thread computes, which keeps the lock for milliseconds."""
+"""Calls that only queue or query, and never wait. They keep the interpreter lock: if another Python thread computes, releasing
+the lock costs more than the call, since that thread then keeps it for milliseconds."""
 
 
 class Nccl:
     """One loaded library.
 
     Args:
-        functions: has the C functions as attributes: a :class:`ctypes.CDLL` with their types set, or something that plays one.
+        functions: has the C functions as attributes: a :class:`ctypes.CDLL` with their types set, or a stand-in.
         where: the file it came from, for messages.
     """
 
@@ -219,7 +219,7 @@ class Nccl:
         return version.value
 
     def unique_id(self) -> bytes:
-        """What the ranks of one communicator find each other by."""
+        """A unique id, by which the ranks of one communicator find each other."""
         made = UniqueId()
         self.check("ncclGetUniqueId", self.functions.ncclGetUniqueId(ctypes.byref(made)))
         return made.data()
@@ -230,9 +230,9 @@ class Nccl:
             raise NcclError(f"{call}: {self.words(result)}")
 
     def words(self, result: int) -> str:
-        """What a result code means, with what NCCL says of the circumstances.
+        """The text of a result code, with NCCL's last error.
 
-        NCCL is asked without a communicator: it does not use it, and another thread may have ended it.
+        The last error is asked for without a communicator: NCCL ignores it, and another thread may have destroyed it.
         """
         text = (self.functions.ncclGetErrorString(result) or b"").decode(errors="replace")
         more = (self.functions.ncclGetLastError(None) or b"").decode(errors="replace").strip()
@@ -256,12 +256,12 @@ def scalar(value: float, dtype: np.dtype[Any]) -> ctypes.Array[ctypes.c_char]:
 
 
 def residence() -> int:
-    """Of :func:`scalar`."""
+    """The address of :func:`scalar`."""
     return _HOST_IMMEDIATE
 
 
 def _places() -> Iterator[str]:
-    """Where a library may be, best first: where it is PyTorch's own, another copy must not be loaded beside it."""
+    """Candidate paths of the library, best first. If PyTorch brings its own, no other copy must be loaded beside it."""
     for package, folder, names in (
         ("nvidia.nccl", "lib", ("libnccl.so.2",)),
         ("torch", "lib", ("librccl.so.1", "librccl.so", "libnccl.so.2")),
@@ -279,7 +279,7 @@ def _places() -> Iterator[str]:
 
 
 def find() -> str:
-    """The library that would be loaded, "" where there is none. Loads nothing."""
+    """The path of the library that would be loaded; "" if there is none. Loads nothing."""
     return next(_places(), "")
 
 

@@ -2,7 +2,7 @@
 
 It has three parts, for n ranks and pieces of P bytes::
 
-    words      by which ranks wait for each other, see horovod.comm.shm.words
+    words      with which ranks wait for each other, see horovod.comm.shm.words
     slot 0     contribution of rank 0 [P] ... contribution of rank n-1 [P] | result [P]
     slot 1     the same
 
@@ -55,7 +55,7 @@ class Arena(SharedMemory):
 
     @staticmethod
     def header_bytes(size: int) -> int:
-        """How far the slots of the pieces are from the beginning."""
+        """The offset of the slots in bytes."""
         return in_pages(word_bytes(size))
 
     @classmethod
@@ -74,22 +74,22 @@ class Arena(SharedMemory):
 
     @classmethod
     def attach(cls, descriptor: int, length: int, piece_bytes: int) -> Arena:
-        """The memory behind a descriptor that was passed to this process; takes one of its own.
+        """Map the memory of a descriptor that was passed to this process. The descriptor is duplicated.
 
         Raises:
-            OSError, ValueError: it cannot be mapped, or is not what was announced.
+            OSError, ValueError: it cannot be mapped, or is not the announced memory.
         """
         return cls(duplicated(descriptor, length), length, piece_bytes)
 
-    # The kernel copies what is scattered over many places: in a third of the time in which Python goes over arrays of a few
-    # kilobytes. A place is an address and a number of bytes (``iovec``), a row of ``places``.
+    # The kernel gathers and scatters small vectors in a third of the time of a Python loop over arrays of a few kilobytes.
+    # A row of ``places`` is an address and a number of bytes (``iovec``).
 
     def gather(self, start: int, places: Array) -> None:
-        """Copy what lies in the places, one after another, to byte ``start``."""
+        """Gather the memory of ``places`` into the arena from byte ``start`` on."""
         self._move(_pwritev, start, places)
 
     def scatter(self, start: int, places: Array) -> None:
-        """Copy what lies from byte ``start`` on into the places, one after another."""
+        """Scatter the arena from byte ``start`` on into the memory of ``places``."""
         self._move(_preadv, start, places)
 
     def _move(self, call: Any, start: int, places: Array) -> None:
@@ -105,7 +105,7 @@ class Arena(SharedMemory):
         _check_copied(start, stop)
 
     def scatter_over(self, start: int, stop: int, targets: Sequence[Array]) -> None:
-        """Copy bytes ``[start, stop)`` into arrays of that size together, one after another."""
+        """Scatter bytes ``[start, stop)`` into arrays of that total size."""
         for first in range(0, len(targets), VECTORS):
             some: Sequence[Any] = targets[first : first + VECTORS]  # NumPy declares buffers for newer Pythons only
             start += os.preadv(self.descriptor, some, start)

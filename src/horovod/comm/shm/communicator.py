@@ -16,9 +16,8 @@ too early:
 
 Small reductions pack everything, wait once, and every rank folds all of it. The other operations wait once a piece.
 
-What is large need not go through the arena where the kernel lets ranks read one another's memory
-(:mod:`horovod.comm.shm.direct`). Only addresses do then, a piece each time. Which way is quicker is tried out
-(:mod:`horovod.comm.shm.large`).
+Large collectives can bypass the arena if the kernel lets ranks read one another's memory (:mod:`horovod.comm.shm.direct`). Then
+only addresses go through it, one piece each time. Both paths are timed, and the faster is used (:mod:`horovod.comm.shm.large`).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ SMALL = 32 << 10
 """Bytes up to which every rank folds the whole vector after a single wait."""
 
 MANY = 32
-"""From so many vectors on the kernel copies them, even if they are small together: it saves more than a second wait costs."""
+"""Smallest number of vectors that the kernel copies, even if their total is small: that saves more than a second wait costs."""
 
 
 class ShmCommunicator(Communicator):
@@ -56,8 +55,8 @@ class ShmCommunicator(Communicator):
         arena: attached by every rank; owned by the communicator from here on.
         stall_timeout: how long a peer may make no progress while it is waited for, before
         on_stall: is told.
-        spins: whether to look for a peer a while before sleeping; not where a peer may need the core.
-        reading: how large tensors travel, see :class:`~horovod.comm.shm.large.Large`.
+        spins: whether to poll for a while before sleeping; false if a peer may need the core.
+        reading: the path of large tensors, see :class:`~horovod.comm.shm.large.Large`.
     """
 
     name: ClassVar[str] = "shm"
@@ -91,7 +90,7 @@ class ShmCommunicator(Communicator):
         if source.length == 0:
             return
         dtype = source.dtype
-        # What decides must be the same on all ranks, and whether vectors are known by their addresses is not.
+        # The decision must be the same on all ranks, so it must not depend on whether vectors are known by their addresses.
         nbytes = source.length * dtype.itemsize
         if len(source) < MANY and nbytes <= min(SMALL, self._arena.piece_bytes):
             self._allreduce_small(source, target, dtype, op, prescale, postscale)
@@ -123,7 +122,7 @@ class ShmCommunicator(Communicator):
         factor = 1.0
         scattered = source.length * dtype.itemsize < SCATTERED * len(source)
         if dtype.kind == "f" and dtype.itemsize >= 4 and not scattered:
-            # Scaled by everybody while unpacking: a multiplication costs no more than a copy, and saves the owner a pass.
+            # Every rank scales while unpacking: multiplying costs no more than copying, and saves the owner a pass.
             postscale, factor = 1.0, postscale
         step = self._arena.piece_bytes // dtype.itemsize
         starts = range(0, source.length, step)
@@ -159,7 +158,7 @@ class ShmCommunicator(Communicator):
         return piece
 
     def _pack_all(self, source: Spans, start: int, stop: int, dtype: np.dtype[Any]) -> int:
-        """The same with my own shard."""
+        """Contribute elements ``[start, stop)``, with my own shard, as the next piece; returns its number."""
         piece = self._begin()
         if source.addresses:
             self._arena.gather(self._start(piece, self.rank), source.places(start, stop))
@@ -175,7 +174,7 @@ class ShmCommunicator(Communicator):
             self._arena.scatter(begin, target.places(start, stop))
         elif dtype.kind != "V":
             self._arena.scatter_over(begin, begin + (stop - start) * dtype.itemsize, target.runs(start, stop))
-        else:  # no type of NumPy's own, so it has no buffer protocol
+        else:  # not a built-in NumPy type, so it has no buffer protocol
             target.write(start, stop, self._region(piece, self.size, dtype)[: stop - start])
 
     def _reduce_shard(
@@ -191,7 +190,7 @@ class ShmCommunicator(Communicator):
         """Fold my shard of a piece into the result.
 
         Args:
-            own: the vectors that make up my own contribution; none where it has been packed.
+            own: the vectors of my own contribution; None if it has been packed.
         """
         low, high = bounds[self.rank], bounds[self.rank + 1]
         regions = [self._region(piece, rank, dtype) for rank in range(self.size)]

@@ -1,10 +1,10 @@
-"""The pieces of a collective in the arena, and the counters by which the ranks of a host wait for each other's.
+"""The pieces of a collective in the arena, and the counters with which the ranks of a host wait for each other's pieces.
 
 A piece has a number, the same on all ranks, and regions of the arena: one for what each rank contributes, one for the result.
 There are two slots of them, which take turns: piece k lies in slot k mod 2.
 
-A counter only grows: it tells how many pieces its rank has packed, or reduced, since the arena was made. Waiting for a rank
-is waiting until its counter reaches a value.
+A counter only grows: it is the number of pieces that its rank has packed, or reduced, since the arena was made. To wait for a
+rank is to wait until its counter reaches a value.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from horovod.comm.shm.words import PACKED, PROGRESS, REDUCED, Words, word_index
 
 _POISON = 1 << 62
 SHORT_SPIN = 40
-"""Looks at a counter before sleeping: about two microseconds, what a sleep and a wake-up would cost at least."""
+"""Polls of a counter before sleeping: about two microseconds, the least that a sleep and a wake-up cost."""
 
 LONG_SPIN = 600
-"""The same, about thirty microseconds, where a rank waits with nothing else to do: in a small reduction, and in a broadcast,
-where some ranks write while others read."""
+"""Polls, for about thirty microseconds, if a rank has nothing else to do: in a small reduction, and in a broadcast, in which
+some ranks write while others read."""
 
 
 class Counters:
@@ -36,7 +36,7 @@ class Counters:
     Args:
         stall_timeout: how long a peer may make no progress while its counter is waited for, before
         on_stall: is told.
-        spins: whether to look a while before sleeping; not where a peer may need the core.
+        spins: whether to poll for a while before sleeping; false if a peer may need the core.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class Counters:
         self._life = threading.Lock()
 
     def signal(self, kind: int, value: int) -> None:
-        """Set this rank's counter and wake who waits for it.
+        """Set this rank's counter and wake the ranks that wait for it.
 
         Raises:
             Aborted: this rank's :meth:`abort` was called. The peers see that instead of the value.
         """
         self._words.publish(self._own + kind, value)
-        if self._aborted:  # perhaps before the value was written, which then hid what abort() had written
+        if self._aborted:  # perhaps before the write above, which then has overwritten the value of abort()
             self._words.overwrite(self._own + kind, _POISON)
             raise Aborted
 
     def advance(self) -> None:
-        """Tell who waits for this rank's counters that it is at work, in the middle of something long.
+        """Show the ranks that wait for this rank's counters that it makes progress in a long operation.
 
         Raises:
             Aborted: this rank's :meth:`abort` was called.
@@ -80,7 +80,7 @@ class Counters:
         self._words.values[self._own + PROGRESS] += 1
 
     def wait(self, peer: int, kind: int, value: int, spin: int = SHORT_SPIN) -> None:
-        """Return when ``peer``'s counter has reached ``value``, looking ``spin`` times before sleeping.
+        """Return when ``peer``'s counter has reached ``value``; poll ``spin`` times before sleeping.
 
         Raises:
             PeerFailure: some rank has aborted.
@@ -98,7 +98,7 @@ class Counters:
         if seen >= _POISON:
             if self._aborted:
                 raise Aborted
-            # Another rank's abort. Mostly its failure is on the way here as well; if not, this rank must not wait for ever.
+            # Another rank has aborted. Usually the liveness monitor reports its failure, too; if not, this wait must end.
             raise PeerFailure(
                 peer, "it, or another rank, gave up a collective that others were still in", suspected=True
             )
@@ -138,12 +138,12 @@ class Counters:
             raise Aborted
 
     def abort(self) -> None:
-        """Wake this rank's worker thread out of :meth:`wait`, and let no peer count on this rank any more. Any thread.
+        """Interrupt :meth:`wait` of this rank's worker thread, and mark this rank's counters as aborted for its peers. Any
+        thread.
 
-        A counter's owner may be dead or alive. The value is changed so that a sleeper that is just falling asleep cannot
-        miss it, into one that no waiter of any rank takes for progress; a living owner simply writes over it. This rank's
-        own counters keep that value: a peer that still reads this rank's tensors, whose memory may be used for something
-        else from now on, must not take what it reads for a result.
+        The owner of a counter may be dead or alive. The value is changed, so that a thread that is falling asleep cannot miss
+        it, to one that no rank takes for progress; a living owner overwrites it. This rank's own counters keep that value: its
+        tensors' memory may be reused from now on, so a peer that still reads it must not use what it reads.
         """
         self._aborted = True
         with self._life:
@@ -154,13 +154,13 @@ class Counters:
                     self._words.overwrite(word, (values[word] ^ 0x80000000) | _POISON)
 
     def release(self) -> None:
-        """Forget the arena."""
+        """Drop the reference to the arena."""
         with self._life:
             self._words.release()
 
 
 class Pieces:
-    """One rank's view of the pieces: where they lie, and in which of them this rank is.
+    """One rank's view of the pieces: their positions in the arena, and the number of this rank's next piece.
 
     Args:
         arena: attached by every rank.
@@ -179,7 +179,7 @@ class Pieces:
         self._typed: dict[tuple[int, int, np.dtype[Any]], Array] = {}
 
     def start(self, piece: int, owner: int) -> int:
-        """Where :meth:`region` begins in the arena, in bytes."""
+        """The offset of :meth:`region` in the arena, in bytes."""
         place = (piece & 1) * (self._size + 1) + owner
         return Arena.header_bytes(self._size) + place * self._bytes
 
@@ -202,13 +202,13 @@ class Pieces:
         return self._packed
 
     def skip(self) -> int:
-        """The number of the next piece, to which this rank has nothing to contribute; it has read the piece before."""
+        """Take the number of the next piece, to which this rank contributes nothing. It must have read the previous piece."""
         self._packed += 1
         self._counters.signal(PACKED, self._packed)
         return self._packed
 
     def exchange(self, words: Array) -> list[Array]:
-        """Every rank's vector of 64-bit words, once all have brought theirs."""
+        """All-gather a vector of 64-bit words; returns every rank's."""
         piece = self.begin()
         self.region(piece, self._rank, words.dtype)[: words.size] = words
         self._counters.signal(PACKED, piece)
@@ -216,6 +216,6 @@ class Pieces:
         return [self.region(piece, rank, words.dtype)[: words.size].copy() for rank in range(self._size)]
 
     def release(self) -> None:
-        """Forget the arena."""
+        """Drop the reference to the arena."""
         self._typed.clear()
         self._regions.clear()

@@ -1,10 +1,10 @@
-"""Reading another process's memory where it lies: Linux's cross-memory attach, through ctypes.
+"""Reads another process's memory with Linux's cross-memory attach, through ctypes.
 
-The kernel lets a process do so whom it would let trace the other: one of the same user, in the same PID namespace. Containers
-may filter the call, and the security module Yama may narrow who is let (:func:`permit_siblings`); so whoever wants to
-read tries first. Nothing is ever written into another process.
+The kernel permits it to processes that may trace the other one: of the same user, in the same PID namespace. Containers may
+filter the call, and the security module Yama may restrict it further (:func:`permit_siblings`), so it is tried first. Nothing
+is ever written into another process.
 
-What one call moves is bounded, so vectors are read by a :class:`CopyPlan`.
+One call moves a limited amount of data, so vectors are read by a :class:`CopyPlan`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if _read is not None:
     _read.restype = ctypes.c_ssize_t
 
 available = _read is not None
-"""Whether the system has the call; whether it is permitted shows when it is made."""
+"""Whether the system has the call. Only a call shows whether it is permitted."""
 
 
 def read(process: int, nbytes: int, places: int, place_count: int, into: int, into_count: int) -> None:
-    """Copy what lies in places of another process to places of this one.
+    """Copy memory of another process into memory of this one.
 
     Args:
         process: its id.
@@ -49,7 +49,7 @@ def read(process: int, nbytes: int, places: int, place_count: int, into: int, in
     Raises:
         ProcessLookupError: there is no such process any more.
         PermissionError: the kernel does not permit it.
-        OSError: a place is not, or not any more, memory of its process; or the system has no such call.
+        OSError: an address is not, or no longer, memory of its process; or the system has no such call.
     """
     if _read is None:
         raise OSError("this system cannot read another process's memory")
@@ -62,9 +62,9 @@ def read(process: int, nbytes: int, places: int, place_count: int, into: int, in
 
 
 def readable(addresses: Array) -> bool:
-    """Whether other processes could read bytes of this one's memory, provided that they may at all.
+    """Whether permitted processes can read these bytes of this process's memory.
 
-    Not every memory can be read so: what a device's driver has mapped cannot, such as page-locked memory for a GPU.
+    Memory that a device's driver has mapped, such as page-locked memory for a GPU, cannot be read.
     """
     for first in range(0, len(addresses), VECTORS):
         places = np.ones((len(addresses[first : first + VECTORS]), 2), np.uintp)
@@ -79,9 +79,9 @@ def readable(addresses: Array) -> bool:
 
 
 def permit_siblings() -> None:
-    """Let the descendants of this process's parent read its memory, where Yama would let only its own ancestors.
+    """Let the descendants of this process's parent read its memory, if Yama would let only its ancestors.
 
-    The ranks of a host are mostly children of one launcher, which started nothing else.
+    The ranks of a host are usually children of one launcher, which starts nothing else.
     """
     try:
         scope = _YAMA.read_text().strip()
@@ -93,7 +93,7 @@ def permit_siblings() -> None:
 
 
 PLACE_BYTES = 16
-"""Of a row of an address and a number of bytes (``iovec``)."""
+"""The bytes of one row: an address and a number of bytes (``iovec``)."""
 
 
 class Run(NamedTuple):
@@ -105,7 +105,7 @@ class Run(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What is moved by one system call: a few bytes at least, and no more places than it takes.
+    """The data of one system call, within the call's limits.
 
     Attributes:
         first: its first row in :meth:`CopyPlan.places`; its runs are as many rows.
@@ -118,10 +118,11 @@ class Step(NamedTuple):
 
 
 class CopyPlan:
-    """Elements ``[start, stop)`` of vectors of a layout, in steps of up to ``limit`` bytes, whoever's vectors they are.
+    """Splits elements ``[start, stop)`` of several vectors into copy steps of up to ``limit`` bytes; depends only on the
+    layout.
 
-    Ranks hold vectors of the same lengths at different addresses. What a step covers is the same for all of them, from one
-    training step to the next, so it is worked out once; only the addresses are added each time.
+    All ranks have vectors of the same lengths, at different addresses. So the steps are the same for all of them in every
+    training step, and are computed once; only the addresses are added each time.
 
     Attributes:
         longest: elements of the longest step.
@@ -153,7 +154,7 @@ class CopyPlan:
         self._rows[:, 1] = np.array([run.end - run.begin for run in runs], np.uintp) * np.uintp(itemsize)
 
     def places(self, addresses: Array) -> Array:
-        """Where all runs lie, for vectors that begin at these addresses: rows of an address and a number of bytes."""
+        """The runs of all steps for vectors at these addresses, as rows of an address and a number of bytes."""
         rows: Array = self._rows.copy()
         rows[:, 0] += addresses[self._vectors]
         return rows
@@ -161,5 +162,5 @@ class CopyPlan:
 
 @lru_cache(maxsize=256)
 def copy_plan(layout: Layout, start: int, stop: int, limit: int) -> CopyPlan:
-    """The same batches come in every step."""
+    """Cached, because every training step has the same batches."""
     return CopyPlan(layout, start, stop, limit)

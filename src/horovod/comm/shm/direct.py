@@ -1,15 +1,15 @@
-"""Collectives of large tensors on one host: every rank reads what it needs where it lies, in the others' memory.
+"""Collectives of large tensors on one host: every rank reads the data that it needs directly from the other ranks' memory.
 
-Nothing is laid down for others, so each byte is copied once, or not at all before it is folded; and the ranks wait for each
-other two or three times a collective, however large it is, not for every piece. A reduction::
+No data is copied to shared memory, so each byte is copied at most once before it is folded. The ranks wait for each other two
+or three times in a collective of any size, not for every piece. A reduction::
 
-    exchange   everybody tells where its tensors lie, and whether others can read them there; if not, this is not the way
+    exchange   every rank sends its tensors' addresses, and whether others can read them; if one cannot, nothing is done
     reduce     read the others' parts of my shard, some hundred kilobytes at a time, and fold them in rank order with mine
-    exchange   everybody has its shard, and nobody reads the others' parts any more
+    exchange   every rank has its shard, and no rank reads the others' parts any more
     gather     read the others' shards into my tensors
-    exchange   nobody reads my tensors any more
+    exchange   no rank reads my tensors any more
 
-Small tensors do not gain: a page of memory costs the kernel as much as a few kilobytes of copying. Huge pages cost it little.
+Small tensors do not gain: each page costs the kernel as much as copying a few kilobytes. Huge pages cost little.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from horovod.comm.spans import Layout, Spans, address_of, spans_of
 _log = logging.getLogger(__name__)
 
 ExchangeFunction = Callable[[Array], list[Array]]
-"""Lay down a vector of 64-bit words and return everybody's, by rank, once everybody has laid down its own."""
+"""All-gathers a vector of 64-bit words; returns all ranks' vectors, by rank."""
 
 _FOLDED = 1 << 20
 _FOLDED_AT_LEAST = 512 << 10
 _FOLDED_AT_MOST = 8 << 20
-"""Bytes that are read from the other ranks together before they are folded, and from each at least: they stay in the cache.
-With many ranks the last, for all together, limits what is read from each."""
+"""Bytes to read before they are folded, so that they stay in the cache: the total from all other ranks, the least from each,
+and the limit of the total with many ranks."""
 
 
 def folded_bytes(peers: int) -> int:
@@ -48,20 +48,20 @@ def folded_bytes(peers: int) -> int:
 
 
 _SCALED = 256 << 10
-"""Bytes that are folded at a time where they are scaled as well: they stay in a nearer one."""
+"""Bytes to fold at a time if they are scaled, too: they stay in a nearer cache."""
 
 _READ = 8 << 20
-"""Bytes that are read at a time where nothing is folded: between two reads an abort is noticed."""
+"""Bytes to read at a time if nothing is folded. An abort is noticed between two reads."""
 
 NOTHING: Array = np.empty(0, np.uintp)
-"""What is exchanged only to wait for each other."""
+"""The empty vector, exchanged only to wait for each other."""
 
 
 def exchange_rank_infos(rank: int, exchange: ExchangeFunction) -> list[int] | None:
-    """Find out whether the ranks of a group can read one another's memory. Every rank must call it.
+    """Check whether the ranks of a group can read one another's memory. Every rank must call it.
 
     Returns:
-        The process ids by rank, or None, the same on all ranks, where one of them cannot.
+        The process ids by rank; None, on all ranks, if one of them cannot.
     """
     token = np.frombuffer(os.urandom(2 * WORD), np.uintp)
     process = os.getpid() if cross_memory.available else 0
@@ -94,13 +94,13 @@ def _place(address: int, nbytes: int) -> Array:
 
 
 class DirectCollectives:
-    """The collectives as one rank sees them. Each returns False, on all ranks, if it has done nothing since somebody's tensors
-    lie where others cannot read them.
+    """The collectives of one rank. Each returns False, on all ranks, if it has done nothing, because other ranks cannot read
+    the tensors of some rank.
 
     Args:
         processes: the ranks' process ids, as :func:`exchange_rank_infos` returned them.
         exchange: as there.
-        advance: called before each step; tells the others that this rank makes progress, and raises after an abort.
+        advance: called before each step; shows the others that this rank makes progress, and raises after an abort.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class DirectCollectives:
     def reducescatter(
         self, shards: Sequence[Spans], target: Spans, op: ReduceOp, prescale: float, postscale: float
     ) -> bool:
-        """Reduce what belongs to this rank.
+        """Reduce this rank's shard.
 
         Args:
             shards: by rank, the parts of this rank's vectors that belong to it.
@@ -152,7 +152,7 @@ class DirectCollectives:
         return True
 
     def allgather(self, source: Spans, targets: Sequence[Spans]) -> bool:
-        """Copy everybody's vectors.
+        """Copy all ranks' vectors.
 
         Args:
             targets: by rank, where its vectors go.
@@ -179,10 +179,10 @@ class DirectCollectives:
         return True
 
     def alltoall(self, parts: Sequence[Array], targets: Sequence[Array]) -> bool:
-        """Move what goes to other ranks; what stays here is not touched.
+        """Move data between ranks; data for this rank itself is not touched.
 
         Args:
-            parts, targets: by rank, what goes to it and what comes from it.
+            parts, targets: by rank, the data to send to it and the memory to receive from it.
         """
         tables = self._tell(spans_of(parts))
         if tables is None:
@@ -193,7 +193,7 @@ class DirectCollectives:
         return True
 
     def _tell(self, *vectors: Spans) -> Array | None:
-        """Everybody's addresses, a row for each rank; None, on all ranks, if what is there cannot be read by others."""
+        """All ranks' addresses, a row for each rank; None, on all ranks, if others cannot read some rank's memory."""
         tables, lengths = [], []
         for each in vectors:
             tables.append(each.table())
@@ -214,11 +214,11 @@ class DirectCollectives:
         prescale: float,
         postscale: float,
     ) -> None:
-        """Reduce elements ``[start, stop)`` of everybody's vectors into those of ``target``.
+        """Reduce elements ``[start, stop)`` of all ranks' vectors into those of ``target``.
 
         Args:
-            inputs: the addresses of everybody's vectors, a row for each rank.
-            source: my own of them.
+            inputs: the addresses of all ranks' vectors, a row for each rank.
+            source: this rank's vectors.
         """
         dtype, rank = source.dtype, self._rank
         way = copy_plan(source.layout, start, stop, self._folded_bytes)
@@ -226,7 +226,7 @@ class DirectCollectives:
         longest = way.longest
         buffers = [self._workspace.array(3 + peer, dtype, longest) for peer in range(self._size)]
         into = np.array([[address_of(buffer), 0] for buffer in buffers], np.uintp)
-        # 16-bit floats are folded faster into memory that is none of the contributions.
+        # 16-bit floats are folded faster into memory that is not one of the contributions.
         aside = dtype in HALVES and target is source
         most = longest if postscale == 1.0 else _SCALED // dtype.itemsize
         for step in way.steps:

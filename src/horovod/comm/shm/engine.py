@@ -1,4 +1,4 @@
-"""How shared memory is chosen and built: one rank makes it, and passes its descriptor to the others."""
+"""How shared memory is chosen and built: one rank creates it, and passes its descriptor to the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _decode = msgspec.msgpack.Decoder(_ArenaSize).decode
 
 
 class ShmEngine(Engine):
-    """Ranks of one host."""
+    """Serves ranks of one host."""
 
     name: ClassVar[str] = "shm"
 

@@ -1,8 +1,8 @@
-"""Asks the kernel for huge pages where memory is about to be filled for the first time.
+"""Asks the kernel for huge pages for memory that is about to be written for the first time.
 
 Each 4 KiB page of new memory costs a fault when it is first written, up to several microseconds on a virtual machine: more
-than receiving its contents. A page of 2 MiB costs one. This is advice: where the kernel's setting says "never", or there is
-no such call, nothing happens.
+than receiving its contents. A page of 2 MiB costs one. This is advice: if the kernel's setting is "never", or it has no such
+call, nothing happens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import mmap
 
 LEAST_BYTES = 4 << 20
-"""Below this, memory is more often reused than new; NumPy draws the same line for its own arrays."""
+"""Smaller memory is more often reused than new. NumPy uses the same limit for its arrays."""
 
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)
 _madvise = getattr(ctypes.CDLL(None), "madvise", None)

@@ -1,7 +1,7 @@
-"""Which way a large collective goes on one host: through the arena, or read where it lies.
+"""Which path a large collective takes on one host: through the arena, or by direct reads.
 
-Nobody knows beforehand which is quicker, nor whether the kernel permits the second; so both are found out, and all ranks go
-the same way.
+Which path is faster, and whether the kernel permits the second, is not known in advance. Both are timed, and all ranks take the
+same path.
 """
 
 from __future__ import annotations
@@ -17,34 +17,35 @@ from horovod.comm.shm.direct import NOTHING, DirectCollectives, ExchangeFunction
 from horovod.comm.shm.words import WORD
 
 _LARGE = 8 << 20
-"""From so many bytes on it is tried which way is quicker."""
+"""Smallest size at which both paths are timed."""
 
 SCATTERED = 16 << 10
-"""Vectors that are smaller than this on average are not worth while to be treated one by one."""
+"""Smallest average size of vectors for direct reads, which handle them one by one."""
 
 ARENA = 0
-"""The way through the arena; 1 is the other one."""
+"""The path through the arena; 1 is the path of direct reads."""
 
 _WARM = 1
-"""Tries of each way that do not count: they fetch memory, and find out what is worked out once."""
+"""Warm-up calls of each path, which are not counted: they touch new memory and fill caches."""
 
 _TRIES = 3
-"""Tries of each way that do, in turn; their median is compared."""
+"""Timed calls of each path, in turn; their medians are compared."""
 
 _REST = 50
 _LONGEST_REST = 800
-"""Calls after which the ways are tried again, at first and at most: each rest is twice as long as the one before."""
+"""Number of calls until the paths are timed again, at first and at most; it doubles each time."""
 
 
 class Preference:
-    """Of way 0 or way 1, for one kind of call that comes again and again: the quicker one, found out by going both.
+    """Chooses the faster of path 0 and path 1 for one repeated kind of call, by timing both.
 
-    Whether it pays to read large tensors where they lie depends on what nobody tells: whether the ranks' cores share a cache,
-    how large the pages of the tensors' memory are, who else uses the machine. Pure: all ranks that call it alike decide alike.
+    Which is faster depends on facts that cannot be queried: whether the ranks' cores share a cache, the page size of the
+        tensors'
+    memory, other users of the machine. Pure: all ranks that make the same calls get the same result.
 
     Attributes:
-        way: which to go now.
-        trying: whether the call is one of those to be timed (:meth:`took`).
+        way: the path to take now.
+        trying: whether to time this call (:meth:`took`).
     """
 
     def __init__(self) -> None:
@@ -61,25 +62,25 @@ class Preference:
             self.trying = True
 
     def took(self, seconds: float) -> None:
-        """Note how long this call took, and go the other way next."""
+        """Record the time of this call, and take the other path next."""
         self._times[self.way].append(seconds)
         self.way = 1 - self.way
 
     @property
     def due(self) -> bool:
-        """Whether both ways have been tried, so that the ranks can :meth:`settle`."""
+        """Whether both paths have been timed, so that the ranks can :meth:`settle`."""
         return all(len(times) == _WARM + _TRIES for times in self._times)
 
     @property
     def medians(self) -> list[float]:
-        """Of the times of each way on this rank, in seconds."""
+        """The median time of each path on this rank, in seconds."""
         return [median(times[_WARM:]) for times in self._times]
 
     def settle(self, seconds: Sequence[float]) -> None:
-        """Decide for a while.
+        """Choose a path until the next timing.
 
         Args:
-            seconds: what each way took, summed over the ranks; the same on all of them.
+            seconds: the times of each path, summed over the ranks; the same on all of them.
         """
         self.way = int(seconds[1] < seconds[0])
         self.trying = False
@@ -93,10 +94,10 @@ class Large:
 
     Args:
         rank: this rank in the group.
-        reading: whether ranks read one another's memory: ``auto``, where it is quicker; ``always``, where they can; ``never``.
-            The same on all ranks.
+        reading: when ranks read one another's memory: ``auto``, if it is faster; ``always``, if they can; ``never``. The same
+            on all ranks.
         exchange, advance, workspace: for :class:`~horovod.comm.shm.direct.DirectCollectives`.
-        exchange_bytes: what a rank can lay down in an exchange.
+        exchange_bytes: how many bytes a rank can send in an exchange.
     """
 
     def __init__(
@@ -131,11 +132,11 @@ class Large:
         directly: Callable[[DirectCollectives], bool],
         streamed: Callable[[], None],
     ) -> None:
-        """Carry out a collective by what is quicker for its kind and size, or by what can be.
+        """Carry out a collective by the faster path for its kind and size, or by the only possible one.
 
         Args:
-            nbytes, vectors: what it moves.
-            addresses: how many a rank would have to tell the others to do it ``directly``.
+            nbytes, vectors: the size of the data, and the number of vectors.
+            addresses: how many addresses a rank would have to send to do it ``directly``.
         """
         direct = self._reach(nbytes, vectors, addresses)
         if direct is None:
@@ -152,7 +153,7 @@ class Large:
         began = 0.0
         timed = preference.trying
         if timed:
-            self._exchange(NOTHING)  # all begin at once, so that nobody's time has waiting for others in it
+            self._exchange(NOTHING)  # all begin at once, so that no rank's time includes waiting for others
             began = time.perf_counter()
         else:
             preference.rested()
@@ -165,7 +166,7 @@ class Large:
                 preference.settle(np.sum(self._exchange(np.array(medians, np.uintp)), axis=0).tolist())
 
     def _reach(self, nbytes: int, vectors: int, addresses: int) -> DirectCollectives | None:
-        """What carries out such a collective without the arena, if that may be worth while, and is possible."""
+        """The direct collectives, if they can carry out such a collective and may be faster; else None."""
         least = 0 if self._reading == "always" else _LARGE
         if self._impossible or self._reading == "never" or nbytes < max(least, SCATTERED * vectors):
             return None

@@ -1,6 +1,6 @@
 """Memory that ranks of one host share.
 
-It has no name: one rank makes it with ``memfd_create`` and passes the descriptor, so nothing is left behind however the ranks
+It has no name: one rank creates it with ``memfd_create`` and passes the descriptor. So nothing is left behind however the ranks
 end, and no limit of ``/dev/shm`` applies.
 """
 
@@ -22,7 +22,7 @@ def in_pages(length: int) -> int:
 
 
 def created(length: int) -> int:
-    """A descriptor of new memory of so many bytes, all zero.
+    """A descriptor of ``length`` bytes of new memory, all zero.
 
     Raises:
         OSError: the kernel refuses, or has no futexes this code can use.
@@ -38,10 +38,10 @@ def created(length: int) -> int:
 
 
 def duplicated(descriptor: int, length: int) -> int:
-    """A descriptor of one's own of memory whose descriptor was passed to this process.
+    """A duplicate of a descriptor of memory that was passed to this process.
 
     Raises:
-        OSError, ValueError: it cannot be used here, or is not what was announced.
+        OSError, ValueError: it cannot be used here, or is not the announced memory.
     """
     _check_futexes()
     if os.fstat(descriptor).st_size != length:
@@ -58,13 +58,13 @@ class SharedMemory:
     """The mapped memory, as one rank sees it.
 
     Args:
-        descriptor: of the memory; owned from now on, even if it cannot be mapped.
+        descriptor: of the memory. This object owns it from now on, even if mapping fails.
 
     Attributes:
         length: bytes in all.
         descriptor: -1 once it is closed.
-        bytes, address: all of it, and where it begins.
-        words: the same as 64-bit words.
+        bytes, address: the whole memory, and its address.
+        words: the memory as 64-bit words.
     """
 
     def __init__(self, descriptor: int, length: int) -> None:
@@ -81,7 +81,7 @@ class SharedMemory:
         self.words = memoryview(self._map).cast("Q")
 
     def close(self) -> None:
-        """Let go of the memory; it is freed when the last rank has. Any number of times."""
+        """Release the memory; it is freed when the last rank has released it. Any number of times."""
         if self.descriptor < 0:
             return
         os.close(self.descriptor)
@@ -91,4 +91,4 @@ class SharedMemory:
         try:
             self._map.close()
         except BufferError:
-            pass  # somebody still looks at a part of it; the mapping goes with the last view
+            pass  # a view of it still exists; the mapping ends with the last view

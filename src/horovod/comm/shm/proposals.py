@@ -1,4 +1,4 @@
-"""An agreement on one collective of one host in a single step: all ranks write what they ask for, and one rank compares.
+"""Agreement on one collective of one host in a single step: all ranks write their requests, and one rank compares them.
 
 An agreement by messages takes longer than a small collective. Here every rank writes a proposal into shared memory: its
 request, byte by byte, and its contribution if that is small. The group's first rank, the leader, ends each try for all:
@@ -43,7 +43,7 @@ _NOTE_BYTES = 8
 
 
 def memory_bytes(size: int) -> int:
-    """How much memory the proposals of ``size`` ranks take. What nobody touches is never there."""
+    """How much memory the proposals of ``size`` ranks take. Pages that are never touched take none."""
     return in_pages(word_bytes(size)) + in_pages(2 * size * _BLOCK_BYTES)
 
 
@@ -58,10 +58,10 @@ def fits(identity: bytes, notes: Sequence[int]) -> bool:
 
 
 class Proposals:
-    """One rank's end of it. One thread at a time may use it, but for :meth:`over` and :meth:`closed`.
+    """One rank's view of the proposals. Only one thread at a time may use it, except :meth:`over` and :meth:`closed`.
 
     Args:
-        memory: of ``memory_bytes(size)`` bytes, mapped by every rank; owned from now on.
+        memory: of ``memory_bytes(size)`` bytes, mapped by every rank. This object owns it from now on.
         rank, size: this rank in the group; rank 0 is the leader.
         contributions: whether small contributions are part of a proposal; else the engine moves everything.
 
@@ -96,7 +96,7 @@ class Proposals:
         """Take part in the present try, whose number is returned.
 
         Args:
-            identity: what must be the same on all ranks; none may be the beginning of another.
+            identity: the bytes that must be the same on all ranks; no identity may be a prefix of another.
             vectors: this rank's contribution, of one dtype, together at most ``data_bytes``; none if the engine is to move it.
             notes: numbers of this rank for the others, see :meth:`notes`. They and ``identity`` must fit (:func:`fits`).
         """
@@ -116,7 +116,8 @@ class Proposals:
         return number
 
     def closed(self) -> bool:
-        """Whether the leader does not use the fast path. Ask after a proposal, too: it may not have seen that one."""
+        """Whether the leader does not use the fast path. Ask after proposing, too: the leader may not have seen the
+        proposal."""
         return bool(self._words.values[self._closed])
 
     def over(self, number: int) -> bool:
@@ -129,21 +130,21 @@ class Proposals:
         return self._words.values[self._outcome] & 1 == self._slot
 
     def await_outcome(self, number: int, spins: int, seconds: float) -> bool:
-        """Whether the try is over; looks ``spins`` times in a row, then sleeps for so long at most, or less."""
+        """Whether the try is over. Polls ``spins`` times, then sleeps for at most ``seconds``."""
         return self._words.await_value(self._outcome, 2 * number, spins, seconds)
 
     def stop_waiting(self, number: int) -> bool:
-        """Have the leader send a message if the try succeeds from now on. Returns whether it is over already."""
+        """Make the leader send a message if the try succeeds from now on. Returns whether it is over already."""
         self._words.publish(self._given_up, number)
         return self.over(number)
 
     def notes(self, count: int) -> tuple[tuple[int, ...], ...]:
-        """After a success: the ``count`` notes that everybody has made, by rank."""
+        """After a success: the ``count`` notes of every rank, by rank."""
         place = slice(_HEAD_BYTES - _NOTE_BYTES * count, _HEAD_BYTES)
         return tuple(tuple(head[place].cast("Q")) for head in self._heads[self._slot])
 
     def reduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float, first: int = 0) -> None:
-        """After a success: reduce everybody's contribution, from element ``first`` on, into ``outputs``, as an engine does."""
+        """After a success: reduce all contributions, from element ``first`` on, into ``outputs``, as an engine does."""
         if len(outputs) == 1:
             only = outputs[0]
             contributions = [each[first : first + only.size] for each in self._contributions(only.dtype)]
@@ -160,14 +161,14 @@ class Proposals:
             target.write(0, target.length, self._contributions(target.dtype)[root][: target.length])
 
     def allgather(self, output: Array, counts: Sequence[int]) -> None:
-        """After a success: concatenate everybody's contribution, ``counts[r]`` elements of rank r, into ``output``."""
+        """After a success: concatenate all contributions, ``counts[r]`` elements of rank r, into ``output``."""
         start = 0
         for contribution, count in zip(self._contributions(output.dtype), counts, strict=True):
             output[start : start + count] = contribution[:count]
             start += count
 
     def alltoall(self, output: Array, counts: Sequence[Sequence[int]]) -> None:
-        """After a success: concatenate what everybody's contribution has for this rank into ``output``.
+        """After a success: concatenate the parts of all contributions that are for this rank into ``output``.
 
         Args:
             counts: ``counts[r][s]`` consecutive elements of rank r's contribution go to rank s.
@@ -181,11 +182,11 @@ class Proposals:
     # For the leader.
 
     def await_proposal(self, peer: int, number: int, spins: int, seconds: float) -> bool:
-        """Whether a peer takes part in the try; looks ``spins`` times in a row, then sleeps for so long at most, or less."""
+        """Whether a peer takes part in the try. Polls ``spins`` times, then sleeps for at most ``seconds``."""
         return self._words.await_value(word_index(peer, PROPOSAL), number, spins, seconds)
 
     def alike(self, peer: int, identity: bytes) -> bool:
-        """Whether a peer that takes part wants what this rank wants."""
+        """Whether a peer that takes part has proposed the same as this rank."""
         self._words.read_fence()
         return bool(self._heads[self._slot][peer][: len(identity)] == identity)
 
@@ -206,7 +207,7 @@ class Proposals:
         return told
 
     def give_up(self, peer: int, number: int) -> bool:
-        """A peer says that it has given up a try: end it if it is not over. Returns whether it had succeeded.
+        """A peer has given up a try: end the try if it is not over. Returns whether it had succeeded.
 
         Raises:
             ValueError: there has been no such try.
@@ -221,7 +222,7 @@ class Proposals:
         return succeeded
 
     def shut(self) -> None:
-        """The leader does not use the fast path: no rank needs to wait for it."""
+        """Close the fast path: no rank needs to wait for the leader."""
         if self._words.values[self._closed]:
             return
         self._words.values[self._closed] = 1
@@ -231,7 +232,7 @@ class Proposals:
             self.decide(False)
 
     def reopen(self) -> None:
-        """The leader uses the fast path again."""
+        """Open the fast path again."""
         self._words.values[self._closed] = 0
 
     def _contributions(self, dtype: np.dtype[Any]) -> list[Array]:
@@ -247,7 +248,7 @@ class Proposals:
         return [self._memory.descriptor]
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._typed.clear()
         self._blocks.clear()
         self._heads.clear()

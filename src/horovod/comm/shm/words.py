@@ -1,14 +1,14 @@
-"""The words of shared memory by which ranks wait for each other: each written by one rank, read and waited for by others.
+"""Words of shared memory with which ranks wait for each other: one rank writes each word, others read it and wait for it.
 
-They stand at the beginning of a shared memory. Every rank has a line of 128 bytes with 64-bit words. A memory uses
-those for its purpose::
+They are at the beginning of a shared memory. Every rank has a line of 128 bytes with 64-bit words. Each memory uses those of
+its purpose::
 
     packed | reduced | progress                 see horovod.comm.shm.counters
     proposal | outcome | closed | given up      see horovod.comm.shm.proposals
     asleep                                      1 while this rank sleeps on a word of another
 
-A wake-up is a system call, which costs as much as a small collective's copies, and mostly no rank sleeps. So a rank that
-writes a word first checks whether any rank sleeps::
+A wake-up is a system call, which costs as much as a small collective's copies, and usually no rank sleeps. So a rank that
+writes a word checks first whether any rank sleeps::
 
     writer                              sleeper
     word = value                        asleep = 1
@@ -46,7 +46,7 @@ WORD = 8
 
 _FUTEX_BITS = 0xFFFFFFFF
 LONGEST_SLEEP_SECONDS = 1.0
-"""The longest sleep. Who waits longer looks again in between."""
+"""Longest futex sleep; longer waits re-check."""
 
 
 _FUTEX_WAIT = 0
@@ -56,7 +56,7 @@ _SYSCALL_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221,
 _NUMBER = _SYSCALL_NUMBERS.get(platform.machine(), -1)
 
 available = sys.platform == "linux" and _NUMBER >= 0 and sys.byteorder == "little"
-"""Whether this machine has futexes as this module calls them."""
+"""Whether this system has futexes that this module can call."""
 
 
 class _TimeSpec(ctypes.Structure):
@@ -82,12 +82,12 @@ def _wait(address: int, value: int, seconds: float) -> None:
 
 
 def _wake(address: int) -> None:
-    """Wake everybody who sleeps on the word at ``address``."""
+    """Wake all threads that sleep on the word at ``address``."""
     _waking(_NUMBER, address, _FUTEX_WAKE, _EVERYBODY, None)
 
 
 weakly_ordered = platform.machine() not in ("x86_64", "AMD64")
-"""Whether other processors may see two stores of this one in another order, so that :func:`fence` is needed."""
+"""Whether other processors may see two stores of this one in a different order, so that :func:`fence` is needed."""
 
 _private_word = ctypes.c_uint32(0)
 
@@ -123,7 +123,7 @@ class Words:
         self._lock = threading.Lock()
 
     def publish(self, index: int, value: int) -> None:
-        """Write a word, after all that was written before and before all that is read later, and wake who sleeps on it."""
+        """Write a word, ordered after all earlier writes and before all later reads, and wake the ranks that sleep on it."""
         if weakly_ordered:
             fence()
             self.values[index] = value
@@ -139,12 +139,12 @@ class Words:
                 return
 
     def overwrite(self, index: int, value: int) -> None:
-        """Write a word, whoever's it is, and wake everybody who sleeps on it. Any thread."""
+        """Write a word of any rank, and wake all that sleep on it. Any thread."""
         self.values[index] = value
         _wake(self._address + index * WORD)
 
     def sleep(self, index: int, seen: int, seconds: float) -> None:
-        """Sleep until a word is not ``seen`` any more, or for so long at most; may return early."""
+        """Sleep until a word differs from ``seen``, for at most ``seconds``; may return early."""
         values = self.values
         values[self._asleep] = 1
         try:
@@ -153,7 +153,7 @@ class Words:
             values[self._asleep] = 0
 
     def await_value(self, index: int, value: int, spins: int, seconds: float) -> bool:
-        """Whether a word has reached ``value``; looks ``spins`` times in a row, then sleeps for so long at most, or less."""
+        """Whether a word has reached ``value``. Polls ``spins`` times, then sleeps for at most ``seconds``."""
         values = self.values
         for _ in range(spins):
             if values[index] >= value:
@@ -165,10 +165,10 @@ class Words:
         return values[index] >= value
 
     def read_fence(self) -> None:
-        """What is read from now on is not older than the word that was looked at before."""
+        """An acquire fence: later reads are not older than the word that was read before."""
         if weakly_ordered:
             fence()
 
     def release(self) -> None:
-        """Forget the memory."""
+        """Drop the reference to the memory."""
         self.values = memoryview(b"")

@@ -1,4 +1,4 @@
-"""The engine over stream sockets: any hosts, nothing to install; also what two processes of one host fall back to."""
+"""The engine over stream sockets: for any hosts, with nothing to install; also for ranks of one host without shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TcpCommunicator(ExchangeCommunicator):
 
     Args:
         rank: this rank's index in the group.
-        sockets: a connected, authenticated stream socket (TCP or AF_UNIX) to every other rank. Owned from now on.
+        sockets: a connected, authenticated stream socket (TCP or AF_UNIX) to every other rank, which this object owns.
         stall_timeout: how long a peer may make no progress inside a collective, before
         on_stall: is told.
         piece_bytes: what a rank sends one other at a time while a reduction streams; the same on all ranks.

@@ -1,4 +1,4 @@
-"""How the engine over stream sockets is chosen and built: always, and by connecting all ranks with one another."""
+"""How the engine over stream sockets is chosen and built: always possible, by connecting all ranks with one another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from horovod.comm.tcp.communicator import TcpCommunicator
 
 
 class TcpEngine(Engine):
-    """Ranks of any hosts that can reach one another."""
+    """Serves ranks of any hosts that can reach one another."""
 
     name: ClassVar[str] = "tcp"
 

@@ -84,13 +84,13 @@ class TcpLink:
         self.interest = 0  # the epoll events now asked for
         self.registered = False
         self.blocked = False  # the kernel took less than was offered
-        self.stamp = 0.0  # when bytes last moved, a wait for this peer began, or its silence was told
+        self.stamp = 0.0  # when bytes last moved, a wait for this peer began, or its stall was reported
         self.stalls = 0  # how often that was
 
     def lost(self) -> bool:
-        """Whether what was sent does not arrive: the kernel sends it again and again, and the peer's host is silent.
+        """Whether the network has lost the peer's host: the kernel retransmits, and the host does not acknowledge.
 
-        A host acknowledges what its processes do not take, so this tells of the network, never of a slow peer.
+        A host acknowledges data even if its process does not read it, so this never detects a slow peer.
         """
         if self.socket.family == socket.AF_UNIX:
             return False
@@ -102,11 +102,11 @@ class TcpLink:
         return retransmissions >= _RETRANSMISSIONS
 
     def silent(self) -> PeerFailure:
-        """The peer's host is silent: another rank may know more."""
+        """The failure of a peer whose host does not answer; another rank may know more."""
         return PeerFailure(self.rank, silence(self.ends), suspected=True)
 
     def failure(self, error: OSError | None = None) -> PeerFailure:
-        """Why the connection has ended: as the kernel says now, or has said with ``error``."""
+        """Why the connection has ended, from ``error`` or from the kernel's present state."""
         if error is None:
             number = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             error = OSError(number, os.strerror(number))
@@ -116,13 +116,13 @@ class TcpLink:
         return PeerFailure(self.rank, why)
 
     def expect(self, header: bytes) -> None:
-        """Queue the receipt of this header; whatever comes in its place is a failure of the peer."""
+        """Queue the receipt of this header; anything else in its place is a failure of the peer."""
         found = bytearray(len(header))
         self.incoming.append(memoryview(found))
         self.headers.append((self.incoming.queued, found, header))
 
     def send(self) -> None:
-        """Hand the kernel as much as it takes now."""
+        """Write as much as the kernel takes now."""
         buffers = self.outgoing.buffers
         self.blocked = False
         while buffers:
@@ -145,7 +145,7 @@ class TcpLink:
                 return
 
     def receive(self) -> None:
-        """Take what has arrived, as far as it is wanted."""
+        """Read what has arrived, as far as buffers are queued for it."""
         flow = self.incoming
         buffers = flow.buffers
         while buffers:
@@ -174,7 +174,7 @@ class TcpLink:
 
 
 def tune(connection: socket.socket, seconds: float) -> None:
-    """Keep what is under way inside one machine small enough for its caches; between hosts the kernel knows better.
+    """Limit socket buffers inside one machine so that data stays in its caches; between hosts leave them to the kernel.
 
     Args:
         seconds: after which the kernel breaks a connection to another host that acknowledges nothing while nothing is sent.
@@ -194,4 +194,4 @@ def tune(connection: socket.socket, seconds: float) -> None:
         for option, value in ((socket.TCP_KEEPIDLE, each), (socket.TCP_KEEPINTVL, each), (socket.TCP_KEEPCNT, _PROBES)):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
     except OSError:
-        pass  # the peer is gone already: the first transfer says so, and names it
+        pass  # the peer is gone already: the first transfer reports it by name

@@ -37,7 +37,7 @@ class TcpExchange(PeerExchange[TcpFlow]):
     Args:
         sockets: a connected stream socket to every other rank of the group. The exchange owns them from now on.
         more: further connections to the same ranks; both ends must have them in the same order.
-        stall_timeout: how long a peer that is waited for may move no byte, before
+        stall_timeout: how long a peer may move no byte while this rank waits for it, before
         on_stall: is told.
     """
 
@@ -70,7 +70,7 @@ class TcpExchange(PeerExchange[TcpFlow]):
         self._epoll.register(self._alarm, select.EPOLLIN)
 
     def descriptors(self) -> list[int]:
-        """Everything open here."""
+        """All open links."""
         return [self._epoll.fileno(), self._alarm, *self._by_fd]
 
     def send(self, rank: int, *buffers: memoryview) -> Mark[TcpFlow]:
@@ -129,7 +129,7 @@ class TcpExchange(PeerExchange[TcpFlow]):
             missing = [mark for mark in missing if mark[0].done < mark[1]]
 
     def _tell(self, silent: TcpLink) -> None:
-        """A peer makes no progress. Where the network is to blame, waiting is in vain."""
+        """Handle a peer that makes no progress. If the network has lost it, raise."""
         seconds = silent.stalls * self._stall_timeout
         if silent.stalls >= _STALLS:
             for link in self._by_fd.values():
@@ -138,7 +138,8 @@ class TcpExchange(PeerExchange[TcpFlow]):
         self._on_stall(Stall(silent.rank, seconds, silent.stalls, silent.ends))
 
     def _watch(self, link: TcpLink) -> None:
-        """Ask epoll for what the link waits for. Arrivals stay asked for until one is unwanted: that saves system calls."""
+        """Register with epoll what the link waits for. Reads stay registered until unexpected data comes: fewer system
+        calls."""
         interest = link.interest & select.EPOLLIN
         if link.incoming.buffers:
             interest = select.EPOLLIN
@@ -153,7 +154,7 @@ class TcpExchange(PeerExchange[TcpFlow]):
         link.interest = interest
 
     def _ignore(self, link: TcpLink, event: int) -> None:
-        """Something arrived of which nothing is wanted yet: a peer ahead of us, or one that is done and has left."""
+        """Handle data that nothing waits for yet: the peer is ahead of this rank, or is done and has left."""
         if event & select.EPOLLRDHUP and link.outgoing.buffers:
             raise link.failure()
         if event & (select.EPOLLHUP | select.EPOLLERR) and not link.outgoing.buffers:
@@ -172,7 +173,7 @@ class TcpExchange(PeerExchange[TcpFlow]):
                 os.eventfd_write(self._alarm, 1)
 
     def close(self) -> None:
-        """Close every connection. Peers see it at once, even where a forked child still holds a copy of the sockets."""
+        """Close every connection. Peers see it at once, even if a forked child still holds a copy of the sockets."""
         with self._lock:
             if self._closed:
                 return

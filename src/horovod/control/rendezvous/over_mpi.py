@@ -23,14 +23,15 @@ _abandoned: list[Any] = []
 """Requests that timed out. MPI cannot cancel a collective, and may still write to the memory that these hold."""
 
 _POLL_SECONDS = 1e-3
-"""Between two tests of a request. A blocking wait in MPI polls without pause, and without a timeout."""
+"""Seconds between two tests of a request. A blocking wait in MPI polls without pause and without a timeout."""
 
 
 class RendezvousOverMpi(WithoutServer):
     """All-gathers over a communicator.
 
     Args:
-        communicator: gives the ``mpi4py.MPI.Comm`` within so many seconds, else raises TimeoutError; called once.
+        communicator: gives the ``mpi4py.MPI.Comm``, or raises TimeoutError after so many seconds; the first all-gather calls
+            it.
         call: what the ranks of the script have called, for errors.
     """
 

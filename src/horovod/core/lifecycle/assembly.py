@@ -6,12 +6,16 @@ before the worker thread takes these over.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from horovod.comm.base import Communicator, Stall
-from horovod.comm.engine import EngineError, EngineGroup, EngineSettings, MpiRanks
+from horovod.comm.engine import Bootstrap, EngineError, EngineGroup, EngineSettings, Gather, MpiRanks
+from horovod.comm.late import LateCommunicator
 from horovod.comm.select import ENGINES, engine
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.spans import HOST
@@ -22,6 +26,7 @@ from horovod.control.mesh import ConnectionKey, Endpoint, data_connections
 from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines.engine_building import build_engine, build_proposals
 from horovod.core.engines.member_exchange import ExchangeOverConnections
+from horovod.core.lifecycle.late_connections import LateConnections, ListenerSettings, by_index
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.role import Watch
@@ -71,6 +76,7 @@ def assemble(
     on_stopped: Callable[[int, str, bool], None],
     deadline: float,
     mpi: MpiRanks | None = None,
+    listener_settings: ListenerSettings | None = None,
 ) -> WorkerThread:
     """Build the worker thread of process set ``group`` on this rank, ready to start. Every member must call it.
 
@@ -81,6 +87,7 @@ def assemble(
         connect: makes further connections among the members, if the engine needs them.
         deadline: ``time.monotonic`` by which all members must have answered.
         mpi: where all ranks of the job are in MPI, by global rank.
+        listener_settings: what connections take that the engine makes at its first use; None: it makes all now.
 
     Raises:
         EngineError: no engine can serve this group, or the one that was forced cannot.
@@ -89,7 +96,7 @@ def assemble(
     tree, index = tree_of(ranks, endpoints, config), list(ranks).index(rank)
     keys = control_connections(group, ranks, rank, tree)
     connections = {list(ranks).index(key.peer): sockets[key] for key in keys}
-    builder = EngineBuilder(group, rank, placement, endpoints, connect, config, watch, deadline, mpi)
+    builder = EngineBuilder(group, rank, placement, endpoints, connect, config, watch, deadline, mpi, listener_settings)
     communicator = builder.build(ranks, connections, DATA, tree=tree)
     if config.autotune and group == GLOBAL:
         communicator = builder.with_alternatives(communicator, ranks, connections, tree)
@@ -127,6 +134,7 @@ class EngineBuilder:
         watch: Watch,
         deadline: float,
         mpi: MpiRanks | None,
+        listener_settings: ListenerSettings | None,
     ) -> None:
         self._group = group
         self._rank = rank
@@ -136,6 +144,7 @@ class EngineBuilder:
         self._watch = watch
         self._deadline = deadline
         self._mpi = mpi
+        self._listener_settings = listener_settings
         self._settings = EngineSettings(
             # After the timeout, the peer that still answers but makes no progress is to blame.
             stall_timeout=config.timeout / NO_PROGRESS_REPORTS,
@@ -179,10 +188,19 @@ class EngineBuilder:
             made = self._connect(
                 [key for peer in others for key in data_connections(own, self._endpoints[peer], role, self._group)]
             )
-            found: dict[int, list[socket.socket]] = {}
-            for key in sorted(made):
-                found.setdefault(members.index(key.peer), []).append(made[key])
-            return found
+            return by_index(made, members)
+
+        def later(name: str, chosen: str) -> Callable[[Gather], Communicator]:
+            assert self._listener_settings is not None
+            connections = LateConnections(self._listener_settings, members, self._rank, f"{role}.{name}", self._group)
+
+            def build(gather: Gather) -> Communicator:
+                connected = dataclasses.replace(group, connect_all=lambda: connections.connect(gather))
+                return engine(chosen).build(connected, Bootstrap(), time.monotonic())
+
+            return lambda gather: LateCommunicator(
+                chosen, index, len(members), partial(build, gather), connections.cancel
+            )
 
         def subgroup(name: str, some: Sequence[int], candidates: Sequence[str]) -> Communicator:
             return self._subgroup(f"{role}.{name}", [members[each] for each in some], candidates)
@@ -196,6 +214,7 @@ class EngineBuilder:
             on_stall=on_stall,
             connect=connect,
             connect_all=connect_all,
+            later=None if self._listener_settings is None else later,
             subgroup=subgroup,
             cross=config.cpu_operations,
             deadline=self._deadline,

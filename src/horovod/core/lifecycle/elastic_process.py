@@ -140,9 +140,9 @@ class ElasticProcess:
         self.tell(RankFailed(self.round, rank, reason))
 
     def leave(self) -> bool:
-        """Tell the launcher that this process was asked to end. Returns whether it may leave at the next check for new hosts.
+        """Tell the launcher that this process was asked to end.
 
-        If it may not, the whole job ends, or the launcher is gone.
+        Returns whether it may leave at the next check for changed hosts. Otherwise the whole job ends, or the launcher is gone.
         """
         try:
             with RendezvousClient(self._address, self._secret, 2.0) as client:

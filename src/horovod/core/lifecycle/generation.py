@@ -34,6 +34,7 @@ from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
 from horovod.core.lifecycle import crash, elastic_process, tuning
 from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
+from horovod.core.lifecycle.late_connections import ListenerSettings
 from horovod.core.lifecycle.other_processes import OtherProcesses
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
@@ -46,7 +47,7 @@ from horovod.core.lifecycle.rendezvous import (
 )
 from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
-from horovod.core.lifecycle.watching import LIVENESS, Watching, liveness_connections
+from horovod.core.lifecycle.watching import LIVENESS, Watching, liveness_connections, liveness_tree
 from horovod.core.lifecycle.world import World, place_by_hosts
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
@@ -274,12 +275,13 @@ class Generation:
             return mesh.connect(self._endpoints, keys, str(self.generation), self.secret, deadline)
 
         if mesh is not None:
-            keys = liveness_connections(rank, size)
+            tree = liveness_tree(tree_of(range(size), self._endpoints, self.config))
+            keys = liveness_connections(rank, tree)
             for group, ranks in mine.items():
                 keys += control_connections(group, ranks, rank, tree_of(ranks, self._endpoints, self.config))
             sockets = connect(keys)
             self._sockets = list(sockets.values())
-            watching.connect(sockets)
+            watching.connect(tree, sockets)
             self.watch = watching.watch
             self._ask_after_others(sockets)
         for group, ranks in mine.items():
@@ -296,6 +298,7 @@ class Generation:
                 self.termination.left,
                 deadline,
                 self.mpi,
+                self.listener_settings(),
             )
         if self.device_engine:
             all_ranks = self.workers[0]
@@ -315,6 +318,18 @@ class Generation:
             self._others = OtherProcesses(self.identity.rank, self._endpoints)
             self._others.keep({key.peer: made for key, made in sockets.items() if key.role == LIVENESS})
             mpi.ask_who_is_gone(self._others.gone, self._others.close)
+
+    def listener_settings(self) -> ListenerSettings:
+        """What connections take that are made while the job runs."""
+        identity, local, interfaces = self.identity, self.world.on_this_host, self.config.network_interfaces
+
+        def open_mesh() -> Mesh:
+            mesh = Mesh(identity.rank, identity.hostname, local, interfaces)
+            mesh.keep_to(self.addresses)
+            return mesh
+
+        seconds = self.config.start_timeout.total_seconds()
+        return ListenerSettings(identity.size, open_mesh, f"{self.generation}.late", self.secret, seconds)
 
     def _tune(self) -> None:
         """Start autotuning of the global process set on rank 0, if it is enabled."""

@@ -1,8 +1,8 @@
 """Which ranks' processes have ended, as far as this one can see, also after all have left the job.
 
 MPI's start and its ``Finalize`` wait for all processes, without a time limit; whoever waits there asks. A process on this host
-is looked at. One on another host is known by a connection that both keep until they end, which its kernel closes then: rank 0
-has one to each, and each has one to rank 0. Who gives up ends, so the others see that.
+is looked at. One on another host is known by its connection with the liveness monitor here, which both keep until they end: the
+kernel closes it then. Who gives up ends, so the others see that, and in the end all do.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import msgspec
 
 from horovod.control.channel import Channel
 from horovod.control.liveness_monitor import LivenessMonitor
+from horovod.control.liveness_tree import LivenessTree
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.control.processes import why_not_running
 from horovod.control.rendezvous.interface import LauncherServer
@@ -23,6 +24,7 @@ from horovod.core.lifecycle.live_server import LiveServer, MetricsAddressError
 from horovod.core.lifecycle.progress_reports import ProgressReports
 from horovod.core.lifecycle.recording import Recording
 from horovod.core.lifecycle.termination import NoPeers, Termination
+from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe import threads
@@ -32,12 +34,21 @@ _log = logging.getLogger("horovod.core")
 LIVENESS = "liveness"
 
 _LAST_PARTS_SECONDS = 5.0
-"""How long rank 0 waits for the last parts of the timeline of all ranks."""
+"""How long rank 0, and a relay, wait for the last parts of the timeline of the ranks below."""
 
 
-def liveness_connections(rank: int, size: int) -> list[ConnectionKey]:
-    """The connections that a rank's monitor needs: rank 0 has one to each other rank."""
-    return [ConnectionKey(peer, LIVENESS, 0) for peer in (range(1, size) if rank == 0 else [0])]
+def liveness_tree(tree: Tree) -> LivenessTree:
+    """Who is connected with whom for liveness. Where a rank speaks for its host in the agreement, there are relays here, too.
+
+    Args:
+        tree: of the process set of all ranks.
+    """
+    return LivenessTree(len(tree), [tree.group(child) for child in tree.children(COORDINATOR)])
+
+
+def liveness_connections(rank: int, tree: LivenessTree) -> list[ConnectionKey]:
+    """The connections that a rank's monitor needs."""
+    return [ConnectionKey(peer, LIVENESS, 0) for peer in tree.peers(rank)]
 
 
 class Watching:
@@ -72,6 +83,7 @@ class Watching:
         self._workers = workers
         self._termination = termination
         self._monitor: LivenessMonitor | None = None
+        self._speaks_for_others = False
         self._recording = recording
         self._generation = generation
         self._live: LiveServer | None = None
@@ -102,15 +114,18 @@ class Watching:
             lambda: {} if self._monitor is None else self._monitor.no_progress,
         )
 
-    def connect(self, sockets: Mapping[ConnectionKey, socket.socket]) -> None:
+    def connect(self, tree: LivenessTree, sockets: Mapping[ConnectionKey, socket.socket]) -> None:
         """Make the monitor.
 
         Args:
+            tree: who is connected with whom.
             sockets: among them those of :func:`liveness_connections`.
         """
+        self._speaks_for_others = bool(tree.ways(self._rank))
         timeout = self._config.timeout.total_seconds()  # a waiting rank probes its peers after a third of it
         self.watch = self._monitor = LivenessMonitor(
             self._rank,
+            tree,
             {
                 key.peer: Channel(made, reach_seconds=timeout * 2 / 3)
                 for key, made in sockets.items()
@@ -159,7 +174,7 @@ class Watching:
         if self._progress is None or not self._recording.of_all_ranks:
             return
         self._progress.finish()
-        if self._monitor is not None and self._rank == 0:
+        if self._monitor is not None and self._speaks_for_others:
             self._monitor.everyone_left.wait(_LAST_PARTS_SECONDS)
 
     def _look(self, rank: int) -> str | None:

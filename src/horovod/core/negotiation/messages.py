@@ -127,10 +127,12 @@ def numbered_name(name: str, number: int) -> str:
 
 def numbered(request: Request, number: int) -> Request:
     """An ``unnamed`` request as the ``number``-th of its name."""
+    name = numbered_name(request.name, number)
+    names = [name if each.name == request.name else numbered_name(each.name, number) for each in request.tensors]
     specs = tuple(
-        [TensorSpec(numbered_name(each.name, number), each.data_type, each.shape) for each in request.tensors]
+        [TensorSpec(label, each.data_type, each.shape) for label, each in zip(names, request.tensors, strict=True)]
     )
-    return msgspec.structs.replace(request, name=numbered_name(request.name, number), tensors=specs, unnamed=False)
+    return msgspec.structs.replace(request, name=name, tensors=specs, unnamed=False)
 
 
 class Definition(msgspec.Struct, frozen=True, array_like=True, gc=False):

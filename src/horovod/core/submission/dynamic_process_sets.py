@@ -255,6 +255,7 @@ def assemble_set(
             lambda *_: None,
             deadline,
             context.mpi,
+            context.listener_settings(),
         )
     except BaseException:
         for made in sockets.values():

@@ -44,8 +44,8 @@ class ConditionalCalls:
         found = condition_at(file, line)
         if found is not None:
             _log.warning(
-                "rank %d submits %r at %s, and %s:%d stands inside `if %s` (line %d). All ranks must call a collective: where "
-                "the condition does not hold, a rank does not, and this one waits for it. Move the call out of the condition.",
+                "rank %d submits %r at %s, and %s:%d is inside `if %s` (line %d). All ranks must call a collective: "
+                "this rank waits for ranks on which the condition is false. Move the call out of the condition.",
                 self._rank,
                 request.name,
                 request.caller,

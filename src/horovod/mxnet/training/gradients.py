@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from horovod._models.guard import ELEMENTS, Guard, digests, labels, numbers, some
+from horovod._models.guard import ELEMENTS, Guard, contents, digests, labels, names_of_all, numbers, some
 from horovod.common.buckets import bucket_limit, cut, cut_by_groups
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reduction_settings import ReductionSettings
@@ -58,7 +58,7 @@ class Gradients:
         """Compare hyper-parameters and a sample of the weights with the other ranks', once in each step, before :meth:`reduce`.
 
         Args:
-            weights: by name. They are read in the second step alone.
+            weights: by name. They are read in the second step alone, and with ``HOROVOD_DEBUG`` now and then.
 
         Raises:
             MismatchError: ranks differ, and ``HOROVOD_CHECK=error``.
@@ -73,9 +73,14 @@ class Gradients:
         def parameters() -> dict[str, str]:
             return digests([weights[name].reshape(-1)[:ELEMENTS].asnumpy() for name in chosen])
 
+        def every() -> dict[str, str]:
+            return contents([weight.asnumpy() for weight in weights.values()])
+
         named = dict(zip(labels(len(chosen)), (f"parameter {name}" for name in chosen), strict=True))
+        if self._guard.debugs:
+            named |= names_of_all([f"parameter {name}" for name in weights])
         with of_both_kinds():
-            self._guard.step(self._kind, hyperparameters, parameters, named)
+            self._guard.step(self._kind, hyperparameters, parameters, named, every)
 
     def active(self) -> bool:
         """Whether this rank reduces gradients; see :meth:`ReductionSettings.active`."""
@@ -95,6 +100,9 @@ class Gradients:
         Args:
             names: the names of the parameters, for errors and the timeline.
         """
+        if self._guard.debugs:
+            for name, gradient in zip(names, gradients, strict=True):
+                self._guard.see(name, gradient.asnumpy())
         with of_both_kinds():
             tensors = [
                 (f"{PREFIX}.{name}", spec.data_type, spec.shape)

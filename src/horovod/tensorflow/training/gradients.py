@@ -39,6 +39,7 @@ from horovod.tensorflow.ops.arguments import compressor
 from horovod.tensorflow.ops.dense_allreduce import reduce_dense
 from horovod.tensorflow.ops.tensors import check_type
 from horovod.tensorflow.training import in_graph
+from horovod.tensorflow.training.watching import StepWatch, shown
 
 KIND = "HorovodAllreduce"
 _OTHER_VARIABLES = (
@@ -84,7 +85,7 @@ def reduce_gradients(
     reduction: TensorFlowReduction | None = None,
     name: str = "DistributedGradients",
     ignore_name_scope: bool = False,
-    at_start: Callable[[], None] | None = None,
+    watch: StepWatch | None = None,
 ) -> list[Any]:
     """Reduce gradients over the ranks. Every member of the process set must call it with the same number of gradients.
 
@@ -98,7 +99,7 @@ def reduce_gradients(
         reduction: how gradients are reduced. The default is an average over all ranks.
         name: the name of the operation in a graph. The ranks match gradients by this name, their order, types and shapes.
         ignore_name_scope: leave a graph's name scopes out of the name, because they may differ from rank to rank.
-        at_start: is called in each step, before anything is sent; in a graph, when it is run.
+        watch: looks at each step.
 
     Returns:
         The reduced gradients, in the order of ``gradients``.
@@ -114,11 +115,14 @@ def reduce_gradients(
     labels = [_label(source, index) for index, source in enumerate(sources)]
     kept = (tf.IndexedSlices,) if not reduction.sparse_as_dense else ()
     found = [each if each is None or isinstance(each, kept) else tf.convert_to_tensor(each) for each in found]
-    call = _Call(sources, labels, reduction, name, ignore_name_scope, at_start)
+    call = _Call(sources, labels, reduction, name, ignore_name_scope, None if watch is None else watch.begin)
     try:
-        if at_start is not None and tf.executing_eagerly():
+        if watch is not None and tf.executing_eagerly():
             with of_both_kinds():
-                at_start()
+                watch.begin()
+        if watch is not None and watch.see is not None:
+            unique = [label if labels.count(label) == 1 else f"{label} ({at})" for at, label in enumerate(labels)]
+            found = [shown(each, label, watch.see) for each, label in zip(found, unique, strict=True)]
         return call.reduce(found)
     except MismatchError as error:
         called = f"{name}.{_signature(sources)}.presence"

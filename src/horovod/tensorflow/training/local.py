@@ -42,8 +42,8 @@ class LocalSources(LocalVariables):
 
         def reduce(shared: list[int]) -> list[Any]:
             own = [sources[i] for i in shared]
-            guard = of_sources(own, reduction.process_set)
-            return reduce_gradients([gradients[i] for i in shared], own, reduction, name, at_start=guard)
+            watch = of_sources(own, reduction.process_set)
+            return reduce_gradients([gradients[i] for i in shared], own, reduction, name, watch=watch)
 
         return reduce_shared(gradients, self.kept(gradients, sources), reduce)
 

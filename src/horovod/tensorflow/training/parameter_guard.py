@@ -1,8 +1,8 @@
-"""Compares the variables of a gradient tape between the ranks, once: :mod:`horovod._models.guard`."""
+"""Compares the variables of a gradient tape between the ranks: :mod:`horovod._models.guard`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,12 +10,13 @@ import tensorflow as tf
 from horovod._models import guard
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.call_site import caller
+from horovod.tensorflow.training.watching import StepWatch
 
 _GUARD = "_horovod_guard"
 
 
-def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> Callable[[], None] | None:
-    """What to call in each step that reduces the gradients of these sources. None: they are not variables, or of TensorFlow 1.
+def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> StepWatch | None:
+    """What looks at the steps that reduce the gradients of these sources. None: they are not variables, or of TensorFlow 1.
 
     The guard belongs to the variables, since a tape is made anew in each step.
     """
@@ -25,10 +26,13 @@ def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> Callable[[], 
     guards: dict[object, guard.Guard] = variables[0].__dict__.setdefault(_GUARD, {})
     key = process_set, tuple(map(id, variables))
     if key not in guards:
-        guards[key] = guard.Guard(process_set, caller())
+        line = caller()
+        guards[key] = guard.Guard(process_set, line, f"the gradients asked for at {line}")
     own = guards[key]
     chosen = guard.some(variables)
     names = dict(zip(guard.labels(len(chosen)), (f"variable {each.name}" for each in chosen), strict=True))
+    if own.debugs:
+        names |= guard.names_of_all([f"variable {each.name}" for each in variables])
     kind = (len(variables), tuple(str(each.shape) for each in chosen))
 
     own.be_named(kind)
@@ -36,7 +40,10 @@ def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> Callable[[], 
     def samples() -> dict[str, str]:
         return guard.digests([tf.reshape(each, [-1])[: guard.ELEMENTS].numpy() for each in chosen])
 
-    return lambda: own.step(kind, dict, samples, names)
+    def contents() -> dict[str, str]:
+        return guard.contents([each.numpy() for each in variables])
+
+    return StepWatch(lambda: own.step(kind, dict, samples, names, contents), own.see if own.debugs else None)
 
 
 def _readable(source: Any) -> bool:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from horovod.core.negotiation.messages import Operation
 from horovod.torch.device.memory import host_memory, memory_of
+from horovod.torch.distributed.plain import elements_of, into
 from horovod.torch.distributed.sparse import allreduce_sparse
 from horovod.torch.distributed.submission import (
     Submitter,
@@ -68,6 +69,13 @@ class Operations:
         tensors, how = _listed(tensors), reducing(_operation(given.get("op", opts)))
         if tensors and tensors[0].layout is torch.sparse_coo:
             return allreduce_sparse(self._submitter, _one("allreduce", tensors), how, opts)
+        if len(tensors) == 1 and (elements := elements_of(tensors[0])) is not None:
+            (tensor,), vectors = tensors, [elements]
+            work = self._submitter.start_plain(
+                "allreduce", Operation.ALLREDUCE, tensor, elements.shape, vectors, vectors, tensor, opts, how
+            )
+            if work is not None:
+                return work
         return self._submitter.reduce("allreduce", tensors, how, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> HorovodWork:
@@ -78,6 +86,27 @@ class Operations:
         return self._submitter.reduce("reduce", [_one("reduce", _listed(tensors))], how, opts, _root(opts))
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HorovodWork:
+        size, how = self._submitter.size, reducing(_operation(opts))
+        source, target = elements_of(input), elements_of(output)
+        if (
+            source is not None
+            and target is not None
+            and source.size == target.size * size > 0
+            and output.dtype is input.dtype
+        ):
+            work = self._submitter.start_plain(
+                "reduce_scatter",
+                Operation.REDUCESCATTER,
+                input,
+                (size, target.size),
+                [source],
+                [target],
+                output,
+                opts,
+                how,
+            )
+            if work is not None:
+                return work
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> HorovodWork:
@@ -128,6 +157,20 @@ class Operations:
 
     def broadcast(self, tensors: Any, opts: Any = 0, *_: Any) -> HorovodWork:
         tensors, root = _listed(tensors), _root(opts)
+        if len(tensors) == 1 and (elements := elements_of(tensors[0])) is not None:
+            work = self._submitter.start_plain(
+                "broadcast",
+                Operation.BROADCAST,
+                tensors[0],
+                elements.shape,
+                (),
+                [elements],
+                tensors[0],
+                opts,
+                root=root,
+            )
+            if work is not None:
+                return work
         targets = [flat(tensor) for tensor in tensors]
         memory = memory_of(targets)
         views = memory.read(targets) if self._submitter.index == root else memory.write(targets)
@@ -148,6 +191,21 @@ class Operations:
         return self._submitter.gather("allgather", inputs, targets, every, opts, writes_back(every, pieces))
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HorovodWork:
+        source, target = elements_of(input), elements_of(output)
+        if source is not None and target is not None and output.dtype is input.dtype:
+            work = self._submitter.start_plain(
+                "all_gather",
+                Operation.ALLGATHER,
+                input,
+                source.shape,
+                [source],
+                (),
+                output,
+                opts,
+                allocate=into(target),
+            )
+            if work is not None:
+                return work
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> HorovodWork:
@@ -194,7 +252,11 @@ class Operations:
         opts: Any = None,
         *_: Any,
     ) -> HorovodWork:
-        size, target = self._submitter.size, flat(output)
+        size = self._submitter.size
+        work = self._all_to_all_evenly(output, input, opts) if not (output_split_sizes or input_split_sizes) else None
+        if work is not None:
+            return work
+        target = flat(output)
         rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in (input, output)]
         for name, splits, count in zip(("input", "output"), (input_split_sizes, output_split_sizes), rows, strict=True):
             if splits and (len(splits) != size or sum(splits) != count):
@@ -209,6 +271,29 @@ class Operations:
         splits = list(input_split_sizes) or [rows[0] // size] * size
         finish = writes_back([output], [target])
         return self._submitter.exchange("all_to_all_single", source, splits, target, [output], opts, finish)
+
+    def _all_to_all_evenly(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> HorovodWork | None:
+        """Of plain tensors without splits; None for others."""
+        size = self._submitter.size
+        source, target = elements_of(input), elements_of(output)
+        if source is None or target is None or not source.size or output.dtype is not input.dtype:
+            return None
+        rows = input.shape[0] if input.dim() else 1
+        if rows % size or (output.shape[0] if output.dim() else 1) % size:
+            return None  # an error, which is told elsewhere
+        row_elements = source.size // rows
+        return self._submitter.start_plain(
+            "all_to_all_single",
+            Operation.ALLTOALL,
+            input,
+            (rows, row_elements),
+            [source],
+            (),
+            output,
+            opts,
+            splits=(rows // size,) * size,
+            allocate=into(target, row_elements),
+        )
 
     def barrier(self, opts: Any = None) -> HorovodWork:
         handle = self._submitter.submit(Operation.BARRIER, (), awaited=is_awaited(opts))

@@ -12,18 +12,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
 from horovod.common.reductions import ReductionArguments
-from horovod.core.negotiation.messages import Operation, Request
+from horovod.core.negotiation.messages import HOST, Operation, Request, TensorSpec
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
-from horovod.core.submission.prepared import device_of, submit
+from horovod.core.submission.prepared import device_of, submit, submit_arrays
 from horovod.core.submission.requests import check_reduction, make_request
 from horovod.observe.call_site import caller
 from horovod.torch.device.base import TorchMemory
 from horovod.torch.device.memory import host_memory, memory_of
 from horovod.torch.distributed.futures import Origin, present_origin
 from horovod.torch.distributed.membership import GroupMembership
+from horovod.torch.distributed.plain import Key, check_room, key_of, room_in
 from horovod.torch.distributed.work import Finish, HorovodWork
 from horovod.torch.ops.tensors import DATA_TYPES, flat_array, plain
 
@@ -40,6 +42,9 @@ _OPERATIONS = {
     "BOR": ReduceOp.BOR,
     "BXOR": ReduceOp.BXOR,
 }
+_NO_LIMIT = timedelta(0)
+_MOVED = ReductionArguments()
+"""Of a collective that reduces nothing."""
 _REMEMBERED = 1024
 """How many requests a group keeps."""
 _FOLDER = str(Path(__file__).parent)
@@ -75,7 +80,7 @@ _REDUCING: dict[Any, ReductionArguments] = {}
 def limit_of(options: Any) -> float:
     """The time limit in the options of a call, in seconds; -1 if there is none."""
     timeout = getattr(options, "timeout", None)
-    return timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > timedelta(0) else -1
+    return timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > _NO_LIMIT else -1
 
 
 def is_awaited(options: Any) -> bool:
@@ -150,9 +155,8 @@ class Results:
         """See :data:`horovod.core.requests.tensor.Allocate`."""
         target = self._targets[index]
         elements = rows * math.prod(self._sources[index].shape[1:])
-        if elements != target.numel():
-            raise ValueError(f"the ranks send {elements} elements, and the output has room for {target.numel()}")
-        return flat_array(target) if self._grow is None else self._grow(index, rows)
+        check_room(elements, target.numel())
+        return room_in(flat_array(target)) if self._grow is None else self._grow(index, rows)
 
     @property
     def finish(self) -> Finish | None:
@@ -182,6 +186,7 @@ class Submitter:
         self.index = membership.worker.index
         self._futures = Origin("after")
         self._requests: dict[Any, Request] = {}
+        self._plain: dict[Key, tuple[ReductionArguments, Request]] = {}
 
     def submit(
         self,
@@ -189,7 +194,7 @@ class Submitter:
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor] = (),
         allocate: Allocate | None = None,
-        how: ReductionArguments = ReductionArguments(),  # noqa: B008  immutable
+        how: ReductionArguments = _MOVED,
         root: int = -1,
         splits: Sequence[int] = (),
         awaited: bool = False,
@@ -219,10 +224,52 @@ class Submitter:
                 self._requests[key] = request
         return submit(membership.number, request, inputs, outputs, allocate, awaited)
 
+    def start_plain(
+        self,
+        what: str,
+        operation: Operation,
+        tensor: torch.Tensor,
+        shape: tuple[int, ...],
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        result: torch.Tensor,
+        options: Any,
+        how: ReductionArguments = _MOVED,
+        root: int = -1,
+        splits: tuple[int, ...] = (),
+        allocate: Allocate | None = None,
+    ) -> HorovodWork | None:
+        """Submit the call of a plain tensor in host memory in few steps; None, and nothing has happened, inside a callback.
+
+        Args:
+            tensor: what the request describes, as of ``shape``.
+            inputs, outputs: the elements of ``tensor`` or of ``result``.
+            result: what the caller finds the results in.
+
+        Raises:
+            as :meth:`submit`.
+        """
+        if present_origin() is not None:
+            return None
+        membership = self.membership
+        membership.check()
+        key = key_of(what, tensor, root, splits, caller(above=2))
+        known = self._plain.get(key)
+        if known is None or known[0] is not how:
+            spec = TensorSpec("", DATA_TYPES[tensor.dtype], shape)
+            if len(self._plain) >= _REMEMBERED:
+                self._plain.clear()
+            known = self._plain[key] = how, self._make(operation, [spec], how, root, splits, HOST, None)
+        awaited = is_awaited(options)
+        handle = submit_arrays(membership.number, known[1], inputs, outputs, allocate, awaited)
+        # Whoever says that it waits for the call is Python code.
+        follow = self._follow if self._names_callbacks and (awaited or _is_called_by_python()) else None
+        return HorovodWork(handle, host_memory, [result], what, None, limit_of(options), follow)
+
     def _make(
         self,
         operation: Operation,
-        tensors: Sequence[Tensor],
+        tensors: Sequence[Tensor | TensorSpec],
         how: ReductionArguments,
         root: int,
         splits: tuple[int, ...],

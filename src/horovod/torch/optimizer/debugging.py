@@ -7,15 +7,21 @@ Nothing here runs without it. With it, ranks compare after each of the first ste
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Mapping
 
 import torch
 
-from horovod.common.alike import Alike, compare
+from horovod.common.alike import Alike, compare, made_at
 from horovod.common.consensus import Consensus
-from horovod.core.config import DEBUG
+from horovod.common.training_mistakes import (
+    FIRST_STEPS,
+    NotFinite,
+    account_of_batches,
+    account_of_gradient,
+    same_in_all,
+)
+from horovod.common.training_mistakes import digest as digest_of_bytes
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.optimizer.buckets import Slot
@@ -23,8 +29,6 @@ from horovod.torch.optimizer.data_loading import Batches, loaded
 
 _log = logging.getLogger("horovod.torch")
 
-_FIRST_STEPS = 3
-"""After so many steps with batches, those that were equal in all of them are told."""
 _LAST_OF_FIRST = 10
 """After so many steps no batch is expected any more."""
 
@@ -42,7 +46,7 @@ class StepDebugger:
         self._steps = 0
         self._infinite = False
         self._told: set[Alike] = set()
-        self._alike: list[list[list[int]]] = []  # in each of the first steps, the ranks that had the same batches
+        self._rows: list[Mapping[int, bytes]] = []  # by step with batches, what each rank has loaded
 
     def gradient(self, slot: Slot, gradient: torch.Tensor | None) -> None:
         """Look at a gradient, before it is reduced. The first that is not finite is told."""
@@ -57,18 +61,9 @@ class StepDebugger:
         self._infinite = True
         nan = int(torch.isnan(values).sum())
         count = values.numel() - int(finite.sum())
-        _log.warning(
-            "rank %d: the gradient of %r is not finite in step %d of the optimizer made at %s: of %d elements %d are NaN and "
-            "%d are infinite. It is the first of this rank, in the order of backward. With a gradient scaler single steps may "
-            "have infinite gradients: the scaler skips them.",
-            running().identity.rank,
-            slot.name,
-            self._steps + 1,
-            self._line,
-            values.numel(),
-            nan,
-            count - nan,
-        )
+        found = NotFinite(values.numel(), nan, count - nan)
+        rank, step, owner = running().identity.rank, self._steps + 1, made_at(self._line)
+        _log.warning(account_of_gradient(rank, slot.name, step, owner, found))
 
     def after_step(self, slots: Iterable[Slot]) -> None:
         """Compare with the other ranks. Every rank of the process set must call it after each step.
@@ -78,7 +73,7 @@ class StepDebugger:
         """
         self._steps += 1
         batches = loaded.take()
-        first = len(self._alike) < _FIRST_STEPS and self._steps <= _LAST_OF_FIRST
+        first = len(self._rows) < FIRST_STEPS and self._steps <= _LAST_OF_FIRST
         if not first and self._steps % running().config.debug_steps:
             return
         self._compare(Alike.DRIFT, {slot.name: digest(slot.parameter) for slot in slots})
@@ -94,27 +89,18 @@ class StepDebugger:
         """Tell if ranks have loaded the same batches in all of the first steps."""
         held = batches.digest
         rows = Consensus(f"{self._name}.batches", held, self._set.process_set_id, self._line).wait()
-        ranks = list(self._set.ranks or ())
-        by_digest: dict[bytes, list[int]] = {}
-        for rank, row in (rows if rows is not None else dict.fromkeys(ranks, held)).items():
-            if row:
-                by_digest.setdefault(row, []).append(rank)
-        if by_digest:
-            self._alike.append([each for each in by_digest.values() if len(each) > 1])
-        if len(self._alike) < _FIRST_STEPS:
+        rows = rows if rows is not None else dict.fromkeys(self._set.ranks or (), held)
+        if any(rows.values()):
+            self._rows.append(rows)
+        if len(self._rows) < FIRST_STEPS:
             return
-        for group in self._alike[0]:
-            if running().identity.rank == group[0] and all(group in step for step in self._alike):
-                _log.warning(
-                    "ranks %s have loaded the same batches in the first %d steps, at %s on rank %d, so they all learn the same "
-                    "from them. Give each rank its own part of the data: torch.utils.data.DistributedSampler(dataset, "
-                    "num_replicas=hvd.size(), rank=hvd.rank()). (%s compares them.)",
-                    ", ".join(map(str, group)),
-                    _FIRST_STEPS,
-                    batches.line,
-                    group[0],
-                    DEBUG,
-                )
+        for group in same_in_all(self._rows):
+            if running().identity.rank == group[0]:
+                _log.warning(account_of_batches(group, _WHAT % (batches.line, group[0]), _ADVICE))
+
+
+_WHAT = f"have loaded the same batches in the first {FIRST_STEPS} steps, at %s on rank %d"
+_ADVICE = "torch.utils.data.DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())"
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -122,7 +108,7 @@ def digest(tensor: torch.Tensor) -> str:
     content = tensor.detach().contiguous().reshape(-1)
     if content.layout is torch.strided and not content.is_quantized:
         content = content.resolve_conj().view(torch.uint8)
-    return hashlib.blake2b(content.cpu().numpy().tobytes(), digest_size=6).hexdigest()
+    return digest_of_bytes(content.cpu().numpy().tobytes())
 
 
 def debugger(name: str, process_set: ProcessSet, line: str) -> StepDebugger | None:

@@ -29,7 +29,7 @@ from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.shm.direct import DirectCollectives, exchange_rank_infos, folded_bytes
 from horovod.comm.shm.words import PACKED, word_index
 from horovod.comm.spans import spans_of
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="cross-memory attach needs Linux")
 

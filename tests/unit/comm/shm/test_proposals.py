@@ -14,7 +14,7 @@ from engines import proposals_of
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.shm import words
 from horovod.comm.shm.proposals import Proposals, fits
-from unit.control.together import Together, together, wait_until
+from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
 
 Group = list[Proposals]
 
@@ -121,11 +121,11 @@ def test_a_late_proposal_meets_a_waiting_leader_and_the_other_way_round(pair: Gr
     leader, member = pair
 
     leader.propose(b"x", [])
-    waiting = Together(lambda: persist(lambda: leader.await_proposal(1, 1, 1, 10)))
+    waiting = ConcurrentCalls(lambda: persist(lambda: leader.await_proposal(1, 1, 1, 10)))
     time.sleep(0.05)  # so that it sleeps by then; the test holds if it does not
     member.propose(b"x", [])
     waiting.results()
-    waiting = Together(lambda: persist(lambda: member.await_outcome(1, 1, 10)))
+    waiting = ConcurrentCalls(lambda: persist(lambda: member.await_outcome(1, 1, 10)))
     time.sleep(0.05)  # as above
     leader.decide(True)
     waiting.results()
@@ -320,5 +320,5 @@ def test_ranks_that_run_at_the_same_time(group: Group, fenced: bool, monkeypatch
         group[rank].reduce([target], ReduceOp.SUM, 1.0, 1.0)
         assert set(target) == {turn * len(group) + sum(range(len(group)))}
 
-    found = together(leader, *[lambda rank=rank: member(rank) for rank in range(1, len(group))], seconds=60)
+    found = run_concurrently(leader, *[lambda rank=rank: member(rank) for rank in range(1, len(group))], seconds=60)
     assert found == [turns * 2 // 3] * len(group)

@@ -26,7 +26,7 @@ from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE
 from horovod.core.worker.member import Member
 from horovod.core.worker.worker import WorkerThread
-from unit.control.together import Together
+from unit.control.concurrent_ranks import ConcurrentCalls
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
 
@@ -91,7 +91,7 @@ class Members:
             self._stack.callback(worker.close)
             return worker
 
-        return Together(*(partial(run, number, rank) for number, rank in enumerate(ranks))).outcomes()
+        return ConcurrentCalls(*(partial(run, number, rank) for number, rank in enumerate(ranks))).outcomes()
 
     def _end(self, rank: int, key: ConnectionKey) -> socket.socket:
         """One rank's end of a connection, which is made when the first of the two asks for it."""

@@ -36,7 +36,7 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.fast_path import FastPath
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import (
     JOIN,
     LARGE,

@@ -13,7 +13,7 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.worker import WorkerThread
 from interruptions import every_place
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import LARGE, Set, allreduce_request, asleep, ones, wait
 
 

@@ -21,6 +21,8 @@ def test_simulated_ranks_follow_one_order_and_are_all_told(tmp_path: Path) -> No
         str(RANKS),
         "--steps",
         str(STEPS),
+        "--local-ranks",
+        "4",
         "--processes",
         "2",
         "--json",
@@ -29,8 +31,17 @@ def test_simulated_ranks_follow_one_order_and_are_all_told(tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {each["what"]: each for each in json.loads(figures.read_text())["measured"]}
-    assert set(found) == {"cached", "cached, 8 messages", "not cached", "alltoall", "failure", "init"}
+    assert set(found) == {
+        "cached",
+        "cached, 8 messages",
+        "not cached",
+        "alltoall",
+        "failure",
+        "failure of a relay",
+        "init",
+    }
     cached, again, in_full = found["cached"], found["cached, 8 messages"], found["not cached"]
     assert cached["bytes_to"] < again["bytes_to"] < in_full["bytes_to"]
     assert cached["bytes_to"] < 4 * 161 and cached["bytes_from"] < 4 * 161  # small integers
     assert 0 < found["init"]["bytes_from"] <= RANKS * (found["init"]["bytes_to"] + 8)
+    assert found["failure"]["connections"] == found["failure of a relay"]["connections"] == 3 + 2 * 2

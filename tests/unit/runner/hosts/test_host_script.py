@@ -1,4 +1,4 @@
-"""A command that prints the hosts of the moment."""
+"""A command that prints the available hosts."""
 
 from __future__ import annotations
 

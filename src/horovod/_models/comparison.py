@@ -1,0 +1,62 @@
+"""One comparison of what the ranks hold that nobody waits for: it travels beside the gradients of the next two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from horovod.comm.datatypes import Array, DataType
+from horovod.comm.reduction import ReduceOp
+from horovod.common import consensus
+from horovod.common.alike import Alike
+from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.core.requests.tensor import Tensor
+from horovod.core.submission.collectives import allgather, prepared_allreduce
+
+Tell = Callable[[Mapping[int, bytes] | None], None]
+"""Takes what each rank holds, by global rank; None: all hold the same."""
+
+
+class Comparison:
+    """First of digests, and then, where these differ, of what the ranks hold. Every member of the process set must make it.
+
+    Args:
+        name: of the request. One comparison of a name is under way at a time.
+        held: what this rank holds.
+        tell: gets the answer, the same on all ranks.
+        what: must be alike; None: whatever the answer is, it is no error.
+    """
+
+    def __init__(
+        self, name: str, held: bytes, process_set: ProcessSet, line: str, tell: Tell, what: Alike | None
+    ) -> None:
+        self.tell, self.what, self._name, self._held, self._set = tell, what, name, held, process_set
+        self._terms = consensus.terms(held)
+        self._sums = np.empty_like(self._terms)
+        described = [(name, DataType.INT64, self._terms.shape)]
+        prepared = prepared_allreduce(name, described, ReduceOp.SUM, 1.0, 1.0, line)
+        self._digests = prepared.submit(process_set.process_set_id, [self._terms], [self._sums])
+        self._gathered: list[Array] = []
+
+    def differs(self) -> bool:
+        """Whether the ranks hold different things; the same on all of them. Called in the next step."""
+        self._digests.wait()
+        return not consensus.all_equal(self._terms, self._sums)
+
+    def gather(self) -> None:
+        """Begin to gather what they hold."""
+        row = np.frombuffer(consensus.pack(running().identity.rank, self._held), np.uint8).copy()
+
+        def allocate(_: int, rows: int) -> Array:
+            self._gathered.append(np.empty(rows, np.uint8))
+            return self._gathered[0]
+
+        tensors = [Tensor(row, DataType.UINT8, row.shape)]
+        self._rows = allgather("allgather", f"{self._name}.held", tensors, allocate, self._set.process_set_id)
+
+    def held(self) -> dict[int, bytes]:
+        """What each rank holds. Called in the step after :meth:`gather`."""
+        self._rows.wait()
+        return consensus.unpack(self._gathered[0].tobytes())

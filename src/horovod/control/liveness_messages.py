@@ -1,0 +1,79 @@
+"""What liveness monitors tell each other (:mod:`horovod.control.liveness_monitor`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from horovod.control.failure import LOST, Cause
+
+
+class Ping(msgspec.Struct, tag=True):
+    """Asks for a :class:`Pong`, and for what the receiver sees of the ranks ``about``, which do not answer."""
+
+    about: list[int] = []
+
+
+class Pong(msgspec.Struct, tag=True):
+    """The sender's main thread is at ``where``, its other threads at ``threads``; they wait for the collectives
+    ``awaited``. ``seen``: why each rank that was asked about cannot answer; "" if it runs."""
+
+    where: str
+    seen: dict[int, str] = {}
+    threads: list[str] = []
+    awaited: list[str] = []
+
+
+class FailureReport(msgspec.Struct, tag=True):
+    """The sender has seen ``rank`` fail; ``suspected``: perhaps through the fault of another rank."""
+
+    rank: int
+    reason: str
+    suspected: bool = False
+    cause: Cause = LOST
+
+
+class NoProgress(msgspec.Struct, tag=True):
+    """A worker thread has seen no progress of ``rank``, for the n-th time in one wait. It goes on waiting."""
+
+    rank: int
+    reason: str
+    times: int
+
+
+class Failure(msgspec.Struct, tag=True):
+    """Rank 0's decision: which rank failed first, and why."""
+
+    rank: int
+    reason: str
+    cause: Cause = LOST
+
+
+class DumpRequest(msgspec.Struct, tag=True):
+    """Every rank must write its flight recorder: a member's request to rank 0, and rank 0's order to all."""
+
+    why: str
+    reason: str
+
+
+class ProgressReport(msgspec.Struct, tag=True):
+    """The recent progress of the sender, a member, for rank 0."""
+
+    body: bytes
+
+
+class Bye(msgspec.Struct, tag=True):
+    """The sender has shut down in good order, and closes its connections."""
+
+
+class Forwarded(msgspec.Struct, tag=True):
+    """Another message, encoded. From above it is for these ranks, which the receiver is one of or is connected with; from
+    below it is of this one rank, which the sender is connected with."""
+
+    ranks: list[int]
+    body: bytes
+
+
+Message = Ping | Pong | FailureReport | NoProgress | Failure | DumpRequest | ProgressReport | Bye | Forwarded
+
+decode = msgspec.msgpack.Decoder(Message).decode
+encode = msgspec.msgpack.Encoder().encode

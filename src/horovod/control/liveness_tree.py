@@ -1,0 +1,47 @@
+"""Which ranks are connected with which for liveness. Pure.
+
+Without relays every rank is connected with rank 0. Where a host has relays, these are its first two ranks: they are connected
+with rank 0, and the other ranks of the host with both of them. Two, so that the loss of one leaves a way to rank 0 by which
+the others say so, and one that can look at the other's process::
+
+    0
+      1, 2, 3          the ranks of its own host
+      4, 5             the relays of another host
+        6, 7           each connected with 4 and with 5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+RELAYS = 2
+"""How many ranks of a host are connected with rank 0."""
+
+
+class LivenessTree:
+    """The connections of a job's monitors.
+
+    Args:
+        size: how many ranks there are.
+        hosts: the ranks of each host that has relays, as far as it has more ranks than relays. Rank 0 is in none.
+    """
+
+    def __init__(self, size: int, hosts: Iterable[Sequence[int]] = ()) -> None:
+        self._size = size
+        self._relays = {
+            rank: tuple(ranks[:RELAYS]) for ranks in hosts if len(ranks) > RELAYS for rank in ranks[RELAYS:]
+        }
+
+    def above(self, rank: int) -> Sequence[int]:
+        """The ranks by which this one is connected with rank 0, in the order of preference; none above rank 0."""
+        return () if rank == 0 else self._relays.get(rank, (0,))
+
+    def ways(self, rank: int) -> Mapping[int, Sequence[int]]:
+        """The ranks below this one, and by which of its connections each can be reached, in the order of preference."""
+        if rank == 0:
+            return {other: self._relays.get(other, (other,)) for other in range(1, self._size)}
+        return {other: (other,) for other, relays in self._relays.items() if rank in relays}
+
+    def peers(self, rank: int) -> list[int]:
+        """The ranks that this one is connected with."""
+        return sorted({*self.above(rank), *(link for ways in self.ways(rank).values() for link in ways)})
