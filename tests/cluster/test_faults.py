@@ -14,7 +14,7 @@ from types import ModuleType
 import msgspec
 import psutil
 import pytest
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 import horovod
 from cluster.conftest import Cluster
