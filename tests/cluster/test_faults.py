@@ -14,11 +14,11 @@ from types import ModuleType
 import msgspec
 import psutil
 import pytest
-from unit.control.concurrent_ranks import wait_until
 
 import horovod
 from cluster.conftest import Cluster
 from cluster.hosts import Hosts
+from unit.control.concurrent_ranks import wait_until
 
 LOST_AFTER_SECONDS = 15
 """How long a host may be silent until ssh and the agent give the other side up."""
