@@ -15,7 +15,7 @@ from horovod.comm.tuned import TunedSettings
 
 
 class LateCommunicator(ForwardingCommunicator):
-    """One rank of a group whose engine is not built yet.
+    """One rank of a group whose engine is not built yet. Collectives build it, and nothing else does.
 
     Args:
         name: of the engine.
@@ -60,6 +60,10 @@ class LateCommunicator(ForwardingCommunicator):
         self._settings = settings
         if self._built is not None:
             self._built.tune(settings)
+
+    def called_by_waiting_thread(self, waiting: bool) -> None:
+        if self._built is not None:
+            self._built.called_by_waiting_thread(waiting)
 
     def abort(self) -> None:
         with self._lock:
