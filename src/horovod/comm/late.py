@@ -61,10 +61,6 @@ class LateCommunicator(ForwardingCommunicator):
         if self._built is not None:
             self._built.tune(settings)
 
-    def called_by_waiting_thread(self, waiting: bool) -> None:
-        if self._built is not None:
-            self._built.called_by_waiting_thread(waiting)
-
     def abort(self) -> None:
         with self._lock:
             self._aborted = True
