@@ -23,9 +23,9 @@ from horovod.observe.step_clock import FORWARD, StepClock, clock
 from horovod.observe.timeline import Timeline
 from horovod.observe.trace_file import TraceFile
 
-STEPS = 4
+STEPS = 2
 """How many steps of a turn count."""
-STEPS_INSIDE = 40
+STEPS_INSIDE = 25
 """How many steps are looked into."""
 CALLS = 400
 """How many allreduces of 1 KB a turn has."""
@@ -190,7 +190,7 @@ def direct(step: Callable[[], None]) -> dict[str, float]:
         reported.append(time.thread_time() - began)
 
     StepClock.enter, ProgressReports._send_now = counted, measured  # type: ignore[method-assign]
-    before, steps, began = recorder.count, 60, time.perf_counter()
+    before, steps, began = recorder.count, STEPS_INSIDE, time.perf_counter()
     for _ in range(steps):
         step()
     seconds = (time.perf_counter() - began) / steps

@@ -18,6 +18,7 @@ import pytest
 import horovod
 from cluster.conftest import Cluster
 from cluster.hosts import Hosts
+from unit.control.concurrent_ranks import wait_until
 
 LOST_AFTER_SECONDS = 15
 """How long a host may be silent until ssh and the agent give the other side up."""
@@ -105,6 +106,27 @@ def test_ctrl_c_ends_both_hosts(cluster: Cluster, job: subprocess.Popen[str], ti
             time.sleep(0.4)
     done = cluster.finish(job, ENDING_SECONDS)
     assert done.returncode == 130
+    cluster.hosts.await_nothing(ENDING_SECONDS)
+
+
+@pytest.mark.parametrize("elastic", [(), ("--min-np", "2")], ids=["fixed", "elastic"])
+@pytest.mark.parametrize("act", [kill(ranks), kill(agent)], ids=["a rank", "the agent"])
+def test_what_is_killed_on_another_host_after_all_ranks_have_left_fails_the_job(
+    cluster: Cluster, elastic: tuple[str, ...], act: Callable[[Cluster], None]
+) -> None:
+    """No rank watches another one any more. The launcher does until the last has ended, also if the others have ended well."""
+    script = cluster.script(
+        "import os, time, numpy, plain\nplain.init()\nlate = plain.rank() == 1\n"
+        "plain.allreduce(numpy.ones(1, numpy.float32), 'x')\nplain.shutdown()\nprint('left', flush=True)\n"
+        "while late:\n    time.sleep(1)\n"
+    )
+    process = cluster.start("-np", "2", "-H", "hostA:1,hostB:1", *elastic, "python", script)
+    cluster.await_line(process, "left", times=2)
+    wait_until(lambda: f"python {script}" not in cluster.hosts.processes("hostA").values(), "the end of rank 0")
+    act(cluster)
+    done = cluster.finish(process, ENDING_SECONDS)
+    assert done.returncode not in (None, 0), done.stdout + done.stderr
+    assert "hostB" in done.stderr
     cluster.hosts.await_nothing(ENDING_SECONDS)
 
 

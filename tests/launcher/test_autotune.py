@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from launcher.harness import Launcher
 
 pytest.importorskip("optuna")
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "autotune.md"
 
 TRAIN = """
 import numpy as np
@@ -44,6 +47,8 @@ def test_a_job_is_tuned_and_the_next_one_knows(launcher: Launcher, tmp_path: Pat
     printed, first = run(launcher, *flags, "python", script, **env)
     assert printed.count("trained") == 2
     assert first.count("autotuning is over after") == 1
+    (shown,) = re.findall(r"^autotuning is over.*$", DOCUMENT.read_text(), re.MULTILINE)
+    assert re.search(".+".join(map(re.escape, shown.split("..."))), first), first
     (kept,) = (tmp_path / "cache" / "horovod" / "autotune").iterdir()
     assert f"(kept in {kept})" in first
     assert len((tmp_path / "trials.csv").read_text().splitlines()) >= 1 + 5 + 1

@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import re
-import warnings
 from typing import Any
 
 import pytest
 import torch
 
 import horovod.torch as hvd
+from told import Told, line_of
 
 DEBUG = {"HOROVOD_DEBUG": "1", "HOROVOD_DEBUG_STEPS": "4"}
-
-
-class Lines(logging.Handler):
-    """Keeps what is logged and warned of in a block."""
-
-    def __enter__(self) -> list[str]:
-        self.kept: list[str] = []
-        logging.getLogger("horovod").addHandler(self)
-        self._caught = warnings.catch_warnings()
-        self._caught.__enter__()
-        warnings.simplefilter("always")
-        self._show, warnings.showwarning = warnings.showwarning, lambda message, *args: self.kept.append(str(message))
-        return self.kept
-
-    def __exit__(self, *args: object) -> None:
-        warnings.showwarning = self._show
-        self._caught.__exit__(None, None, None)
-        logging.getLogger("horovod").removeHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.kept.append(record.getMessage())
 
 
 def train(mistake: str, steps: int = 9) -> list[str]:
@@ -53,7 +31,7 @@ def train(mistake: str, steps: int = 9) -> list[str]:
     hvd.broadcast_parameters(model.state_dict(), 0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     loader = torch.utils.data.DataLoader(dataset, batch_size=1, sampler=sampler)
-    with Lines() as lines:
+    with Told() as lines:
         for step, (batch,) in enumerate(loader):
             if step == steps:
                 break
@@ -69,11 +47,6 @@ def train(mistake: str, steps: int = 9) -> list[str]:
     return lines
 
 
-def line_of(text: str) -> int:
-    source, first = inspect.getsourcelines(train)
-    return first + next(number for number, line in enumerate(source) if text in line)
-
-
 @pytest.mark.parametrize("env", [DEBUG, {}])
 def test_a_right_loop_is_told_nothing(job: Any, env: dict[str, str]) -> None:
     assert job(2, train, "none", env=env) == [[], []]
@@ -87,14 +60,14 @@ def test_a_gradient_that_is_not_finite_is_told_by_its_rank(job: Any) -> None:
     first, (told,) = job(2, train, "gradient", 6, env=DEBUG)
     assert not first
     assert told.startswith("rank 1: the gradient of 'bias' is not finite in step 6 of the optimizer made at ")
-    assert f":{line_of('hvd.DistributedOptimizer(')}: of 2 elements 2 are NaN and 0 are infinite." in told
+    assert f":{line_of(train, 'hvd.DistributedOptimizer(')}: of 2 elements 2 are NaN and 0 are infinite." in told
 
 
 def test_parameters_that_drift_apart_are_told_with_what_each_rank_has(job: Any) -> None:
     (told,), other = job(2, train, "drift", env=DEBUG)
     assert not other
     assert re.search(
-        rf"drifted apart after a step \(of the optimizer made at .*:{line_of('hvd.DistributedOptimizer(')}\): "
+        rf"drifted apart after a step \(of the optimizer made at .*:{line_of(train, 'hvd.DistributedOptimizer(')}\): "
         r"bias: [0-9a-f]{12} on rank 0, [0-9a-f]{12} on rank 1\. ",
         told,
     )
@@ -104,7 +77,7 @@ def test_equal_batches_on_all_ranks_are_told_with_the_line_of_the_loop(job: Any)
     (told,), other = job(2, train, "data", env=DEBUG)
     assert not other
     assert told.startswith("ranks 0, 1 have loaded the same batches in the first 3 steps, at ")
-    assert f":{line_of('enumerate(loader)')} on rank 0" in told
+    assert f":{line_of(train, 'enumerate(loader)')} on rank 0" in told
 
 
 def test_equal_batches_on_some_ranks_are_told_by_the_first_of_each(job: Any) -> None:
@@ -122,7 +95,7 @@ def test_samplers_with_different_seeds_are_told(job: Any) -> None:
 
 def only_rank_0() -> list[str]:
     """Rank 0 submits what the other rank submits later, elsewhere."""
-    with Lines() as lines:
+    with Told() as lines:
         if hvd.rank() == 0:
             handle = hvd.allreduce_async(torch.ones(2), name="loss")
         told = [*lines]

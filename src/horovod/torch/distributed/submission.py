@@ -260,11 +260,8 @@ class Submitter:
             if len(self._plain) >= _REMEMBERED:
                 self._plain.clear()
             known = self._plain[key] = how, self._make(operation, [spec], how, root, splits, HOST, None)
-        awaited = is_awaited(options)
-        handle = submit_arrays(membership.number, known[1], inputs, outputs, allocate, awaited)
-        # Whoever says that it waits for the call is Python code.
-        follow = self._follow if self._names_callbacks and (awaited or _is_called_by_python()) else None
-        return HorovodWork(handle, host_memory, [result], what, None, limit_of(options), follow)
+        handle = submit_arrays(membership.number, known[1], inputs, outputs, allocate, is_awaited(options))
+        return self.work(handle, host_memory, [result], what, None, options)
 
     def _make(
         self,

@@ -7,6 +7,7 @@ batches that it would not meet there, and what happens where memory cannot be re
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -298,3 +299,16 @@ def test_memory_for_reads_is_bounded_for_any_number_of_ranks() -> None:
     held = {peers: peers * folded_bytes(peers) for peers in (1, 2, 7, 15, 63, 255, 1023)}
     assert held[1] == 1 << 20 and held[7] == 7 * (512 << 10)
     assert max(held.values()) <= 8 << 20 and min(held.values()) >= 1 << 20
+
+
+@pytest.mark.parametrize("size", [2, 8, 64])
+def test_direct_reductions_of_many_ranks_keep_bounded_memory_for_all_data_types_together(size: int) -> None:
+    """This process is all of the ranks, whose tensors are one: what it reads of the others, it reads of itself."""
+    workspace, elements = Workspace(), 8 << 20
+    for dtype in (np.dtype(np.float32), np.dtype(np.int64), np.dtype(ml_dtypes.bfloat16), np.dtype(np.uint8)):
+        source, target = np.ones(elements, dtype), np.zeros(elements, dtype)
+        way = DirectCollectives(0, [os.getpid()] * size, lambda words: [words] * size, lambda: None, workspace)
+        assert way.allreduce(spans_of([source]), spans_of([target]), ReduceOp.SUM, 1.0, 1.0)
+        shard = elements // size
+        assert (target[:shard] == dtype.type(size)).all() and not target[shard:].any()
+    assert workspace.nbytes <= 14 << 20  # what is read, and what 16-bit floats are summed in
