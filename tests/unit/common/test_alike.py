@@ -11,7 +11,7 @@ def test_the_account_names_what_differs_on_which_ranks_and_the_usual_cause() -> 
         1: {"lr of group 0": "0.05", "momentum of group 0": "0.9"},
         2: {"lr of group 0": "0.1", "momentum of group 0": "0.9"},
     }
-    text = account(Alike.HYPERPARAMETERS, held, "train.py:7")
+    text = account(Alike.HYPERPARAMETERS, held, "the optimizer made at train.py:7")
     assert "(of the optimizer made at train.py:7)" in text
     assert "lr of group 0: 0.1 on ranks 0, 2, 0.05 on rank 1" in text
     assert "momentum" not in text and "ReduceLROnPlateau" in text

@@ -61,7 +61,7 @@ def test_an_engine_that_does_not_exist_is_an_error_that_names_those_that_do() ->
 def test_the_name_of_a_host_engine_forces_that_for_the_copies() -> None:
     assert forced_host_engine("mpi", "", V, "C") == forced_host_engine("mpi", "mpi", V, "C") == "mpi"
     assert forced_host_engine("host", "tcp", V, "C") == forced_host_engine("nccl", "tcp", V, "C") == "tcp"
-    with pytest.raises(EngineError, match=f"{V}=mpi has copies .* and C=tcp forces another one"):
+    with pytest.raises(EngineError, match=f"{V}=mpi stages GPU memory .* and C=tcp forces another one"):
         forced_host_engine("mpi", "tcp", V, "C")
 
 
