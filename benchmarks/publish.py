@@ -139,8 +139,11 @@ def of_recovery(record: Record) -> Iterator[str]:
 
 def of_many_ranks(record: Record) -> Iterator[str]:
     from many_ranks import table
+    from scale_model import network_in_words
 
-    return table(record)
+    yield from table(record)
+    yield ""
+    yield network_in_words(record)
 
 
 def of_scale(record: Record) -> Iterator[str]:
@@ -202,6 +205,12 @@ def picture_of_recovery(record: Record, path: Path) -> None:
     plot(record, path)
 
 
+def of_scale_liveness(record: Record) -> Iterator[str]:
+    from scale_report import liveness_table
+
+    return liveness_table(record)
+
+
 def picture_of_scale(record: Record, path: Path) -> None:
     from scale_report import plot
 
@@ -216,6 +225,7 @@ TABLES: dict[str, Callable[[Record], Iterator[str]]] = {
     "elastic": of_recovery,
     "many_ranks": of_many_ranks,
     "scale": of_scale,
+    "scale_liveness": of_scale_liveness,
     "observe": of_observing,
     "autotune": of_autotuning,
     "torch_distributed": of_torch_distributed,

@@ -19,6 +19,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,14 +37,11 @@ def main() -> None:
     )
     origin = "given"
     if options.network:
-        jobs = json.loads(options.network.read_text())["measured"]
-        (pair,) = [each for each in jobs if (each["hosts"], each["ranks"]) == (2, 2)]
-        seconds = {int(size): each for size, each in pair["allreduce_seconds"].items()}
-        latency, rate = fit_network(seconds)
+        measured = json.loads(options.network.read_text())
+        latency, rate = fit_network(between_two_hosts(measured))
         options.latency_us, options.gigabits = latency * 1e6, rate * 8 / 1e9
-        origin = f"fitted to {len(seconds)} sizes between two hosts"
-        for size, each in seconds.items():
-            print(f"  {size:,} bytes: {each * 1e6:,.0f} us, the model says {(2 * latency + size / rate) * 1e6:,.0f}")
+        origin = "fitted"
+        print(network_in_words(measured))
     print(
         f"Inputs: {options.latency_us:.3g} us and {options.gigabits:.3g} Gbit/s between hosts ({origin}), "
         f"{options.memory:g} GB/s within one (given), "
@@ -71,6 +69,26 @@ def fit(points: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
     if connection < 0:
         return 0.0, float((factors[:, 1].sum()) / (factors[:, 1] ** 2).sum())
     return float(connection), float(rank)
+
+
+def between_two_hosts(record: dict[str, Any]) -> dict[int, float]:
+    """Of a record of ``many_ranks.py``: by bytes, the seconds of an allreduce of two hosts of one rank."""
+    (pair,) = [each for each in record["measured"] if (each["hosts"], each["ranks"]) == (2, 2)]
+    return {int(size): seconds for size, seconds in pair["allreduce_seconds"].items()}
+
+
+def network_in_words(record: dict[str, Any]) -> str:
+    """The network that fits such a record, and how well."""
+    seconds = between_two_hosts(record)
+    latency, rate = fit_network(seconds)
+    points = ", ".join(
+        f"{size:,} bytes {each * 1e6:,.0f} us (the fit: {(2 * latency + size / rate) * 1e6:,.0f})"
+        for size, each in seconds.items()
+    )
+    return (
+        f"Allreduces of 2 hosts of 1 rank: {points}. So the latency is {latency * 1e6:.0f} us, the rate "
+        f"{rate * 8 / 1e9:.1f} Gbit/s."
+    )
 
 
 def fit_network(seconds: Mapping[int, float]) -> tuple[float, float]:

@@ -24,6 +24,18 @@ def table(record: Record) -> Iterator[str]:
     yield from map(in_a_row, record["measured"])
 
 
+def liveness_table(record: Record) -> Iterator[str]:
+    """One row a failure."""
+    yield "| ranks | of a host | who ends | all are told after, ms | connections of rank 0 | of a relay, at most |"
+    yield "| ---: | ---: | --- | ---: | ---: | ---: |"
+    for found in record["measured"]:
+        who = "a relay" if found["what"] == "failure of a relay" else "another rank"
+        flat = found["local_ranks"] >= found["ranks"]
+        cells = [format(found["ranks"], ","), "all" if flat else found["local_ranks"], who]
+        cells += [f"{found['seconds'] * 1000:.0f}", found["connections"], "" if flat else found["relay_connections"]]
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
 def in_a_row(found: Record) -> str:
     cells = [f"{found['seconds'] * 1000:.0f} (wall clock)", "", "", "", ""] if "seconds" in found else [""] * 5
     if "milliseconds" in found:

@@ -150,25 +150,40 @@ def written(page: Page, package: griffe.Module) -> str:
     return "\n".join(lines) + "\n"
 
 
+NAME = re.compile(
+    r"(?<![\w-])(?:--mpi-args=\"[^\"]*\"|--?[a-z][\w-]*|[A-Z]+(?:_[A-Z]+)+(?:=\d)?|DIR/\S+|name slots=n|h1:2,h2:4|\w+:slots"
+    r"|localhost:N|HOST:PORT|unix:PATH)"
+)
+"""What is code in the help of a flag: other flags, variables, and the forms of values."""
+
+
 def flags() -> str:
     """The page of ``horovodrun``: every flag, in the groups of ``--help-all``."""
     parser = build_parser(brief=False)
     lines = [f"# `{COMMAND}`: flags", "", f"    {parser.usage}", "", str(parser.description)]
-    lines += ["", "Every flag that sets a variable names it; a flag takes precedence over its variable."]
+    lines += ["", "A flag that sets a variable names it, and takes precedence over it."]
     for group in parser._action_groups:
         actions = [action for action in group._group_actions if action.help not in (None, argparse.SUPPRESS)]
         if not actions:
             continue
-        lines += ["", f"## {(group.title or '').capitalize()}", *(["", group.description] if group.description else [])]
+        lines += ["", f"## {(group.title or '').capitalize()}"]
+        lines += ["", f"{_words(group.description[:1].upper() + group.description[1:])}."] if group.description else []
         lines += ["", "| flag | meaning |", "|---|---|"]
         for action in actions:
-            value = action.metavar or "\\|".join(map(str, action.choices or ()))
-            words = " ".join(value) if isinstance(value, tuple) else value
-            spelt = ", ".join(f"`{name} {words}`" if words and action.nargs != 0 else f"`{name}`"
-                              for name in action.option_strings).replace("JOB|PID", "JOB\\|PID")  # fmt: skip
-            lines.append(f"| {spelt} | {inline((action.help or '').replace('%%', '%'), {})} |")
+            values = action.metavar or "|".join(map(str, action.choices or ()))
+            value = " ".join(values) if isinstance(values, tuple) else values
+            names = [
+                f"`{name} {value}`" if value and action.nargs != 0 else f"`{name}`" for name in action.option_strings
+            ]
+            cells = (", ".join(names), _words(action.help or ""))
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     lines += ["", "## Examples", "", *(f"    {line.strip()}" for line in (parser.epilog or "").splitlines()[1:])]
     return "\n".join(lines) + "\n"
+
+
+def _words(text: str) -> str:
+    """Markdown of a flag's help."""
+    return NAME.sub(r"`\g<0>`", text.replace("%%", "%").replace("`", ""))
 
 
 def named(package: griffe.Module, path: str) -> griffe.Object:

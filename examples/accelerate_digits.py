@@ -3,9 +3,9 @@
     horovodrun -np 2 python examples/accelerate_digits.py
     horovodrun -np 2 --torch-backend horovod python examples/accelerate_digits.py --backend gloo
 
-Accelerate accepts Gloo alone on CPUs, but takes a process group that is there already: the script makes it first. The second
-command leaves it to Accelerate, and has ``--torch-backend`` put Horovod in the place of Gloo. Trains on scikit-learn's
-handwritten digits, and prints the accuracy on those that it has not seen.
+On CPUs, Accelerate accepts only Gloo, but it uses an existing process group, so the script makes one first. With the second
+command, Accelerate makes the group, and ``--torch-backend`` replaces Gloo by Horovod. The script trains on scikit-learn's
+handwritten digits, and prints the accuracy on test digits.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Lightning Fabric on Horovod's engines: a plain training loop, and a strategy that takes the name of the back end.
+"""Lightning Fabric on Horovod's engines: a plain training loop, and a strategy with the name of the back end.
 
     horovodrun -np 2 python examples/fabric_digits.py
 
-Trains on scikit-learn's handwritten digits, and prints the accuracy on those that it has not seen.
+The script trains on scikit-learn's handwritten digits, and prints the accuracy on test digits.
 """
 
 import argparse

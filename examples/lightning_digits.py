@@ -1,9 +1,9 @@
-"""PyTorch Lightning on Horovod's engines: its DDP strategy takes the name of the back end.
+"""PyTorch Lightning on Horovod's engines: its DDP strategy has the name of the back end.
 
     horovodrun -np 2 python examples/lightning_digits.py
     python examples/lightning_digits.py
 
-Lightning starts the second process itself where no launcher has. Trains on scikit-learn's handwritten digits.
+Without a launcher, Lightning starts the second process itself. The script trains on scikit-learn's handwritten digits.
 """
 
 import argparse

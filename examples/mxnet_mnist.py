@@ -52,7 +52,7 @@ def main() -> None:
 
     steps = training // (options.batch_size * hvd.size())  # the same number on every process
     for epoch in range(1, options.epochs + 1):
-        order = np.random.default_rng(epoch).permutation(training)[hvd.rank() :: hvd.size()]  # 5: another part each
+        order = np.random.default_rng(epoch).permutation(training)[hvd.rank() :: hvd.size()]  # 5: each has its own part
         total = mx.nd.zeros((1,), ctx=device)
         for step in range(steps):
             chosen = order[step * options.batch_size :][: options.batch_size]

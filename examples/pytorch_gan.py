@@ -1,4 +1,4 @@
-"""Train two networks, each with an optimizer of its own: a generator draws digits, a discriminator tells them from real ones.
+"""Train two networks, each with its own optimizer: a generator draws digits, a discriminator distinguishes them from real ones.
 
     horovodrun -np 2 python examples/pytorch_gan.py
 

@@ -3,7 +3,7 @@
     python examples/pytorch_mnist.py                     # one process
     horovodrun -np 2 python examples/pytorch_mnist.py    # two, faster, to the same result
 
-It is an ordinary PyTorch script plus five changed lines, marked ``hvd 1`` to ``hvd 5`` below. Under ``torchrun
+It is an ordinary PyTorch script with five changed lines, marked ``hvd 1`` to ``hvd 5`` below. Under ``torchrun
 --nproc-per-node 2`` and ``mpirun -np 2 python`` it runs unchanged.
 
 Images come from ``--data``: ``digits`` (1,797 images that ship with scikit-learn, the default, no network needed),
@@ -11,8 +11,8 @@ Images come from ``--data``: ``digits`` (1,797 images that ship with scikit-lear
 width) and ``y`` (labels from 0).
 
 ``--batch-size`` counts images per rank, so more ranks mean a larger global batch; the learning rate grows with it, after
-a warm-up. With ``--fixed-global-batch`` it counts the images of the whole batch, which the ranks share out: then every
-step computes the same gradient whatever the number of ranks, and the losses of two runs can be laid side by side.
+a warm-up. With ``--fixed-global-batch`` it counts the images of the whole batch, which is divided among the ranks. Then every
+step computes the same gradient for any number of ranks, and the losses of two runs can be compared.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ import horovod.torch as hvd
 
 def main() -> None:
     options = parse_arguments()
-    # hvd 1: this process learns its rank among the processes that were started together
+    # hvd 1: connect the processes; afterwards hvd.rank() and hvd.size() are known
     hvd.init()
     share_cores()
     torch.manual_seed(options.seed)
-    # with GPUs, each rank of a host computes on one of its own
+    # with GPUs, each rank of a host uses its own
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", hvd.local_rank() % gpus) if gpus else torch.device("cpu")
 
@@ -136,7 +136,7 @@ def train(
 
 
 class GlobalBatches(Sampler[Tensor]):
-    """Deals a data set out in global batches and yields this rank's part of each, as a tensor of indices.
+    """Divides a data set into global batches, and yields this rank's part of each, as a tensor of indices.
 
     The k-th global batch is the same set of images whatever the number of ranks: a consecutive slice of one permutation
     that all ranks draw from the same seed. Each rank takes an equal, consecutive part of that slice, so that the average
@@ -283,7 +283,7 @@ def save_checkpoint(directory: Path, epoch: int, model: nn.Module, optimizer: to
 
 
 def say(text: str) -> None:
-    """Print on rank 0; the others have the same to tell."""
+    """Print on rank 0 only."""
     if hvd.rank() == 0:
         print(text, flush=True)
 

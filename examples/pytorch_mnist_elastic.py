@@ -1,9 +1,9 @@
-"""Teach a network to read digits in a job whose ranks may change while it runs.
+"""Train a network on handwritten digits in a job whose ranks may change while it runs.
 
     horovodrun -np 2 python examples/pytorch_mnist_elastic.py
 
-A step is over 64 digits whatever the number of ranks: each accumulates its share. What makes the program elastic is marked
-with numbers. Without an elastic launcher it trains with the ranks that it was started with, to the same result.
+A step uses 64 digits for any number of ranks: each rank accumulates its share. The numbered lines make the program elastic.
+Without an elastic launcher it trains with the ranks that it was started with, to the same result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30, gamma=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    # 1: a sampler that goes on within an epoch, with any number of ranks
+    # 1: a sampler that continues within an epoch, with any number of ranks
     data = torch.utils.data.TensorDataset(images[:TRAINING], labels[:TRAINING])
     sampler = hvd.elastic.GlobalBatchSampler(data, options.global_batch, options.micro_batch)
     loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
@@ -57,7 +57,7 @@ def main() -> None:
                 optimizer.step()
                 scheduler.step()
                 sampler.record_step()  # 4: these digits are done
-                state.commit()  # 5: what comes after this is all that a failure costs
+                state.commit()  # 5: a failure only loses the work after this line
             state.epoch += 1
             sampler.set_epoch(state.epoch)  # at the end of an epoch
             loss, right = score(model)

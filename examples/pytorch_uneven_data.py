@@ -1,4 +1,4 @@
-"""Train on ranks that have different amounts of data: a rank without more batches joins, and the others go on.
+"""Train on ranks that have different amounts of data: a rank without more batches joins, and the others continue.
 
     horovodrun -np 2 python examples/pytorch_uneven_data.py
 

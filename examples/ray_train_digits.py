@@ -1,9 +1,9 @@
-"""Ray Train on Horovod's engines: its TorchTrainer takes the name of the back end.
+"""Ray Train on Horovod's engines: its TorchTrainer has the name of the back end.
 
     python examples/ray_train_digits.py
 
-Ray starts the ranks, and gives them the store that the group is made on. Trains on scikit-learn's handwritten digits, and
-prints the accuracy on those that it has not seen.
+Ray starts the ranks, and gives them the store for the group. The script trains on scikit-learn's handwritten digits, and prints
+the accuracy on test digits.
 """
 
 import argparse

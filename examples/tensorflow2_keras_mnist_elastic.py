@@ -2,8 +2,8 @@
 
     horovodrun -np 2 python examples/tensorflow2_keras_mnist_elastic.py
 
-What makes the program elastic is marked with numbers. Without an elastic launcher it trains with the processes that it was
-started with. The data are the 1,797 digits of 8 x 8 pixels that come with scikit-learn; no network is needed.
+The numbered lines make the program elastic. Without an elastic launcher it trains with the processes that it was started with.
+The data are the 1,797 digits of 8 x 8 pixels that come with scikit-learn; no network is needed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
         batch = options.batch_size // hvd.size()
         validation = hvd.data.shard((images[TRAINING:].numpy(), labels[TRAINING:].numpy()))
         while state.epoch < options.epochs:
-            # 4: one order for all processes; where an epoch was under way, the rest of it is dealt to those that there are
+            # 4: one order for all processes; the rest of an interrupted epoch is divided among the present ones
             order = digits.shuffle(TRAINING, seed=state.epoch + 1, reshuffle_each_iteration=False)
             model.fit(
                 hvd.data.shard(order.skip(state.batch * options.batch_size), batch, drop_remainder=True),

@@ -2,8 +2,8 @@
 
     horovodrun -np 2 python examples/tensorflow2_mnist_elastic.py
 
-It is examples/tensorflow2_mnist.py made elastic; what is new is marked with numbers. Without an elastic launcher it trains with
-the processes that it was started with.
+It is examples/tensorflow2_mnist.py made elastic; the numbered lines are new. Without an elastic launcher it trains with the
+processes that it was started with.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def main() -> None:
     def train(state: Any) -> None:
         batch = options.batch_size // hvd.size()
         while state.epoch < options.epochs:
-            # 3: one order for all processes, of which the beginning is done; the rest is dealt to those that there are
+            # 3: one order for all processes, whose beginning is done; the rest is divided among the present ones
             order = digits.shuffle(TRAINING, seed=state.epoch + 1, reshuffle_each_iteration=False)
             losses = []
             if TRAINING - state.done >= options.batch_size:
                 for x, y in hvd.data.shard(order.skip(state.done), batch, drop_remainder=True):
                     losses.append(step(x, y))
                     state.done += batch * hvd.size()
-                    state.commit()  # 4: what comes after this is all that a failure costs
+                    state.commit()  # 4: a failure only loses the work after this line
             state.epoch, state.done = state.epoch + 1, 0
             loss = hvd.allreduce(tf.reduce_mean(losses)) if losses else float("nan")
             scores = model(images[TRAINING:], training=False)

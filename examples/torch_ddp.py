@@ -1,9 +1,9 @@
-"""DistributedDataParallel on Horovod's engines: a script that is written for torchrun, but for the name of the back end.
+"""DistributedDataParallel on Horovod's engines: a script for torchrun, with another name of the back end.
 
     horovodrun -np 2 python torch_ddp.py
     torchrun --nproc-per-node 2 torch_ddp.py
 
-Trains on scikit-learn's handwritten digits, and prints the accuracy on those that it has not seen. ``--backend gloo`` compares.
+The script trains on scikit-learn's handwritten digits, and prints the accuracy on test digits. Compare with ``--backend gloo``.
 """
 
 import argparse

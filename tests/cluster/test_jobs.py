@@ -165,7 +165,7 @@ while True:
 """Visits all ports of its own host at which anything listens, beside sshd."""
 
 
-def test_hostile_bytes_at_every_port_disturb_nobody(cluster: Cluster, hosts: Hosts) -> None:
+def test_hostile_bytes_at_every_port_do_not_disturb_the_job(cluster: Cluster, hosts: Hosts) -> None:
     """The launcher's rendezvous server always listens, ranks whenever they meet, agents never."""
     strangers = {
         name: subprocess.Popen(

@@ -134,6 +134,6 @@ def test_a_host_that_cannot_be_reached_is_named(mpi: Mpi) -> None:
     assert done.returncode not in (0, None)
     *_, failed, reason = done.stderr.splitlines()
     assert failed.startswith("horovodrun: the job failed: mpirun ended with exit code"), done.stderr
-    assert reason.startswith("Host hostD cannot be reached by ssh: its name is unknown: is it written right?"), (
+    assert reason.startswith("Host hostD cannot be reached by ssh: its name is unknown: is it spelled correctly?"), (
         done.stderr
     )

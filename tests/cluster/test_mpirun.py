@@ -29,18 +29,23 @@ for _ in range(2):
 """
 
 
-def start(cluster: Cluster, kind: str, hosts: str, *command: str | Path) -> subprocess.Popen[str]:
-    """``mpirun`` on hostA, with one rank for each slot of ``hosts``."""
+def start(cluster: Cluster, kind: str, hosts: str, *command: str | Path, engine: str = "") -> subprocess.Popen[str]:
+    """``mpirun`` on hostA, with one rank for each slot of ``hosts``.
+
+    Args:
+        command: perhaps flags of ``mpirun`` before it.
+        engine: that is forced.
+    """
     reason = mpi.obstacle(kind)
     if reason:
         pytest.skip(reason)
     size = sum(int(host.partition(":")[2]) for host in hosts.split(","))
     config = cluster.hosts.folder / "ssh_config"
-    variables = mpi.environment(kind)
+    variables = mpi.environment(kind) | {"HOROVOD_CPU_OPERATIONS": engine}
     ssh = f"-F {config} -o StrictHostKeyChecking=accept-new"
     if kind == mpi.OPEN_MPI:
         words = ["-H", hosts, "--bind-to", "none", "--prtemca", "plm_ssh_agent", f"ssh {ssh}"]
-        for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI"):
+        for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "MPI4PY_LIBMPI", "HOROVOD_CPU_OPERATIONS"):
             words += ["-x", name]
     else:
         words = ["-launcher", "ssh", "-hosts", hosts]
@@ -124,4 +129,43 @@ def test_a_killed_rank_ends_the_job_on_both_hosts(cluster: Cluster, kind: str) -
     cluster.await_line(process, "ready", times=4)
     os.kill(cluster.hosts.find("hostB", f"python {script}")[-1], signal.SIGKILL)
     assert cluster.finish(process, PATIENCE_SECONDS).returncode != 0
+    cluster.hosts.await_nothing(10)
+
+
+def test_a_rank_that_does_not_come_is_waited_for_only_so_long(cluster: Cluster) -> None:
+    """The ranks find each other over MPI, whose own start waits for all ranks without end."""
+    script = cluster.script(
+        "import os, time\nfrom horovod.common import basics\nos.environ['HOROVOD_START_TIMEOUT'] = '3'\n"
+        "rank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
+        "time.sleep(60 * (rank == 2))  # mpirun ends it sooner\n"
+        "basics.init()\n"
+    )
+    done = cluster.finish(start(cluster, mpi.OPEN_MPI, "hostA:2,hostB:1", "python", script), PATIENCE_SECONDS)
+    assert done.returncode != 0
+    assert (
+        "TimeoutError: not all 3 ranks that Open MPI started called hvd.init(), in which MPI starts, within 3 seconds"
+        in (done.stderr)
+    )
+    cluster.hosts.await_nothing(10)
+
+
+LENIENT = {mpi.MPICH: ["-disable-auto-cleanup"], mpi.OPEN_MPI: ["--runtime-options", "continuous,recoverable"]}
+"""What has ``mpirun`` leave the other ranks alone when one has ended with an error."""
+
+
+@pytest.mark.parametrize("lost", [0, 2, 3])
+@pytest.mark.parametrize("kind", mpi.MPIS)
+def test_a_rank_that_dies_after_all_have_left_does_not_keep_those_on_the_other_host(
+    cluster: Cluster, kind: str, lost: int
+) -> None:
+    """They wait for it before ``Finalize``, and their launcher does not end them."""
+    script = cluster.script(
+        "import os, numpy, plain\nfrom horovod.common import basics\n"
+        "plain.init()\nrank = basics.rank()\nplain.allreduce(numpy.ones(9, numpy.float32), 'x')\nplain.shutdown()\n"
+        f"if rank == {lost}:\n    os._exit(3)\n"
+    )
+    command = [*LENIENT[kind], "python", script]
+    done = cluster.finish(start(cluster, kind, "hostA:2,hostB:2", *command, engine="mpi"), PATIENCE_SECONDS)
+    assert done.returncode is not None and "Segmentation" not in done.stderr
+    assert done.stderr.count("MPI is not finalized") == 3, done.stdout + done.stderr
     cluster.hosts.await_nothing(10)

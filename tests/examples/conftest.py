@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +32,7 @@ def example(ranks: Callable[..., RankPool]) -> Callable[..., list[Ended]]:
     """``example("pytorch_x.py --epochs 2", size=2)``: run an example to its end on every rank; by rank, how it ended."""
 
     def run(command: str, size: int = 2) -> list[Ended]:
-        script, *arguments = command.split()
+        script, *arguments = shlex.split(command)
         framework, env = ("torch", None) if script.startswith("pytorch") else ("keras", env_of("tensorflow"))
         return ranks(size, env, framework).run(_run_script, str(EXAMPLES / script), framework, arguments, timeout=120)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import pytest
@@ -66,7 +67,7 @@ def two_epochs(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_two_ranks_learn_what_one_rank_learns_from_the_whole_batch(example: Example, tmp_path: Path) -> None:
-    arguments = f"--batch-size 64 --fixed-global-batch --steps 20 --losses {tmp_path}/record.json"
+    arguments = f"--batch-size 64 --fixed-global-batch --steps 20 --losses {quote(str(tmp_path))}/record.json"
     example(f"pytorch_mnist.py {arguments}", size=1)
     alone = record(tmp_path)
     example(f"pytorch_mnist.py {arguments}", size=2)
@@ -85,7 +86,9 @@ def test_torchrun_and_horovodrun_give_the_same_bits(two_epochs: Run, tmp_path: P
 def test_a_resumed_run_goes_on_as_if_it_had_not_been_interrupted(
     two_epochs: Run, example: Example, tmp_path: Path
 ) -> None:
-    arguments = f"--epochs 2 --checkpoint-dir {tmp_path}/checkpoints --losses {tmp_path}/record.json"
+    arguments = (
+        f"--epochs 2 --checkpoint-dir {quote(str(tmp_path))}/checkpoints --losses {quote(str(tmp_path))}/record.json"
+    )
     example(f"pytorch_mnist.py {arguments} --steps {STEPS_PER_EPOCH}")
     first = record(tmp_path)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["epoch-0001.pt"]

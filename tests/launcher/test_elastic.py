@@ -200,7 +200,7 @@ def test_too_few_ranks_end_the_job_with_the_exit_code_of_the_lost_one(launcher: 
     assert "NoNextRound" in ended.stderr, "the survivor can save what it has"
 
 
-def test_who_waits_for_hosts_in_vain_is_told_in_the_end(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_job_without_enough_hosts_ends_with_an_error(launcher: Launcher, tmp_path: Path) -> None:
     command = prepare(tmp_path, steps=1)
     ended = launcher.run(
         "--host-discovery-script", "echo localhost:1", "--min-np", "2", "--elastic-timeout", "1", *command

@@ -125,7 +125,7 @@ finish(model.get_weights(), np.square(model(x) - y).mean() / before)
     ],
     ids=["tape", "fit"],
 )
-def test_those_that_are_left_agree_and_have_learned(
+def test_the_remaining_ranks_agree_and_have_learned(
     launcher: Launcher, tmp_path: Path, script: str, engine: str, faults: list[Fault], most: float
 ) -> None:
     """``most``: the error of a tape's weights beside a training in one process; of a fit, beside the first model's."""

@@ -134,7 +134,7 @@ def test_hosts_are_added_one_a_second_and_then_all_old_ones_replaced(launcher: L
 
 @pytest.mark.parametrize("bad", ["faulty", "unreachable"])
 @pytest.mark.parametrize("cooldown", [[], ["--blacklist-cooldown-range", "1", "1"]], ids=["for ever", "for a second"])
-def test_a_host_that_fails_at_once_disturbs_nobody(
+def test_a_host_that_fails_at_once_does_not_disturb_the_others(
     launcher: Launcher, tmp_path: Path, bad: str, cooldown: list[str]
 ) -> None:
     tries = 3 if cooldown else 1

@@ -79,9 +79,7 @@ def test_jsrun_starts_a_rank_on_every_slot(launcher: Launcher, lsf: dict[str, st
     assert len(re.findall("^rank: ", (launcher.folder / "ranks.erf").read_text(), re.MULTILINE)) == 3
 
 
-def test_arguments_for_jsrun_reach_it_and_nobody_says_that_they_have_no_effect(
-    launcher: Launcher, lsf: dict[str, str]
-) -> None:
+def test_arguments_for_jsrun_reach_it_without_a_notice(launcher: Launcher, lsf: dict[str, str]) -> None:
     program = launcher.folder / "bin" / "jsrun"
     program.write_text('#!/bin/sh\necho jsrun "$@"\n')
     done = launcher.run("--binding-args=-n 4 -a 1", "--mpi-args=-x", "true", **lsf)

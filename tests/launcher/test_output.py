@@ -90,7 +90,7 @@ def test_a_reader_that_has_seen_enough_ends_the_job(launcher: Launcher) -> None:
     assert process.wait(LIMIT_SECONDS) == 128 + 13
 
 
-def test_closed_streams_are_nobodys(launcher: Launcher) -> None:
+def test_closed_standard_streams_are_not_reused_for_other_files(launcher: Launcher) -> None:
     script = f"{sys.executable} -m horovod.runner.launch -np 2 echo hello"
     for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
         command = ["sh", "-c", f"{script} {closed}"]
@@ -121,7 +121,7 @@ def test_a_flag_without_effect_says_so_once(launcher: Launcher) -> None:
     ]
 
 
-def test_nobody_sees_the_secret(launcher: Launcher) -> None:
+def test_the_secret_is_not_visible(launcher: Launcher) -> None:
     process = launcher.start("-np", "1", "--verbose", "sh", "-c", "echo $_HOROVOD_SECRET_KEY; sleep 60")
     assert process.stdout is not None
     secret = process.stdout.readline().strip().partition(":")[2]

@@ -193,7 +193,7 @@ def test_ctrl_c_twice_ends_a_job_whose_rank_takes_no_notice(at_terminal: Start) 
     assert "horovodrun: SIGINT: ending the job" in shown
 
 
-def test_ctrl_c_ends_a_job_in_which_nobody_reads(at_terminal: Start) -> None:
+def test_ctrl_c_ends_a_job_without_a_reader_of_standard_input(at_terminal: Start) -> None:
     terminal = at_terminal("-np", "2", "sh", "-c", "echo ready; sleep 60")
     terminal.await_text("ready")
     terminal.type("\x03")

@@ -135,7 +135,7 @@ def test_a_rank_that_takes_no_part_may_end_at_any_time(launcher: Launcher) -> No
     assert run(launcher, 3, program) == (0, "")
 
 
-def test_a_rank_that_ends_is_missed_only_by_those_who_list_it(launcher: Launcher) -> None:
+def test_only_ranks_that_list_an_ended_rank_fail(launcher: Launcher) -> None:
     program = "if rank == 3:\n    sys.exit(0)\ninit(comm=[0, 1] if rank < 2 else [3, 2]); shutdown()"
     status, err = run(launcher, 4, program)
     assert status == 1
@@ -146,7 +146,7 @@ def test_a_rank_that_ends_is_missed_only_by_those_who_list_it(launcher: Launcher
     assert "[0]<stderr>" not in err and "[1]<stderr>" not in err
 
 
-def test_who_catches_the_error_can_go_on(launcher: Launcher) -> None:
+def test_a_script_that_catches_the_error_can_continue(launcher: Launcher) -> None:
     program = "if rank == 1:\n    sys.exit(0)\ntry:\n    init()\nexcept RuntimeError:\n    init(comm=[0])"
     assert run(launcher, 2, program) == (0, "")
 

@@ -24,9 +24,7 @@ if hvd.rank() == 1:
 
 
 @pytest.mark.parametrize("elastic", [False, True])
-def test_a_rank_that_has_made_a_step_more_is_told_of_unless_the_job_is_elastic(
-    launcher: Launcher, elastic: bool
-) -> None:
+def test_a_rank_with_one_more_step_is_reported_unless_the_job_is_elastic(launcher: Launcher, elastic: bool) -> None:
     (launcher.folder / "train.py").write_text(SCRIPT)
     ranks = ("-H", "localhost:2", "--min-np", "2") if elastic else ("-np", "2")
     done = launcher.run(*ranks, "python", "train.py")

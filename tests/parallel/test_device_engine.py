@@ -165,7 +165,7 @@ def test_every_kind_of_collective(job: Job, stand_in: str, mode: int) -> None:
     on(job, 3, stand_in, check)
 
 
-def test_what_the_stream_was_given_before_comes_first_and_nobody_waits_for_it(job: Job, stand_in: str) -> None:
+def test_earlier_work_of_the_stream_comes_first_without_blocking_the_host(job: Job, stand_in: str) -> None:
     def check(library: StandIn, arrays: Arrays) -> None:
         library.behave(late=0.01)
         mine = np.zeros(1000, np.float32)

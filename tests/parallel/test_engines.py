@@ -604,7 +604,7 @@ def test_abort_wakes_every_wait(engine: str, collective: str) -> None:
 
 
 @pytest.mark.parametrize("engine", [name for name in SEVERAL if not name.startswith("mpi")])
-def test_after_a_failure_nobody_writes_into_what_was_to_be_received(engine: str) -> None:
+def test_after_a_failure_nothing_writes_into_receive_buffers(engine: str) -> None:
     """Rank 0 gives up waiting for a broadcast, and uses the memory for something else; then the root comes."""
     with group_of(engine, 2) as group:
         received, sent = np.zeros(1 << 20, np.float32), np.ones(1 << 20, np.float32)

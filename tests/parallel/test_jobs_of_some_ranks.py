@@ -153,7 +153,7 @@ def test_a_second_init_with_other_ranks_changes_nothing_and_says_so(ranks: Ranks
         assert "Horovod runs already, on other ranks than those of comm" in pool.output(rank)
 
 
-def test_nobody_imports_mpi4py_for_the_user(ranks: Ranks) -> None:
+def test_mpi4py_is_not_imported_unless_the_script_does(ranks: Ranks) -> None:
     def job() -> list[str]:
         import sys
 

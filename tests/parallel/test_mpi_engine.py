@@ -272,7 +272,7 @@ else:
 
 
 @pytest.mark.parametrize("wheel", WHEELS)
-def test_after_a_failure_mpi_writes_nothing_into_what_was_to_be_received(tmp_path: Path, wheel: str) -> None:
+def test_after_a_failure_mpi_writes_nothing_into_receive_buffers(tmp_path: Path, wheel: str) -> None:
     """Rank 0 gives up waiting for a broadcast, and uses the memory for something else; then the root comes."""
     program = """
 import threading

@@ -240,7 +240,7 @@ def test_what_is_pending_on_a_removed_set_fails(ranks: Callable[..., RankPool]) 
     assert "the process set was removed" in text
 
 
-def test_it_must_be_allowed(ranks: Callable[..., RankPool]) -> None:
+def test_adding_a_process_set_must_be_enabled(ranks: Callable[..., RankPool]) -> None:
     def job() -> list[str]:
         import os
 
@@ -272,7 +272,7 @@ def test_it_must_be_allowed(ranks: Callable[..., RankPool]) -> None:
         assert texts[4] == "1"
 
 
-def test_what_all_members_submitted_is_finished_before_a_set_goes(ranks: Callable[..., RankPool]) -> None:
+def test_collectives_of_all_members_finish_before_a_set_is_removed(ranks: Callable[..., RankPool]) -> None:
     def job() -> list[float]:
         import torch
 
@@ -385,7 +385,7 @@ def test_ranks_that_add_while_others_remove(ranks: Callable[..., RankPool]) -> N
         assert adds in text and removes in text
 
 
-def test_that_a_rank_may_leave_while_others_still_make_a_set_without_it(ranks: Callable[..., RankPool]) -> None:
+def test_a_rank_may_leave_while_others_make_a_set_without_it(ranks: Callable[..., RankPool]) -> None:
     def job() -> float | None:
         import time
         from unittest import mock

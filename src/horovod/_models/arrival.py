@@ -1,4 +1,4 @@
-"""What became of a gradient between the backward pass and the optimizer that is to apply it."""
+"""The state of a gradient when it reaches the optimizer that applies it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from horovod.observe.call_site import caller
 
 
 class Arrival(Enum):
-    """In which state a gradient reaches a distributed optimizer.
+    """The state in which a gradient reaches a distributed optimizer.
 
     Attributes:
-        LOCAL: as the backward pass has left it.
+        LOCAL: unchanged since the backward pass.
         REDUCED: reduced over the ranks, and perhaps changed since, for example clipped.
-        CHANGED: not reduced, and not as the backward pass has left it.
-        UNKNOWN: it cannot be told. It is not known to be reduced.
+        CHANGED: not reduced, and changed since the backward pass.
+        UNKNOWN: not known; it is not known to be reduced.
     """
 
     LOCAL = 1

@@ -1,5 +1,6 @@
-"""Searches for the settings with which the steps of a job are quickest, while the job runs.
+"""Searches for the settings with the fastest steps while a job runs.
 
-Rank 0 measures and decides (:mod:`horovod.autotune.tuner`); the coordinator's orders carry what it decides to all ranks. All of
-it is pure but for the two files (:mod:`horovod.autotune.kept`, :mod:`horovod.autotune.log`), and takes the time as an argument.
+Rank 0 measures and decides (:mod:`horovod.autotune.tuner`), and the coordinator's orders carry the settings to all ranks.
+Everything is pure, except for the two files (:mod:`horovod.autotune.kept`, :mod:`horovod.autotune.log`), and takes the time as
+an argument.
 """

@@ -1,4 +1,4 @@
-"""What a run has found, as it is kept for the next one, and as ranks remember it when their number changes."""
+"""The best settings of a run: as a file for the next run, and as a message that ranks keep when their number changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod.comm.tuned import TunedSettings
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """What must be the same, so that what was found for one job holds for another.
+    """The properties of a job that must be the same for its settings to suit another job.
 
     Attributes:
         version: of this package.
@@ -30,7 +30,7 @@ class Fit(msgspec.Struct, frozen=True):
     searched: str
 
     def differences(self, other: Fit) -> str:
-        """In words, in what another job differs from this one; "" if in nothing."""
+        """How another job differs from this one, as text; "" if it does not."""
         named = {
             "version": f"version {other.version} instead of {self.version}",
             "size": f"{other.size} ranks instead of {self.size}",
@@ -46,8 +46,8 @@ class Kept(msgspec.Struct, frozen=True):
 
     Attributes:
         fit: the job that they were found for.
-        finished: the search was over. Else the next run goes on from them.
-        gain: by how much they are faster than what the search had begun with, as a share.
+        finished: the search was complete. Otherwise the next run continues from them.
+        gain: how much faster they are than the initial settings, as a share.
     """
 
     fit: Fit
@@ -57,7 +57,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Tuned(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 tells all ranks: the settings from now on, and the best that it knows, for a later generation."""
+    """Rank 0's message to all ranks: the settings from now on, and the best known ones, for a later generation."""
 
     settings: TunedSettings
     best: Kept | None = None
@@ -72,10 +72,10 @@ def digest(lines: Iterable[str]) -> str:
 
 
 def default_path(fit: Fit, home: str, cache: str) -> Path:
-    """Where the choice for a job is kept unless the user says where.
+    """The default file for the choice of a job.
 
     Args:
-        home: the user's folder; ``cache``: ``XDG_CACHE_HOME``, or "".
+        home: the user's home folder; ``cache``: ``XDG_CACHE_HOME``, or "".
     """
     folder = Path(cache) if cache else Path(home) / ".cache"
     name = digest([fit.version, str(fit.size), str(fit.hosts), fit.tensors, fit.searched])
@@ -83,7 +83,7 @@ def default_path(fit: Fit, home: str, cache: str) -> Path:
 
 
 def read(path: Path) -> Kept | None:
-    """What is kept in a file; None if there is none.
+    """The settings in a file; None if there is no file.
 
     Raises:
         OSError: it cannot be read.

@@ -1,8 +1,8 @@
-"""How fast a job is: bytes that its collectives move in a second, over a number of steps. Pure.
+"""Measures the speed of a job: the bytes per second of its collectives, over a number of steps. Pure.
 
-A measurement begins with a collective and ends when some collective has been seen so many times more. Whatever the script
-calls a step, each name comes again in each, so the measurement has whole steps. The speed with some settings is the median of
-several measurements, so one in which the script saves a checkpoint does not count.
+A measurement begins with a collective and ends when one name has come again a given number of times. Each name comes once in
+each step, so a measurement has whole steps. The speed of some settings is the median of several measurements, so a single one
+in which the script saves a checkpoint has no effect.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections import Counter
 from statistics import median
 
 MEASUREMENTS = 5
-"""Of one trial."""
+"""The number of measurements in one trial."""
 
 _MOST_NAMES = 100_000
-"""Names that come only once must not fill the memory: beyond so many the measurement begins anew."""
+"""The most names in a measurement, after which it begins anew: names that come only once must not fill the memory."""
 
 
 class Meter:
@@ -32,12 +32,12 @@ class Meter:
         self._found: list[float] = []
 
     def restart(self) -> None:
-        """Begin a new trial with what is seen next."""
+        """Begin a new trial with the next collective."""
         self._found.clear()
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Begin the present measurement anew: something else than training has happened."""
+        """Restart the present measurement, because something other than training has happened."""
         self._seen.clear()
         self._bytes, self._began = 0, -1.0
 
@@ -62,7 +62,7 @@ class Meter:
 
 
 class Recurring:
-    """Which tensors come again and again, as one text for all of them: what a job trains.
+    """The digest of the repeated tensors, which identifies what a job trains.
 
     Buckets and batches change with the settings, tensors do not.
 

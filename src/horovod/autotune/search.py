@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     import optuna
 
 PATIENCE = 10
-"""So many trials of optuna's that find nothing better end the search."""
+"""The number of optuna's trials without an improvement that ends the search."""
 _BETTER = 1.01
-"""What counts as better: so many times the best."""
+"""The ratio to the best speed that counts as an improvement."""
 _FINALISTS = 3
 _REPEATS = 4
-"""So many of the best are measured again, beside the first, and how often."""
+"""How many of the best settings are measured again, beside the first, and how often."""
 _ALIKE = 0.98
 """What counts as as quick: so many times the best."""
 _SUGGESTIONS = 50
-"""How often optuna is asked for something that was not tried yet."""
+"""How often optuna is asked again for settings that were not tried yet."""
 _AT_RANDOM = 6
 """Trials before the estimator has enough to estimate from."""
 
@@ -55,10 +55,10 @@ class Search:
     """Trials of one job. Call :meth:`ask`, measure, call :meth:`tell`, and so on until :meth:`ask` returns None.
 
     Args:
-        start: what the job begins with; it may lie outside of the space.
-        default: what holds where autotuning is off.
+        start: the initial settings of the job, which may be outside the search space.
+        default: the settings without autotuning.
         trials: how many trials are made at most before the last turns.
-        noise: 0 to 1, how little one trial says: the weight of the estimator's prior.
+        noise: 0 to 1, how noisy one trial is: the weight of the estimator's prior.
     """
 
     def __init__(self, space: Space, start: TunedSettings, default: TunedSettings, trials: int, noise: float) -> None:
@@ -86,7 +86,7 @@ class Search:
         return max(alike, key=self.score, default=best)
 
     def score(self, settings: TunedSettings) -> float:
-        """The speed that was measured with some settings; 0 where none was."""
+        """The measured speed of some settings; 0 if they were not measured."""
         return median(self._scores.get(settings, [0.0]))
 
     @property
@@ -96,7 +96,7 @@ class Search:
 
     @property
     def gain(self) -> float:
-        """By how much the best is faster than the first, as a share of the first."""
+        """How much faster the best settings are than the first, as a share."""
         first = self.score(self._start)
         return self.score(self.best) / first - 1 if first > 0 else 0.0
 
@@ -138,7 +138,7 @@ class Search:
         return self._turns.pop(0) if self._turns else None
 
     def _suggested(self) -> TunedSettings | None:
-        """What optuna suggests, if that was not tried yet."""
+        """Optuna's suggestion, if it was not tried yet."""
         if len(self._scores) > self.space.size:
             return None
         study = self._made_study()
@@ -153,7 +153,7 @@ class Search:
         return None
 
     def _value(self, trial: optuna.Trial, name: str, values: tuple[Value, ...]) -> Value:
-        """What a trial has for one setting. Sizes are suggested by their place, so near ones are alike."""
+        """A trial's value of one setting. Sizes are suggested by their index, so that neighbouring sizes are similar."""
         if isinstance(values[0], int) and not isinstance(values[0], bool):
             return values[trial.suggest_int(name, 0, len(values) - 1)]
         return values[trial.suggest_categorical(name, list(range(len(values))))]

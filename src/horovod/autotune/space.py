@@ -1,4 +1,4 @@
-"""What may be tuned in a job, and the values to try. Pure."""
+"""The search space of a job: the settings to tune, and their values. Pure."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _VARIABLES = {
     "hierarchical_allreduce": HIERARCHICAL_ALLREDUCE,
     "hierarchical_allgather": HIERARCHICAL_ALLGATHER,
 }
-"""By setting, the variable with which the user decides it."""
+"""By setting, the environment variable with which the user fixes it."""
 
 _POINTS = ((128 << 20, sys.maxsize), (128 << 20, 16 << 20), (32 << 20, 4 << 20), (16 << 20, 16 << 20))
-"""Thresholds and buckets that the search tries first: the defaults, and where others have found good ones."""
+"""Thresholds and buckets to try first: the defaults, and values that are often good."""
 OF_DEFAULTS = 2
 """How many of these are the defaults: with no core to spare, and with some."""
 
@@ -82,7 +82,7 @@ class Space:
 def adapted(
     settings: TunedSettings, base: TunedSettings, explicit: Collection[str], engines: Sequence[str]
 ) -> TunedSettings:
-    """Settings of another job, as far as this one can have them; the rest is as in ``base``."""
+    """The settings of another job that this one can use; the rest is as in ``base``."""
     fixed: dict[str, Value] = {
         name: getattr(base, name) for name, variable in _VARIABLES.items() if variable in explicit
     }

@@ -1,7 +1,7 @@
 """Decides on rank 0 which settings the job runs with. Pure: files and messages are the caller's.
 
     look       until tensors have come again: which job this is. What an earlier run has found for it is used without a search.
-    warm up    trials that do not count
+    warm up    trials that are not counted
     search     trials with different settings (:mod:`horovod.autotune.search`)
     over       the best settings stay
 

@@ -226,14 +226,6 @@ class Communicator(ABC):
         """Take over settings that concern it, between two collectives, the same two on all ranks."""
         del settings  # most engines have no such setting
 
-    def called_by_waiting_thread(self, waiting: bool) -> None:
-        """Say which thread calls the next collectives: one of the script, which waits for the result (``waiting``), so that its
-        core has nothing else to do while a peer is waited for; or a worker thread, beside which the script may compute.
-
-        Ranks may differ.
-        """
-        del waiting  # most engines wait in the same way for both
-
     def alternatives(self) -> list[str]:
         """The engines between which :meth:`tune` chooses, the present one first."""
         return [self.name]

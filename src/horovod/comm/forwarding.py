@@ -58,9 +58,6 @@ class ForwardingCommunicator(Communicator):
     def tune(self, settings: TunedSettings) -> None:
         self.target.tune(settings)
 
-    def called_by_waiting_thread(self, waiting: bool) -> None:
-        self.target.called_by_waiting_thread(waiting)
-
     def abort(self) -> None:
         self.target.abort()
 

@@ -15,7 +15,7 @@ from horovod.comm.tuned import TunedSettings
 
 
 class LateCommunicator(ForwardingCommunicator):
-    """One rank of a group whose engine is not built yet.
+    """One rank of a group whose engine is not built yet. Collectives build it, and nothing else does.
 
     Args:
         name: of the engine.

@@ -194,7 +194,7 @@ def forced_host_engine(gpu: str, cpu: str, gpu_variable: str, cpu_variable: str)
         return cpu
     if cpu and cpu != gpu:
         raise EngineError(
-            f"{gpu_variable}={gpu} has copies of GPU memory travel by the engine for host memory, and {cpu_variable}={cpu} "
+            f"{gpu_variable}={gpu} stages GPU memory for the engine for host memory, and {cpu_variable}={cpu} "
             "forces another one for that: set both to one name, or unset one"
         )
     return gpu
@@ -218,7 +218,7 @@ def device_engine(support: Mapping[int, Support], variable: str) -> tuple[str, s
     except EngineError as error:
         if wishes:
             raise EngineError(
-                f"{error}. Mend that or unset it; with {variable}=HOST copies in host memory travel."
+                f"{error}. Fix that or unset it; with {variable}=HOST tensors are staged in host memory."
             ) from None
         return "", str(error)
 

@@ -1,7 +1,7 @@
-"""Compares what must be the same on all ranks, and what no collective shows: hyper-parameters, and the first parameters.
+"""Compares values that must be the same on all ranks but are in no collective: hyper-parameters, and the first parameters.
 
-A binding asks at a point that all ranks reach alike (:func:`compare`). Ranks that differ train on, since some scripts mean it,
-but rank 0 says so once; with ``HOROVOD_CHECK=error`` all ranks raise, with ``off`` nothing is compared.
+A binding calls :func:`compare` at a point that all ranks reach. If ranks differ, training continues, since some scripts intend
+it, but rank 0 warns once. With ``HOROVOD_CHECK=error`` all ranks raise; with ``off`` nothing is compared.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from horovod.core.lifecycle.context import running
 
 OFF, ERROR = "off", "error"
 _SHOWN = 3
-"""How many differing things an account names."""
+"""How many differences a message names."""
 
 
 class Alike(Enum):
-    """What must be alike, with the words of its account: what differs, and the usual cause."""
+    """A kind of value that must be the same, with the texts of its message: what differs, and the usual cause."""
 
     HYPERPARAMETERS = (
         "Ranks are about to step with different hyper-parameters",
@@ -89,7 +89,7 @@ def made_at(line: str) -> str:
 
 
 def account(what: Alike, held: Mapping[int, Mapping[str, str]], owner: str = "") -> str:
-    """What differs between ranks, in words.
+    """The differences between ranks, as text.
 
     Args:
         held: by rank, what it holds, by label.

@@ -1,6 +1,6 @@
-"""Compares bytes between the ranks of a process set, and gathers them where they differ.
+"""Compares bytes between the ranks of a process set, and gathers them if they differ.
 
-Ranks that train alike hold the same bytes, so the comparison is one small allreduce (:class:`Consensus`). Only where it finds a
+Usually all ranks hold the same bytes, so the comparison is one small allreduce (:class:`Consensus`). Only if it finds a
 difference do the ranks gather what each holds. Ranks that have joined (``hvd.join()``) are left out.
 
 Every rank adds ``1, a, a^2, b, b^2`` for two digests ``a`` and ``b`` of its bytes. If ``n`` ranks have added, the sums are
@@ -30,7 +30,7 @@ _ROW = struct.Struct("<II")
 
 
 def terms(held: bytes) -> Array:
-    """What a rank adds to the sums for the bytes it holds: five int64. Digests have 24 bits, so 2**15 squares fit."""
+    """A rank's terms of the sums for the bytes that it holds: five int64. Digests have 24 bits, so 2**15 squares fit."""
     digest = hashlib.blake2b(held, digest_size=6).digest()
     a, b = int.from_bytes(digest[:3], "little"), int.from_bytes(digest[3:], "little")
     return np.array([1, a, a * a, b, b * b], dtype=np.int64)
@@ -42,7 +42,7 @@ def all_equal(own: Array, sums: Array) -> bool:
 
 
 def pack(rank: int, held: bytes) -> bytes:
-    """One rank's row of a gathering."""
+    """One rank's row in the gathered data."""
     return _ROW.pack(rank, len(held)) + held
 
 
@@ -59,7 +59,7 @@ def unpack(rows: bytes) -> dict[int, bytes]:
 
 
 class Consensus:
-    """One comparison under way. Every member of the process set that has not joined must make it, in the same order.
+    """A running comparison. Every member of the process set that has not joined must make it, in the same order.
 
     Args:
         name: of the comparison in stall reports and errors. Comparisons of one name follow each other.

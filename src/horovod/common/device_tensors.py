@@ -28,7 +28,7 @@ class CudaDevices:
     """The devices of this process, for the core. The first that is used in a generation serves all its collectives.
 
     Args:
-        lacking: why the framework cannot use a GPU, with what to do about it; "" where it can.
+        lacking: why the framework cannot use a GPU, with what to do about it; "" if it can.
         first: an address on the framework's first device, and what holds it; for a rank that has used none yet.
     """
 
@@ -86,7 +86,7 @@ class CudaDevices:
             self._runtime = None
 
     def engine(self, data_types: Sequence[DataType], reduction: ReductionTraits | None) -> str:
-        """The engine that carries out a collective on these devices' memory, "" where host memory must serve.
+        """The engine that carries out a collective on these devices' memory; "" if host memory must be used.
 
         The same on all ranks for the same arguments.
         """
@@ -97,7 +97,7 @@ class CudaDevices:
 
 
 class OnDevice:
-    """One submission of device memory. The collective begins after what the calling thread's current stream has been given.
+    """One submission of device memory. The collective begins after all earlier work of the calling thread's current stream.
 
     Args:
         engine: of :meth:`CudaDevices.engine`.
@@ -109,7 +109,7 @@ class OnDevice:
         self._ready = DeviceReadiness(self.device, runtime.record(runtime.current_stream()), [])
 
     def release(self) -> None:
-        """The device has done with all tensors, as the caller has waited for it."""
+        """Release all tensors: the caller has waited for the device."""
         self._ready.held.clear()
 
     def tensor(self, address: int, data_type: DataType, shape: Sequence[int], owner: object = None) -> Tensor:

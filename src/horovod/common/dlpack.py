@@ -1,7 +1,7 @@
-"""DLPack: where the elements of a framework's tensor lie.
+"""DLPack: finds the address of a tensor's elements.
 
-A producer hands out a capsule around a ``DLManagedTensor``. It is only read here: it is never consumed, so it gives its
-reference back when it goes, and whoever uses the address must hold the tensor.
+A framework returns a capsule around a ``DLManagedTensor``. It is only read here and never consumed, so it releases its
+reference when it is deleted, and the user of the address must keep the tensor alive.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class _Failed:
-    """Is sent in place of an object: why a rank has none.
+    """Sent instead of an object: the reason why a rank has none.
 
     Attributes:
         rank: the global rank.

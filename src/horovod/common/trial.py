@@ -1,4 +1,4 @@
-"""One rank of the smallest job there is: meet, add one vector, leave. ``horovodrun --check-build`` runs it on two ranks.
+"""One rank of a minimal job: init, one allreduce, shutdown. ``horovodrun --check-build`` runs it on two ranks.
 
 Run as ``python -m horovod.common.trial``. Ends with an exception where anything is wrong.
 """

@@ -22,7 +22,7 @@ class FrameError(Exception):
 
 
 def frame(body: bytes) -> bytes:
-    """``body`` behind its length."""
+    """``body`` with its length before it."""
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
@@ -107,7 +107,7 @@ class Channel:
         self.send_framed(frame(body))
 
     def send_framed(self, data: bytes) -> None:
-        """The same with a message behind its length. Channels that are given the same bytes keep no copies of them."""
+        """Send a message that already has its length before it. Channels that are given the same bytes share them."""
         sent = 0 if self._outbox else self._write(data)
         if sent < len(data):
             self._outbox.append(memoryview(data)[sent:])
@@ -149,7 +149,7 @@ class Channel:
         self.socket.close()
 
     def _closed(self, error: OSError) -> ChannelClosed:
-        """The kernel tells an error once, so it is kept: the owner may learn only from its next receive."""
+        """Keep an error, which the kernel reports only once, for the owner's next receive."""
         if self._ends and is_silence(error):
             self._silence = silence(self._ends)
         return ChannelClosed(str(error), self._silence)

@@ -9,7 +9,7 @@ from pathlib import Path
 _log = logging.getLogger("horovod.control")
 
 _OTHER_FILES = 64
-"""What the process may open besides at the same time: its engines' memory, handshakes of connections, pipes."""
+"""Descriptors for what the process opens in addition: its engines' memory, handshakes of connections, pipes."""
 
 
 class DescriptorLimitError(RuntimeError):
@@ -17,7 +17,7 @@ class DescriptorLimitError(RuntimeError):
 
 
 def make_room(connections: int, purpose: str) -> None:
-    """Raise the soft limit so that so many connections can be opened.
+    """Raise the soft limit so that this number of connections can be opened.
 
     Half of the limit that the process has so far remains free for the script, so repeated calls do not raise it further than
     is needed. A process that opens few connections keeps its limit: ``select()``, and programs that close all possible
@@ -52,4 +52,4 @@ def make_room(connections: int, purpose: str) -> None:
 
 def open_descriptors() -> int:
     """How many files this process has open."""
-    return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # the one that reads the folder
+    return sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1  # without the descriptor that reads the folder

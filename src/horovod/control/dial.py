@@ -26,7 +26,7 @@ def describe(address: Address) -> str:
 
 
 def alternatives(address: Address) -> list[Address]:
-    """The addresses to try, where ``host`` names several, separated by commas."""
+    """The addresses to try: ``host`` may name several, separated by commas."""
     return [address] if isinstance(address, str) else [(host, address[1]) for host in address[0].split(",")]
 
 
@@ -80,7 +80,7 @@ def dial(
             proof = receive_exactly(connection, MAC, deadline)
         except ConnectionResetError:
             raise HandshakeError(
-                "it closed the connection on seeing our proof: has it the same secret, is it of this job?"
+                "it closed the connection on seeing our proof: does it belong to this job, with the same secret?"
             ) from None
         handshake.finish(proof)
         connection.settimeout(None)
@@ -125,7 +125,7 @@ def dial_until(
         if time.monotonic() + pause >= deadline:
             tried = "; ".join(f"{where}: {error}" for where, error in errors.items())
             raise ConnectionError(f"no address answered in time ({tried or 'no address was given'})")
-        time.sleep(pause)  # nothing tells when another host begins to listen
+        time.sleep(pause)  # nothing signals that another host has begun to listen
         pause = min(pause * 1.5, 0.25)
         seconds = min(seconds * 2, _LONGEST_TRY_SECONDS)
 

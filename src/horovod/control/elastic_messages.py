@@ -1,4 +1,4 @@
-"""What the processes of an elastic job and their launcher tell each other, at the rendezvous server that the launcher runs.
+"""The messages between the processes of an elastic job and their launcher, through the launcher's rendezvous server.
 
 The launcher gives each process a number, which it keeps for life, and which no other process of the job gets. Ranks change
 from round to round. A round is the rendezvous of certain processes in ``init()``, and the training that follows.
@@ -15,23 +15,23 @@ from enum import IntFlag
 import msgspec
 
 TOLD = "elastic/told/"
-"""What keys begin with under which processes tell the launcher something. The server stores nothing of it."""
+"""The prefix of the keys under which processes send messages to the launcher. The server does not store them."""
 
 
 class ReadyForRound(msgspec.Struct, tag=True, frozen=True):
-    """A process waits in ``init()``, or on the way to it, for its place in the next round."""
+    """A process waits in ``init()``, or before it, for its rank in the next round."""
 
     question: int
-    """How often it has asked before."""
+    """How many times it has asked before."""
     round: int
-    """The one that it has left; 0 if it has been in none."""
+    """The round that it has left; 0 if it has been in none."""
     failed: bool = False
-    """Whether it has left that round for a failure."""
+    """Whether it has left that round because of a failure."""
     reason: str = ""
     final: bool = False
-    """Whether a further round would fail in the same way, so that the job ends."""
+    """Whether another round would fail in the same way, so that the job ends."""
     has_state: bool = False
-    """Whether it has the state of the job, because it has synchronised its own. It then has what others may lack."""
+    """Whether it has the state of the job, because it has synchronised its own. Other processes may lack that state."""
     keeps_state: bool = False
     """Whether all ranks of that round have stopped at the same check as this one, with the same state, or have failed."""
 
@@ -57,7 +57,8 @@ class Leaving(msgspec.Struct, tag=True, frozen=True):
 
 
 ENDING = "elastic/ending"
-"""A key with a value once the launcher ends the job: a process that is asked to end need not send :class:`Leaving`."""
+"""A key that gets a value when the launcher ends the job. Then a process that is asked to end need not send
+:class:`Leaving`."""
 
 Told = ReadyForRound | Connected | RankFailed | Leaving
 
@@ -81,14 +82,14 @@ class NoPlace(msgspec.Struct, tag=True, frozen=True):
 
     reason: str
     job_ends: bool
-    """Whether there is no next round. If not, others go on, and the process ends well."""
+    """Whether there is no next round. Otherwise other processes go on, and this one exits with 0."""
 
 
 Answer = Place | NoPlace
 
 
 class HostUpdateResult(IntFlag):
-    """What has become of the hosts; two results are combined with ``|``."""
+    """How the hosts have changed; two results are combined with ``|``."""
 
     no_update = 0
     removed = 1
@@ -97,14 +98,14 @@ class HostUpdateResult(IntFlag):
 
 
 class HostsChanged(msgspec.Struct, tag=True, frozen=True):
-    """Ranks can be added, or have to be taken away: all stop at the next check, and a new round begins."""
+    """Ranks can be added or must be removed: all ranks stop at the next check, and a new round begins."""
 
     result: int
     """A :class:`HostUpdateResult`."""
 
 
 class RoundOver(msgspec.Struct, tag=True, frozen=True):
-    """A rank of the round is lost: ranks that still connect to it need not wait any longer."""
+    """A rank of the round is lost: ranks that are connecting to it stop waiting."""
 
     reason: str
 
@@ -121,7 +122,7 @@ def answer_key(process: int, question: int) -> str:
 
 
 def news_key(round_number: int, number: int) -> str:
-    """Of the ``number``-th news, counted from 0, to all processes of a round."""
+    """The key of message ``number``, counted from 0, to all processes of a round."""
     return f"elastic/news/{round_number}/{number}"
 
 

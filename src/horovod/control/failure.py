@@ -1,4 +1,4 @@
-"""What kind of failure ends a job, and what is known of it. It travels with the rank and the reason to all ranks."""
+"""The kind and the details of the failure that ends a job. They are sent to all ranks with the rank and the reason."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ NO_PROGRESS_REPORTS = 3
 """How many reports of one wait blame a peer."""
 
 CONFIRMING_LOOKS = 2
-"""How often in a row a process must be seen stopped. A job that is resumed as a whole resumes one process after another."""
+"""How often in a row a process must be seen stopped. When a whole job is resumed, its processes resume one after another."""
 
 UNSEEN_CHECKS = 30
 """How many checks without an answer make a rank lost that no other rank can see: ten times the timeout."""
@@ -61,11 +61,11 @@ class _Question:
     Attributes:
         asked: when it was sent.
         due: when to check next why there is no answer.
-        looking: ranks were asked to look at the process, and none has told yet.
-        checks: how often that was done since the process was last seen running.
+        looking: ranks were asked to inspect the process, and none has answered yet.
+        checks: how often they were asked since the process was last seen running.
         stops: how often in a row the process was seen stopped.
         runs: how often the process was seen running.
-        tell: when to tell people again that it runs.
+        tell: when to warn again that the rank does not answer although its process runs.
     """
 
     asked: float
@@ -110,7 +110,7 @@ class FailureDetector:
     # Pings
 
     def ask(self, peers: Iterable[int], now: float) -> list[int]:
-        """Which of these peers to ping now: those that owe no answer."""
+        """The peers to ping now: those without an unanswered ping."""
         fresh = [peer for peer in peers if peer not in self._questions]
         for peer in fresh:
             self._questions[peer] = _Question(now, now + self._answer_seconds)
@@ -134,7 +134,7 @@ class FailureDetector:
             self._settle()
 
     def overdue(self, now: float) -> list[int]:
-        """The peers whose answers are overdue. The caller has their processes looked at, and calls :meth:`process_seen`."""
+        """The peers whose answers are overdue. The caller has their processes inspected, and calls :meth:`process_seen`."""
         late = [peer for peer, question in self._questions.items() if now >= question.due]
         for peer in late:
             question = self._questions[peer]
@@ -158,7 +158,7 @@ class FailureDetector:
         """
         question = self._questions.get(peer)
         if question is None or not question.looking:
-            return None  # it has answered meanwhile, or another rank has told
+            return None  # it has answered meanwhile, or another rank has reported
         question.looking = False
         if lost:
             question.stops += 1
@@ -190,7 +190,7 @@ class FailureDetector:
         self._no_progress[reporter, rank] = reason
 
     def _settle(self) -> None:
-        """Blame a rank if all ranks have answered that can."""
+        """Blame a rank if all ranks that can answer have answered."""
         if self._suspicion is not None and all(question.runs for question in self._questions.values()):
             self._blame(*self._suspicion)
         if self._questions:

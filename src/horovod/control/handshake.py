@@ -35,7 +35,7 @@ class ServerHandshake:
     """The accepting side. Send ``greeting``, and pass what arrives to :meth:`receive` until it returns the reply to send.
 
     Attributes:
-        purpose: what the client wants; set when :meth:`receive` has returned a reply.
+        purpose: what the connection is for; set when :meth:`receive` has returned a reply.
         rest: the bytes that followed the handshake.
     """
 

@@ -49,14 +49,14 @@ class Failure(msgspec.Struct, tag=True):
 
 
 class DumpRequest(msgspec.Struct, tag=True):
-    """Every rank is to write down what it did: a member's wish to rank 0, and rank 0's order to all."""
+    """Every rank must write its flight recorder: a member's request to rank 0, and rank 0's order to all."""
 
     why: str
     reason: str
 
 
 class ProgressReport(msgspec.Struct, tag=True):
-    """What the sender, a member, has done lately, for rank 0."""
+    """The recent progress of the sender, a member, for rank 0."""
 
     body: bytes
 

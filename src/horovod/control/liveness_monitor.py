@@ -46,7 +46,7 @@ _log = logging.getLogger("horovod.control")
 
 
 _SAME_REQUEST_SECONDS = 1.0
-"""All ranks may ask for the same at the same time. Rank 0 passes it on once."""
+"""Within this time rank 0 passes on only one request: all ranks may send the same at the same time."""
 
 _LAST_WORDS_SECONDS = 1.0
 """How long a rank that leaves waits until its peers take what it has sent."""
@@ -114,13 +114,13 @@ class LivenessMonitor:
         self.call_sites: dict[int, str] = {}
         """Where each rank is in the script, as of its last answer."""
         self.thread_lines: dict[int, list[str]] = {}
-        """The same of its other threads."""
+        """Where each rank's other threads are, as of its last answer."""
         self.awaited: dict[int, list[str]] = {}
-        """The collectives that they wait for."""
+        """The collectives for which each rank's threads wait."""
         self.everyone_left = threading.Event()
         """No rank below is connected any more."""
         self.no_progress: dict[int, tuple[str, float]] = {}
-        """What this rank's engine sees no progress of, why, and when it said so last."""
+        """By rank, why this rank's engine sees no progress of it, and when it last reported that."""
         self._dumped: dict[str, float] = {}
         self._last_places: dict[int, str] = {}
         self._poll = select.poll()
@@ -142,11 +142,11 @@ class LivenessMonitor:
         self._post(lambda: self._no_progress_reported(self._rank, NoProgress(rank, reason, times)))
 
     def probe(self) -> None:
-        """Ping the peers, except those that owe an answer. Any thread; cheap."""
+        """Ping the peers, except those with an unanswered ping. Any thread; cheap."""
         self._post(self._ask_all)
 
     def request_dump(self, why: str, reason: str) -> None:
-        """Have all ranks write down what they did. Any thread."""
+        """Have all ranks write their flight recorders. Any thread."""
         self._post(lambda: self._dump_requested(DumpRequest(why, reason), own=True))
 
     def report_progress(self, body: bytes) -> None:
@@ -154,7 +154,7 @@ class LivenessMonitor:
         self._post(lambda: self._links.send_by(self._links.above[:1], ProgressReport(body)))
 
     def disagreed(self, reason: str) -> None:
-        """Have this rank write down what it did: a collective fails on all ranks, as they disagree. Any thread."""
+        """Have this rank write its flight recorder, since a collective fails on all ranks because they disagree. Any thread."""
         self._on_dump("mismatch", reason)
 
     def leave(self) -> None:
@@ -176,7 +176,7 @@ class LivenessMonitor:
         return self._links.descriptors() + self._wake_up.descriptors()
 
     def _post(self, call: Callable[[], None]) -> None:
-        """Have ``call`` made on the liveness monitor's thread, unless it has ended."""
+        """Call ``call`` on the liveness monitor's thread, unless it has ended."""
         self._calls.append(call)
         self._wake_up.set()
 

@@ -34,21 +34,21 @@ class Endpoint(msgspec.Struct, array_like=True, frozen=True):
 
     rank: int
     host: str
-    """The host name that its launcher gave it, else the machine's. Ranks with the same name are on one host."""
+    """The host name from its launcher, else the machine's. Ranks with the same name are on one host."""
     pid: int
     port: int
     addresses: tuple[str, ...]
     name: str
-    """The name of its Unix socket. Where that can be reached, a descriptor can be passed, too."""
+    """The name of its Unix socket. Ranks that can connect to it can also be passed a descriptor."""
     secret: bytes = b""
-    """Made by rank 0 where the launcher gave the job none. It is sent only between processes of one user on one host."""
+    """The job's secret, made by rank 0 if the launcher gave none. It is sent only between processes of one user on one host."""
     process_namespace: str = ""
-    """Which processes it can look at: :func:`horovod.control.processes.own_process_namespace`."""
+    """Identifies the processes that it can inspect: :func:`horovod.control.processes.own_process_namespace`."""
     networks: tuple[Network, ...] = ()
-    """What its addresses belong to."""
+    """The networks of its addresses."""
 
     def limited_to(self, addresses: Collection[str]) -> Endpoint:
-        """The endpoint with these of its addresses only; as it is if it has none of them."""
+        """The endpoint with only these of its addresses; unchanged if it has none of them."""
         left = tuple(address for address in self.addresses if address in addresses)
         if not left or left == self.addresses:
             return self
@@ -117,7 +117,7 @@ class Mesh:
         )
 
     def keep_to(self, addresses: Collection[str]) -> None:
-        """Offer only these addresses from now on, since others are known to lead nowhere."""
+        """Advertise only these addresses from now on: the others are known to be unreachable."""
         self.endpoint = self.endpoint.limited_to(addresses)
 
     def connect(
@@ -163,7 +163,7 @@ class Mesh:
         return made
 
     def cancel(self, reason: str) -> None:
-        """Have :meth:`connect` fail, now or later: a rank will not connect. For any thread."""
+        """Make :meth:`connect` fail, now or later, because a rank will not connect. For any thread."""
         self._cancelled = reason
         self._wake_up.set()
 

@@ -11,7 +11,7 @@ import msgspec
 import psutil
 
 NAMED = 1 << 31
-"""The speed of every network interface that the user has named: all of them are to be used."""
+"""The speed assumed for every network interface that the user has named, so that all of them are used."""
 
 
 class Network(msgspec.Struct, array_like=True, frozen=True):
@@ -21,7 +21,7 @@ class Network(msgspec.Struct, array_like=True, frozen=True):
     prefix: int
     """The length of the network's number, in bits."""
     speed: int
-    """In Mbit/s, as the kernel knows it; 0 where it does not, as on many virtual machines."""
+    """In Mbit/s; 0 if the kernel does not know it, as on many virtual machines."""
 
 
 class AddressPair(NamedTuple):
@@ -51,8 +51,9 @@ def networks_of(addresses: Collection[str], named: bool) -> tuple[Network, ...]:
 def common_links(own: Sequence[Network], other: Sequence[Network]) -> list[AddressPair]:
     """The links by which data travels between two hosts: one for each network that both are in, those of the highest speed.
 
-    Slower networks than the fastest are left out: what is cut into equal shares takes as long as the slowest of them. Where the
-    kernel does not know the speeds there is one link, since a management network may be among them.
+    Slower networks than the fastest are left out: data is split into equal shares, so the slowest network would set the pace.
+        If
+    the kernel does not know the speeds, there is one link, since one of the networks may be a management network.
 
     Both hosts find the same links in the same order, each with its own address first.
     """
@@ -60,7 +61,7 @@ def common_links(own: Sequence[Network], other: Sequence[Network]) -> list[Addre
     found: list[tuple[int, AddressPair]] = []
     for network in sorted(set(ours) & set(theirs)):
         for here, there in zip(ours[network], theirs[network], strict=False):
-            if here.address != there.address:  # else it is a bridge inside each host, and leads to itself
+            if here.address != there.address:  # an address that both have is a bridge inside each host
                 found.append((min(here.speed, there.speed), AddressPair(here.address, there.address)))
     fastest = max((speed for speed, _ in found), default=0)
     links = [link for speed, link in found if speed == fastest]

@@ -12,7 +12,7 @@ STOPPED = "it does not answer any more: its process is stopped (SIGSTOP, Ctrl-Z)
 
 
 def own_process_namespace() -> str:
-    """Names what this process sees: processes with the same result can look at each other by process id. "" if unknown.
+    """Identifies this process's namespace: processes with the same result can inspect each other by process id. "" if unknown.
 
     It is made of the kernel's boot id and of the process id namespace, of which each container usually has its own.
     """
@@ -24,7 +24,7 @@ def own_process_namespace() -> str:
 
 
 def why_not_running(pid: int) -> str | None:
-    """Why process ``pid`` cannot answer, or "" if it runs; None if that cannot be found out.
+    """Why process ``pid`` cannot answer, or "" if it runs; None if that is not known.
 
     A process that a debugger or profiler has stopped counts as running.
     """

@@ -23,13 +23,13 @@ from horovod.core.config import NETWORK_INTERFACE
 TRIAL_SECONDS = 5.0
 """How long a host may take to answer at one of its addresses: a lost packet is sent again after one and three seconds."""
 _GRACE_SECONDS = 0.25
-"""How much longer than the first of a host's addresses the others may take."""
+"""How much longer the other addresses of a host may take after the first has answered."""
 _HOSTS_AT_ONCE = 128
-"""So many connections fit into a process that may have no more than 1024 files."""
+"""The most simultaneous connections; they fit into the usual limit of 1024 open files."""
 _LONGEST_TABLE = 20
 
 Findings = dict[str, dict[str, str]]
-"""By host: the addresses at which it was not reached, and why. Only of hosts where that matters."""
+"""By host, the addresses at which it was not reached, and why. Only hosts for which that matters."""
 
 
 class UnreachableError(MeshError):
@@ -45,7 +45,7 @@ class UnreachableError(MeshError):
 
 
 def find_unreachable(own: Endpoint, endpoints: Sequence[Endpoint], seconds: float) -> Findings:
-    """Try the hosts that ranks of our own will connect to. Only the lowest rank of each host does; others find nothing.
+    """Try the hosts that ranks of this host will connect to. Only the lowest rank of each host does; others return nothing.
 
     Args:
         endpoints: of all ranks, by rank.
@@ -124,7 +124,7 @@ class _Attempt:
 
 
 def _try(targets: Mapping[str, tuple[Sequence[str], int]], seconds: float) -> dict[str, dict[str, str]]:
-    """Connect to all addresses of all hosts at once; says which did not answer, and why, by host."""
+    """Connect to all addresses of all hosts at once. Returns, by host, those that did not answer, and why."""
     failed: dict[str, dict[str, str]] = {host: {} for host in targets}
     now = time.monotonic()
     deadlines = dict.fromkeys(targets, now + seconds)

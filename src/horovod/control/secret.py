@@ -1,4 +1,4 @@
-"""The job's secret. Whoever starts the job makes it; its ranks know it. It is never on a command line, and never printed."""
+"""The job's secret. The launcher makes it, and the ranks get it. It is never on a command line, and never printed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import secrets
 
 LENGTH = 32
 SHORTEST_TEXT = 16
-"""Characters of a secret that a user makes up: fewer can be found out by trying."""
+"""The fewest characters of a user's secret: shorter ones can be guessed."""
 
 
 def make_secret() -> bytes:
@@ -38,7 +38,7 @@ def decode_secret(text: str) -> bytes:
 
 
 def secret_of_text(text: str) -> bytes:
-    """The secret that follows from any text that a user has given all ranks.
+    """The secret derived from a text that a user has given all ranks.
 
     Raises:
         ValueError: the text is too short. It is not quoted in the message.

@@ -1,4 +1,4 @@
-"""How a node of Slurm is reached: by its name, or where no resolver knows that, by the address in Slurm's configuration."""
+"""The address of a Slurm node: its name, or if that does not resolve, the address in Slurm's configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A descriptor by which any thread wakes the thread that polls it: a pipe that holds a byte until it is cleared."""
+"""A descriptor with which any thread wakes the thread that polls it: a pipe that holds a byte until it is cleared."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 
 class WakeUp:
-    """To be registered with ``poll`` like a socket; readable from :meth:`set` until :meth:`clear`."""
+    """Can be registered with ``poll`` like a socket; readable from :meth:`set` until :meth:`clear`."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()

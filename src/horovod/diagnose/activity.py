@@ -1,4 +1,4 @@
-"""What a rank's script does, judged by the calls that its main thread is in. Pure."""
+"""Describes what a rank's script does, from the call stack of its main thread. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BY_FILE = (
     (r"/(?:queue|threading)\.py$", r"", "waits for another thread"),
     (r"/concurrent/futures/", r"", "waits for another thread"),
 )
-"""By file and function of a call inside the user's line; the first that matches any call tells."""
+"""Descriptions by file and function of a call inside the user's line. The first that matches any call is used."""
 
 _ENDS = r"/horovod/core/lifecycle/context\.py$"
 
@@ -42,11 +42,11 @@ _BY_CODE = (
     (r"\.backward\(", "is in the backward pass"),
     (r"\.read\(|\bopen\(|\bload\w*\(", "reads a file"),
 )
-"""By the text of the innermost line, which may be a call of native code."""
+"""Descriptions by the text of the innermost line, which may call native code."""
 
 
 class Activity(NamedTuple):
-    """What a rank does: in words, and the line of the user's script."""
+    """What a rank does: as text, and the line of the user's script."""
 
     does: str
     place: Frame | None

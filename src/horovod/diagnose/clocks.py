@@ -13,14 +13,14 @@ from horovod.observe.dump import RankDump
 
 
 class Offset(NamedTuple):
-    """What is added to a rank's times, and by how much that may be wrong, in seconds."""
+    """The offset to add to a rank's times, and its greatest error, in seconds."""
 
     seconds: float
     error: float
 
 
 def offsets(dumps: Mapping[int, RankDump]) -> dict[int, Offset]:
-    """By rank, what turns its times into those of the lowest rank's clock."""
+    """By rank, the offset of its times to the lowest rank's clock."""
     if not dumps:
         return {}
     first = dumps[min(dumps)]
@@ -52,7 +52,7 @@ def _between(reference: list[RankDump], others: list[RankDump]) -> Offset:
 
 
 def _moments(dump: RankDump) -> dict[tuple[int, ...], tuple[float, float]]:
-    """When this rank had submitted each collective, and when it knew that all had."""
+    """When this rank submitted each collective, and when it knew that all ranks had."""
     ranks = {each.id: each.ranks for each in dump.process_sets}
     return {
         (*ranks[each.process_set], -1, each.order): (each.submitted, each.agreed)

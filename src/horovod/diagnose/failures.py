@@ -39,7 +39,7 @@ def failure(job: DumpedJob) -> list[Finding]:
         text = f"{who} does not run: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger).{waiting}"
         return [Finding("stopped", [rank], text, waiting=_waiters(job, rank))]
     if "its process ended" in reason:
-        text = f"{who} ended without a word: {_how_it_ended(job, rank)}.{_memory(job, rank)}{waiting}"
+        text = f"{who} ended without reporting an error: {_how_it_ended(job, rank)}.{_memory(job, rank)}{waiting}"
         return [Finding("killed", [rank], text, waiting=_waiters(job, rank))]
     return [Finding("lost", [rank], f"{who} is lost: {reason}.{waiting}", waiting=_waiters(job, rank))]
 
@@ -136,7 +136,7 @@ def _waiters(job: DumpedJob, culprit: int) -> list[int]:
 
 
 def _waits_for(job: DumpedJob, culprit: int) -> str:
-    """Who waits for what because of a rank."""
+    """The ranks that wait because of a rank, and for what."""
     for item in job.waiting():
         holders = {rank: each for rank, each in item.holders.items() if rank != culprit and each.ended is None}
         if not holders or (culprit in item.holders and item.holders[culprit].ended is not None):

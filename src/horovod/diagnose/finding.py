@@ -11,7 +11,7 @@ class Finding(msgspec.Struct, frozen=True):
     Attributes:
         kind: ``raised``, ``link``, ``killed``, ``stopped``, ``left``, ``lost``, ``engine``, ``mismatch``, ``apart``,
             ``silent``, ``held``, ``inside``, ``straggler`` or ``nothing``.
-        ranks: those whose doing it is; for ``inside``, those that are inside.
+        ranks: the ranks that caused it; for ``inside``, the ranks that are inside.
         text: in words.
         collective: the name of the collective that it is about; "" if there is none.
         process_set: of the collective.

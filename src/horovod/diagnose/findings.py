@@ -53,7 +53,7 @@ _ORDER = (
 
 
 def _main_of_each_set(job: DumpedJob, waiting: list[UnfinishedCollective]) -> list[UnfinishedCollective]:
-    """Of each process set, the collective that would have come next: by its past, else the one that most have submitted."""
+    """For each process set, the collective that was due next: by its past, else the one that most ranks have submitted."""
     found: dict[int, UnfinishedCollective] = {}
     for number in dict.fromkeys(item.process_set for item in waiting):
         items = [item for item in waiting if item.process_set == number]
@@ -66,7 +66,7 @@ def _main_of_each_set(job: DumpedJob, waiting: list[UnfinishedCollective]) -> li
 
 
 def _expected(job: DumpedJob, items: Sequence[UnfinishedCollective]) -> str:
-    """Which of these names the past of their process set makes expect first; "" if it tells nothing."""
+    """The name among these that comes first by the past of their process set; "" if the past does not tell."""
     names = {item.name for item in items}
     ranks = sorted({rank for item in items for rank in item.holders})
     return next((name for name in job.predicted(ranks[0], items[0].process_set) if name in names), "")
@@ -111,7 +111,7 @@ def _view(operation: str, tensors: Sequence[TensorRecord]) -> str:
 
 
 def _minority(groups: dict[str, list[int]]) -> list[int]:
-    """The members of all groups but the largest; nobody where no group is the largest."""
+    """The members of all groups but the largest; empty if no group is the largest."""
     sizes = sorted((len(ranks) for ranks in groups.values()), reverse=True)
     if len(sizes) < 2 or sizes[0] == sizes[1]:
         return []
@@ -224,7 +224,7 @@ def _apart(
 
 
 def _odd(item: UnfinishedCollective, instead: dict[int, UnfinishedCollective]) -> list[int]:
-    """Whose doing it is that the ranks are apart, where their past does not tell: of the fewer; nobody's, if none are fewer."""
+    """The ranks to blame if ranks have diverged and their past does not tell: the minority; empty if there is none."""
     groups = {item.name: list(item.holders)}
     for rank, each in instead.items():
         groups.setdefault(each.name, []).append(rank)
@@ -277,7 +277,7 @@ def _inside(job: DumpedJob, item: UnfinishedCollective) -> Finding:
 
 
 def _links(job: DumpedJob, ranks: list[int], engine: str) -> str:
-    """Where the data do not get on."""
+    """Where the data transfer is stuck."""
     pairs: Counter[tuple[str, str]] = Counter()
     accused: Counter[int] = Counter()
     reasons: list[str] = []
@@ -288,7 +288,7 @@ def _links(job: DumpedJob, ranks: list[int], engine: str) -> str:
             reasons.append(f"rank {rank} says of rank {report.rank}: {report.reason}")
     by = f" by the engine {engine}" if engine else ""
     if not pairs:
-        return f"It is carried out{by}, which has not complained yet: it may still get on."
+        return f"It is carried out{by}, which has reported no problem yet: it may still complete."
     between = {pair for pair in pairs if pair[0] != pair[1]}
     said = f" ({reasons[0]})"
     if between and len(between) == 1 and not any(pair[0] == pair[1] for pair in pairs):

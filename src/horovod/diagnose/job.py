@@ -79,7 +79,7 @@ class DumpedJob:
         return dict(sorted(found.items()))
 
     def collectives(self, rank: int, process_set: int) -> list[CollectiveRecord]:
-        """What a rank has of a process set, in the order of submission."""
+        """A rank's records of a process set, in the order of submission."""
         found = [each for each in self.dumps[rank].collectives if each.process_set == process_set]
         return sorted(found, key=lambda each: each.number)
 
@@ -128,9 +128,9 @@ class DumpedJob:
         return None if last is None or last.ended is None else self.dumps[rank].monotonic - last.ended
 
     def predicted(self, rank: int, process_set: int) -> list[str]:
-        """What the set's past makes expect next: the names that followed its last completed collective the time before.
+        """The names that are due next by the set's past: those that followed its last completed collective the time before.
 
-        If that is the first of its name, a step may have ended: then all from the beginning.
+        If this is the first of its name, a step may have ended: then all names from the beginning.
         """
         order = sorted(
             (each for each in self.collectives(rank, process_set) if each.order and each.ended is not None),
@@ -183,7 +183,7 @@ def named(name: str, occurrence: int) -> str:
 
 
 def waiters_in_words(item: UnfinishedCollective, seconds: float | None = None) -> str:
-    """Who waits for it, since when if that is given, and where it was submitted."""
+    """The ranks that wait for it, since when if that is given, and where it was submitted."""
     holders = [rank for rank, each in item.holders.items() if each.ended is None]
     verb = "waits" if len(holders) == 1 else "wait"
     since = "" if seconds is None else f" since {duration(seconds)}"

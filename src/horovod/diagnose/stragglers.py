@@ -1,8 +1,8 @@
-"""Which rank holds the others up, and where in a step it loses the time. Pure.
+"""Finds the rank that delays the others, and where in a step it loses the time. Pure.
 
-Every rank waits for the last one that submits a collective. By how much that is later than all others is what it costs them;
-it is lost since the collective before. Where ranks submit several without waiting for them, a rank that is late with each
-costs its greatest delay, not the sum.
+Every rank waits for the last one that submits a collective. The cost of that rank is the time by which it is later than the
+second last; it was lost since the previous collective. If ranks submit several collectives without waiting, a rank that is late
+with each costs its greatest delay, not the sum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from horovod.diagnose.job import DumpedJob, ranks_in_words
 from horovod.observe.dump import CollectiveRecord
 
 LEAST_SHARE = 0.05
-"""The share of the time by which a rank must hold up the others, more than any other does, to be named."""
+"""The share of the time that a rank must cost the others, more than any other rank does, to be named."""
 LEAST_COLLECTIVES = 20
 
 
@@ -57,7 +57,7 @@ def lost_time(collectives: Iterable[Submissions]) -> dict[int, dict[str, float]]
     lost: dict[int, dict[str, float]] = {}
     latest: dict[int, float] = {}  # by rank, how late it was at most since `since`
     since = -math.inf  # when the ranks last had everything before done
-    before: Mapping[int, float] | None = None  # when the one before was over
+    before: Mapping[int, float] | None = None  # when the previous collective was over
     for name, submitted, ended in collectives:
         if before and all(rank in before and before[rank] <= at for rank, at in submitted.items()):
             latest, since = {}, max(before.values())
@@ -72,7 +72,7 @@ def lost_time(collectives: Iterable[Submissions]) -> dict[int, dict[str, float]]
 
 
 def findings(job: DumpedJob) -> list[Finding]:
-    """The rank that holds the others up, if one does."""
+    """The rank that delays the others, if one does."""
     delays = [
         delay
         for number, ranks in job.members().items()
@@ -83,7 +83,7 @@ def findings(job: DumpedJob) -> list[Finding]:
 
 
 def delay_of(job: DumpedJob, process_set: int, ranks: list[int]) -> Delay | None:
-    """The rank that holds the others of a process set up; None if none does."""
+    """The rank that delays the others of a process set; None if none does."""
     known = {rank: {each.order: each for each in job.collectives(rank, process_set) if each.order} for rank in ranks}
     common = sorted(set.intersection(*(set(each) for each in known.values())))
     if len(common) < LEAST_COLLECTIVES:

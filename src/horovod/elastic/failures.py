@@ -1,4 +1,4 @@
-"""Failed collectives that a framework reports as errors of its own."""
+"""Turns a framework's errors of failed collectives back into Horovod's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMED = re.compile(rf"\b({'|'.join(_KINDS)}): (.*)")
 
 
 def is_failed_collective(error: BaseException, cancelled: Kinds = ()) -> bool:
-    """Whether an error of a framework's runtime came of a collective.
+    """Whether a collective has caused an error of a framework's runtime.
 
     A graph reports what Python code raised in it as an error of its own, with the text. Where several collectives of a
     graph fail together, it may report another operation that was ``cancelled``; then the job has failed as well. An error
@@ -33,7 +33,7 @@ def is_failed_collective(error: BaseException, cancelled: Kinds = ()) -> bool:
 
 
 def converting(func: Callable[..., _Result], kinds: Kinds, cancelled: Kinds = ()) -> Callable[..., _Result]:
-    """``func``, raising HorovodInternalError where a framework reports a failed collective as one of ``kinds``.
+    """Wraps ``func`` to raise HorovodInternalError if a framework reports a failed collective as one of ``kinds``.
 
     Args:
         cancelled: those among ``kinds`` that an operation reports which did not run because another one failed.

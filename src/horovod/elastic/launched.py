@@ -46,7 +46,7 @@ def connect() -> None:
 
 
 def _leave_when_asked_to_end(process: ElasticProcess) -> None:
-    """Have SIGTERM mean: leave in good order. A script that handles it itself keeps its handler."""
+    """Make SIGTERM leave the job at the next commit. A script that handles SIGTERM itself keeps its handler."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
 

@@ -22,7 +22,7 @@ _log = logging.getLogger("horovod.elastic")
 
 
 def run_fn(func: Callable[..., _Result], reset: Callable[[], object]) -> Callable[..., _Result]:
-    """``func(state, ...)`` made to go on over failures and changes of the hosts. Every rank calls the result.
+    """Wraps ``func(state, ...)`` so that it survives failures and changes of the hosts. Every rank calls the result.
 
     Before ``func`` begins, and before it begins again, the state is synchronised. After a HorovodInternalError the state
     goes back to the last commit; after a HostsUpdatedInterrupt, which all ranks raise at the same check, it stays as it is.
@@ -97,7 +97,7 @@ class _Rank(Generic[_Result]):
                 return Begun(self._reset.init())
         elif call is Call.INIT:
             self._reset()
-            return Begun(same_state=False)  # nobody says who the other ranks are
+            return Begun(same_state=False)  # nothing says who the other ranks are
         return Completed()
 
     def _note(self, error: Exception) -> Outcome:
@@ -114,7 +114,7 @@ class _Rank(Generic[_Result]):
 
 
 def release_frames(error: BaseException) -> None:
-    """Let go of what the functions that an error has come through had in their variables: the tensors of a whole step.
+    """Clear the local variables of an error's traceback, which hold the tensors of a whole step.
 
     The error is kept as the reason why the round ended, and others may keep it, too. The memory is needed before that.
     """

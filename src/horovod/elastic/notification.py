@@ -1,4 +1,4 @@
-"""Brings news of hosts from the launcher to the states of this process."""
+"""Passes changes of hosts from the launcher to the states of this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HostUpdateListener(Protocol):
 
 
 class NotificationManager:
-    """The states that want to hear of hosts, and what they are told. For any thread."""
+    """Notifies registered states of changes of hosts. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,20 +35,20 @@ class NotificationManager:
                 self._listeners.append(listener)
 
     def remove_listener(self, listener: HostUpdateListener) -> None:
-        """Harmless if it is not registered."""
+        """Unregister a state. Does nothing if it is not registered."""
         with self._lock:
             if listener in self._listeners:
                 self._listeners.remove(listener)
 
     def handle_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Tell all states. A launcher that pushes news may call it instead of answering :meth:`poll`."""
+        """Notify all states. A launcher that pushes changes may call it instead of answering :meth:`poll`."""
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
             listener.on_hosts_updated(timestamp, update_res)
 
     def poll(self) -> None:
-        """Ask the launcher, and tell all states what is new."""
+        """Ask the launcher, and notify all states of changes."""
         result = rounds.poll()
         if result != HostUpdateResult.no_update:
             with self._lock:  # later than anything before, whatever the clock does

@@ -32,11 +32,11 @@ class Call(Enum):
     SHUTDOWN = auto()
     """End the runtime."""
     NEXT = auto()
-    """Ask for the place in the next round."""
+    """Ask for the rank in the next round."""
     INIT = auto()
     """Start the runtime. A collective of all ranks."""
     RESET = auto()
-    """Have the state adapt to the new round."""
+    """Adapt the state to the new round."""
     RETURN = auto()
     """Return what the script's function has returned."""
     RAISE = auto()
@@ -47,11 +47,11 @@ class ErrorKind(Enum):
     """What kind of error ended a call."""
 
     COLLECTIVE = auto()
-    """A collective failed. Another round may do better."""
+    """A collective failed. Another round may succeed."""
     CONNECTION = auto()
-    """The runtime could not start, because ranks did not find each other. Another round may do better."""
+    """The runtime could not start, because ranks did not find each other. Another round may succeed."""
     FINAL = auto()
-    """The job ends, or the script is to blame: another round would not mend it."""
+    """The job ends, or the script is to blame: another round would not help."""
 
 
 class Completed(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which rank's state the ranks of a new round take over: that of a rank which has come furthest.
+"""Which rank's state the ranks of a new round take over: the one that is furthest ahead.
 
 Pure but for :meth:`CommitProgress.gather`.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from horovod.common.objects import allgather_object
 
 NOWHERE = -1
-"""A rank whose live state is of no step: the failure came in the middle of one."""
+"""The step of a rank whose live state belongs to no step: the failure came in the middle of one."""
 
 
 class StateReport(NamedTuple):

@@ -1,15 +1,15 @@
-"""Finds rounds of an elastic job that end again and again by the same exception of the script. Pure."""
+"""Detects an elastic job whose rounds end repeatedly with the same exception of the script. Pure."""
 
 from __future__ import annotations
 
 from horovod.core.errors import HorovodInternalError, RankRaisedError, RepeatedFailureError
 
 MOST_REPETITIONS = 3
-"""So many rounds in a row that end by the same exception of the script, without a completed step, end the job."""
+"""How many rounds in a row may end with the same exception of the script, without a completed step, before the job ends."""
 
 
 class Repetition:
-    """What the last rounds have ended by."""
+    """The exceptions that have ended the last rounds."""
 
     def __init__(self) -> None:
         self._reason = ""

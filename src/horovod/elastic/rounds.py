@@ -19,10 +19,10 @@ Reason: TypeAlias = HorovodInternalError | HostsUpdatedInterrupt
 
 
 class Rounds(Protocol):
-    """Who this process is in the next round. The launcher implements it."""
+    """This process's ranks in the next round. The launcher implements it."""
 
     def next(self, reason: Reason, *, has_state: bool, keeps_state: bool) -> None:
-        """Block until this process has its place in the next round.
+        """Block until this process has its rank in the next round.
 
         Called in the script's thread, while the runtime does not run, once for each attempt to begin a round. When it
         returns, the environment has the new identity: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE,
@@ -37,7 +37,7 @@ class Rounds(Protocol):
 
         Raises:
             NoNextRound: the job ends, for example because too few hosts are left; the text says why.
-            SystemExit: this process has no place in the next round and ends.
+            SystemExit: this process has no rank in the next round and ends.
         """
 
     def same_state(self) -> bool:
@@ -75,7 +75,7 @@ _updates: HostUpdates = _FIXED
 
 
 def connect(rounds: Rounds, updates: HostUpdates) -> None:
-    """Have this process follow an elastic launcher, from the next call of ``hvd.elastic.run`` on."""
+    """Make this process follow an elastic launcher, from the next call of ``hvd.elastic.run`` on."""
     global _rounds, _updates
     _rounds, _updates = rounds, updates
 
@@ -86,12 +86,12 @@ def is_connected() -> bool:
 
 
 def disconnect() -> None:
-    """Take the job for a fixed one again."""
+    """Stop following: treat the job as fixed again."""
     connect(_FIXED, _FIXED)
 
 
 def poll() -> HostUpdateResult:
-    """What the connected launcher has to tell of hosts since the last call."""
+    """The changes of hosts since the last call, from the connected launcher."""
     return _updates.poll()
 
 
@@ -133,10 +133,10 @@ class Reset:
         """Start the runtime. Whether all ranks have the same state; see :meth:`Rounds.same_state`.
 
         Raises:
-            OSError, RuntimeError: ranks did not find each other; another attempt may do better. But NotImplementedError: the
+            OSError, RuntimeError: ranks did not find each other; another attempt may succeed. NotImplementedError, however: the
                 arguments are wrong.
             NoNextRound, SystemExit: as :meth:`Rounds.next`.
-            ValueError: the environment or the ranks' settings are wrong, which another attempt would not mend.
+            ValueError: the environment or the ranks' settings are wrong; another attempt would not help.
         """
         self._init()
         return _rounds.same_state()

@@ -1,4 +1,4 @@
-"""What an elastic job keeps when its ranks change.
+"""The state that an elastic job keeps when its ranks change.
 
 A state is saved at a commit, restored on the ranks that survive a failure, and synchronised among the ranks of each round.
 Bindings derive states that know models and optimizers.
@@ -17,7 +17,7 @@ from horovod.elastic.updates import Heard, hear
 
 
 class State(ABC):
-    """What ``hvd.elastic.run`` works with.
+    """The state of one rank, for ``hvd.elastic.run``.
 
     Args:
         bcast_object: ``bcast_object(obj)`` returns rank 0's object on every rank.
@@ -31,12 +31,13 @@ class State(ABC):
         self._last_updated_timestamp: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
         self.checks = 0
-        """How often all ranks have come to a check: a commit or :meth:`check_host_updates`."""
+        """How many checks, commits or :meth:`check_host_updates`, all ranks have made."""
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
-        """Have functions called when a round begins, before the state is synchronised: to adapt what depends on the size.
+        """Register functions to call when a round begins, before the state is synchronised: they adapt what depends on the
+        size.
 
-        All ranks that were there before call them, new ones do not. So a callback makes no collectives.
+        Ranks of earlier rounds call them, new ones do not. So a callback must not call collectives.
         """
         self._reset_callbacks.extend(callbacks)
 
@@ -52,17 +53,17 @@ class State(ABC):
         """Hosts were added or removed: the next check raises. For any thread.
 
         Args:
-            timestamp: a later one than that of the last update. What is not later counts as told already.
+            timestamp: later than that of the last update; an update that is not later is ignored.
             update_res: a :class:`~horovod.elastic.updates.HostUpdateResult`.
         """
         self._host_messages.put((timestamp, update_res))
 
     def on_interrupt(self) -> None:
-        """All ranks stop here, at a check, for other hosts: save what there is. Called by ``hvd.elastic.run``."""
+        """Save the present state: all ranks stop at this check because hosts change. Called by ``hvd.elastic.run``."""
         self.save()
 
     def commit(self) -> None:
-        """Save, so that a failure costs at most what comes after; then check for host updates. Every rank calls it.
+        """Save, so that a failure loses only later work; then check for host updates. Every rank calls it.
 
         Raises:
             HostsUpdatedInterrupt: see :meth:`check_host_updates`.
@@ -71,7 +72,7 @@ class State(ABC):
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Stop if hosts were added or removed. Every rank calls it: the ranks go by what rank 0 has heard.
+        """Stop if hosts were added or removed. Every rank calls it; rank 0's information decides for all.
 
         Raises:
             HostsUpdatedInterrupt: they were, the same on all ranks; ``hvd.elastic.run`` catches it.
@@ -92,7 +93,7 @@ class State(ABC):
 
     @abstractmethod
     def restore(self) -> None:
-        """Go back to what was saved last. Local."""
+        """Restore the last save. Local."""
 
     @abstractmethod
     def sync(self) -> None:
@@ -132,7 +133,7 @@ class ObjectState(State):
         self._set_attributes()
 
     def sync(self) -> None:
-        """Give all ranks what rank 0 has saved; what was assigned since then is lost."""
+        """Give all ranks rank 0's last save; later assignments are lost."""
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attributes()

@@ -1,4 +1,4 @@
-"""Changes of a job's hosts, as a rank hears of them."""
+"""Changes of a job's hosts, as a rank receives them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class HostUpdates(Protocol):
     """Where a rank learns that hosts were added or removed. The launcher implements it."""
 
     def poll(self) -> HostUpdateResult:
-        """What has happened since the last call, combined; ``no_update`` if nothing.
+        """The changes since the last call, combined; ``no_update`` if there are none.
 
         Called by the script's threads at each commit, so it neither blocks nor communicates; a thread of the
         implementation may add updates meanwhile. Rank 0's answer counts for the job. Once :meth:`Rounds.next
@@ -23,11 +23,11 @@ class HostUpdates(Protocol):
 
 
 class Heard(NamedTuple):
-    """What a rank has heard of hosts up to a check. Rank 0's counts for all. Pure, as all that follows.
+    """The updates of hosts that a rank has received up to a check. Rank 0's decide for all. Pure, as all that follows.
 
     Attributes:
         previous, latest: the time stamps of the latest update before the last check, and before this one.
-        result: a :class:`HostUpdateResult`: what has become of the hosts between the two.
+        result: a :class:`HostUpdateResult`: how the hosts have changed between the two.
     """
 
     previous: float

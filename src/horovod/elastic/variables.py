@@ -44,15 +44,15 @@ class VariablesState(ObjectState):
 
     @abstractmethod
     def _variables(self) -> Variables:
-        """What there is now."""
+        """The present variables."""
 
     @abstractmethod
     def _read(self, variables: Sequence[Any]) -> list[Array]:
-        """What they hold; may be views of it."""
+        """The values of variables; may be views of them."""
 
     @abstractmethod
     def _write(self, variables: Sequence[Any], arrays: Sequence[Array]) -> None:
-        """Have them hold copies of ``arrays``."""
+        """Assign copies of ``arrays`` to variables."""
 
     def _before_writing(self) -> None:
         """Called before variables are set from outside of the framework's training loop."""
@@ -67,7 +67,7 @@ class VariablesState(ObjectState):
         super().commit()
 
     def save(self) -> None:
-        """Copy what the variables hold, into memory that is kept from one save to the next."""
+        """Copy the variables' values into memory that is reused by the next save."""
         shared, own = self._variables()
         self._saved_variables = [*shared, *own]
         arrays = self._read(self._saved_variables)
@@ -86,7 +86,7 @@ class VariablesState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Give all ranks the state of the one that has come furthest, and save it. Every rank calls it.
+        """Give all ranks the state of the rank that is furthest ahead, and save it. Every rank calls it.
 
         Raises:
             HorovodInternalError: a rank was lost meanwhile, or the ranks have different variables.

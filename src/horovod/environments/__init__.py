@@ -1,4 +1,4 @@
-"""Which rank is this process? Reads the variables of the launcher that started it as one :class:`ProcessIdentity`.
+"""Finds out which rank this process is, from its launcher's variables, as a :class:`ProcessIdentity`.
 
 The core asks :func:`identity` once at ``init()``. A new launcher is one sibling file and one line in ``ENVIRONMENTS``.
 """
@@ -47,7 +47,7 @@ def detect(env: Mapping[str, str] | None = None) -> Environment:
 
 
 def identity(env: Mapping[str, str] | None = None) -> ProcessIdentity:
-    """Who the process with the variables ``env`` (default: this process) is.
+    """The identity of the process with the variables ``env`` (default: this process).
 
     Raises:
         ValueError: the launcher's variables do not parse or contradict one another.

@@ -1,4 +1,4 @@
-"""What a process learns about itself from its launcher, in one form for all launchers: :class:`ProcessIdentity`.
+"""The ranks and host of a process, in one form for all launchers: :class:`ProcessIdentity`.
 
 A sibling file per launcher turns that launcher's variables into a ``ProcessIdentity``; the core asks for it once at ``init()``.
 Nothing here opens a connection, starts a process or imports a framework.
@@ -20,7 +20,7 @@ class Rank0:
     host: str
     port: int
     store: str = ""
-    """torchrun's name for the job, where torchrun's store listens there; "" where rank 0 itself is expected to listen."""
+    """torchrun's name for the job if torchrun's store listens there; "" if rank 0 itself must listen."""
 
 
 class HostList(NamedTuple):
@@ -29,14 +29,14 @@ class HostList(NamedTuple):
     hosts: tuple[str, ...]
     """Names as the launcher knows them."""
     of_rank_0: str
-    """The host of rank 0; "" where the launcher does not tell."""
+    """The host of rank 0; "" if the launcher does not tell."""
     ports: tuple[int, ...]
-    """What the launcher has reserved for the job; empty where it reserves none."""
+    """The ports that the launcher has reserved for the job; empty if it reserves none."""
 
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Who this process is among the processes of its job."""
+    """The ranks of this process in its job, and its host."""
 
     rank: int
     size: int
@@ -58,7 +58,7 @@ class ProcessIdentity:
     hosts: HostList | None = None
     """The hosts of a job on several hosts, if the launcher tells them."""
     over_mpi: bool = False
-    """Whether the ranks can exchange data through MPI, or through what MPI itself is started by."""
+    """Whether the ranks can exchange data through MPI, or through MPI's process manager."""
 
 
 class Environment(ABC):
@@ -68,7 +68,7 @@ class Environment(ABC):
     """The launcher's usual name; shown in errors."""
 
     over_mpi: ClassVar[bool] = False
-    """Whether its ranks can exchange data through MPI, or through what MPI itself is started by."""
+    """Whether its ranks can exchange data through MPI, or through MPI's process manager."""
 
     @staticmethod
     @abstractmethod

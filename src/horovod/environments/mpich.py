@@ -58,7 +58,7 @@ def _launcher_process() -> str | None:
         for ancestor in psutil.Process().parents():
             if ancestor.name().startswith(_LAUNCHERS):
                 return f"{ancestor.pid}/{_start_time(ancestor.pid)}"
-    except (psutil.Error, OSError):  # an ancestor ended while we looked: the job is ending
+    except (psutil.Error, OSError):  # an ancestor has ended meanwhile: the job is ending
         return None
     return None
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 MOST_NODES = 1 << 16
-"""A list that is longer than this is not Slurm's: it would fill the memory before anything is said."""
+"""The longest list that is accepted: a longer one is not Slurm's, and would fill the memory."""
 
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")

@@ -1,1 +1,1 @@
-"""What a running job says about itself: log lines, stalls, where each rank is."""
+"""Reports about a running job: log lines, stalls, progress, timelines, and what ranks write down."""

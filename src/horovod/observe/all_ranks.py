@@ -55,7 +55,7 @@ class TimelinePart(msgspec.Struct, array_like=True, frozen=True, tag=1):
     Attributes:
         boot: the same on ranks whose clocks are the same.
         sent: when, by the rank's clock.
-        lost: how many collectives came in between that the recorder does not hold any more.
+        lost: how many collectives since then are missing, because the recorder has dropped them.
     """
 
     boot: str
@@ -78,7 +78,7 @@ class PartMaker:
         self._open: dict[int, list[Record]] = {}
 
     def make(self, rings: Mapping[int, Ring], spans: Sequence[PhaseSpan], now: float) -> TimelinePart:
-        """What came since the last call."""
+        """The part since the last call."""
         found: list[RankCollective] = []
         lost = 0
         for number, each in rings.items():
@@ -118,7 +118,7 @@ def _collective(process_set: int, record: Record) -> RankCollective:
 
 
 class Clocks:
-    """What turns the ranks' times into those of rank 0. Pure.
+    """Converts the ranks' times to rank 0's clock. Pure.
 
     A collective is agreed on after every rank has submitted it, so each one bounds the difference of two clocks from both
     sides. Before there is one, the quickest message bounds it.
@@ -131,7 +131,7 @@ class Clocks:
         self._lag: dict[int, float] = {}
 
     def offset(self, rank: int, part: TimelinePart, received: float) -> float:
-        """What is added to the times of a part.
+        """The offset to add to the times of a part.
 
         Args:
             received: when it came, by rank 0's clock.

@@ -1,4 +1,4 @@
-"""What a rank writes down when something is wrong, as a file: the schema, writing and reading.
+"""The file that a rank writes when something is wrong: its schema, writing and reading.
 
 Ranks write these files (:mod:`horovod.core.lifecycle.dumping`), and :mod:`horovod.diagnose` reads them. ``docs/diagnose.md``
 documents the fields, for tools. A field is never renamed or removed while :data:`SCHEMA` stays the same; new ones may come.
@@ -91,7 +91,7 @@ class NoProgressReport(msgspec.Struct, frozen=True):
     """This rank has seen no progress of ``rank`` inside a collective.
 
     Attributes:
-        at: when it saw so last, by ``time.monotonic``.
+        at: when it last saw this, by ``time.monotonic``.
     """
 
     rank: int
@@ -100,7 +100,7 @@ class NoProgressReport(msgspec.Struct, frozen=True):
 
 
 class RankDump(msgspec.Struct, frozen=True):
-    """What one rank has written down.
+    """The contents of one rank's file.
 
     Attributes:
         why: ``failure``, ``mismatch``, ``stall`` or ``request``.
@@ -111,11 +111,11 @@ class RankDump(msgspec.Struct, frozen=True):
         boot: names the running system. Ranks with the same share one clock.
         hosts: by rank, the name of its host.
         neighbours: by rank on the same host, why its process cannot answer; "" if it runs.
-        no_progress: what the engine has complained about.
+        no_progress: what the engine has reported.
         killed_for_memory: how many processes the system has ended since ``init()`` because memory ran out; -1: not known.
         collectives: oldest first.
         threads: the main thread first.
-        exception: of the script's that ends this rank; "" if there is none.
+        exception: the exception of the script that ends this rank; "" if there is none.
     """
 
     schema: int
@@ -153,7 +153,7 @@ class RankExit(msgspec.Struct, frozen=True):
 
 
 class LauncherDump(msgspec.Struct, frozen=True):
-    """What the launcher writes beside the ranks' files: how processes ended, in the order in which they did.
+    """The launcher's file beside those of the ranks: how processes ended, in the order of their ends.
 
     Attributes:
         first: the rank that failed first, as far as the launcher knows; -1: none.
@@ -246,7 +246,7 @@ def read(folders: Sequence[Path]) -> Folder:
     """Read the folders of one job, such as one of each host.
 
     Raises:
-        DumpError: there is nothing to read, or a file is not what it should be.
+        DumpError: there is nothing to read, or a file is invalid.
     """
     found: dict[int, RankDump] = {}
     stacks: dict[int, str] = {}

@@ -1,8 +1,8 @@
-"""The flight recorder: each process set keeps its last collectives on this rank, and when each step of their lives happened.
+"""The flight recorder: each process set keeps its last collectives on this rank, with the time of each of their stages.
 
 It is always on, so an entry costs well under a microsecond: one small object in a ring of fixed length, no lock of its own and
-no formatting. What an entry refers to, the request, exists already. :mod:`horovod.core.lifecycle.dumping` writes the ring down
-when something is wrong.
+no formatting. An entry refers to the request, which exists anyway. :mod:`horovod.core.lifecycle.dumping` writes the ring to a
+file when something is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 MOST_NAMES = 1 << 16
-"""How many names are counted. Then counting begins anew: a script that never repeats a name must not fill the memory."""
+"""How many names are counted before counting begins anew: a script that never repeats a name must not fill the memory."""
 
 
 class Record(msgspec.Struct, eq=False, gc=False):
@@ -78,7 +78,7 @@ class FlightRecorder:
         self._occurrences: dict[str, int] = {}
 
     def submitted(self, request: Any, now: float) -> Record:
-        """Note a submission; the record that its handle keeps."""
+        """Record a submission. Returns the record, which its handle keeps."""
         name = request.name
         occurrence = 1
         if not request.transient:

@@ -1,4 +1,4 @@
-"""What a running job does, as of now: from the ranks' progress, for the live view and for metrics. Pure."""
+"""The present state of a running job, from the ranks' progress, for the live view and for metrics. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class JobSnapshot(msgspec.Struct, frozen=True):
     Attributes:
         seconds: how long this generation runs.
         recoveries: how many generations have run before it.
-        straggler: what was said last of a rank that holds the others up; "" if nothing was.
+        straggler: the last message about a rank that delays the others; "" if there was none.
         ranks: all of them, in order.
     """
 
@@ -55,7 +55,7 @@ class JobSnapshot(msgspec.Struct, frozen=True):
 
 
 class _ReportedRank:
-    """What is known of a rank."""
+    """The reports of one rank."""
 
     def __init__(self) -> None:
         self.recent: deque[StepProgress] = deque(maxlen=_RECENT)
@@ -93,11 +93,11 @@ class LiveJob:
         self.straggler = ""
 
     def add(self, rank: int, progress: StepProgress, now: float) -> None:
-        """A rank has reported."""
+        """Take a report of a rank."""
         self._ranks[rank].add(progress, now)
 
     def snapshot(self, now: float, lines: Mapping[int, str], awaited: Mapping[int, Sequence[str]]) -> JobSnapshot:
-        """The job as of now.
+        """The present state of the job.
 
         Args:
             lines: by rank, where its main thread is, as far as it is known.
@@ -131,7 +131,7 @@ class LiveJob:
         )
 
     def metrics(self, now: float) -> str:
-        """The same in Prometheus's text format."""
+        """The present state in Prometheus's text format."""
         ranks = list(enumerate(self._ranks))
         lines = [*_metric("horovod_ranks", "gauge", "Ranks of the job.", [("", len(ranks))])]
         lines += _metric(

@@ -1,4 +1,4 @@
-"""Whether the system has ended processes because memory ran out, and which system this is."""
+"""Whether the system has killed processes because memory ran out, and an identifier of this system."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _COUNTS = (
     Path("/sys/fs/cgroup/memory.events"),
     Path("/sys/fs/cgroup/memory/memory.oom_control"),
 )
-"""Where the kernel counts them: of the whole system, and of this process's control group, by its two interfaces."""
+"""The kernel's counters: of the whole system, and of this process's control group, in versions 2 and 1."""
 
 
 def processes_killed() -> int:
-    """How many processes the kernel has ended for lack of memory until now; -1 where it does not tell."""
+    """How many processes the kernel has killed so far because memory ran out; -1 if that is not known."""
     counts = [_count(path) for path in _COUNTS]
     return max(counts)
 
@@ -30,7 +30,7 @@ def _count(path: Path) -> int:
 
 
 def boot_id() -> str:
-    """Names the running system; "" if it has no such name. All its processes share one monotonic clock."""
+    """Identifies the running system; "" if that is not known. All its processes share one monotonic clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

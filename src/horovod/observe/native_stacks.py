@@ -23,7 +23,7 @@ _MOST_BYTES = 1 << 20
 
 
 class NativeStacks:
-    """The signal, the file and what tells of its change. One in a process.
+    """The signal handler, its file, and the notification of the file's change. One per process.
 
     Raises:
         OSError: no temporary file can be made, or the kernel has no inotify.
@@ -56,7 +56,7 @@ class NativeStacks:
         return self._changes
 
     def take(self) -> None:
-        """Forget what the handler has written."""
+        """Discard what the handler has written."""
         try:
             while os.read(self._changes, 4096):
                 pass
@@ -77,14 +77,14 @@ class NativeStacks:
             faulthandler.unregister(SIGNAL)
 
     def descriptors(self) -> list[int]:
-        """Those that a forked child must close."""
+        """The descriptors that a forked child must close."""
         return [self._changes, self._file]
 
 
 def stack_of(pid: int, seconds: float) -> str:
     """Signal another process of this host and user, and read the stack that its main thread has written; "" if there is none.
 
-    It must be a rank. It may be one that takes the text away itself, before it is read.
+    The process must be a rank. It may remove the text itself before this process reads it.
     """
     file = _file_of(pid)
     if file is None:

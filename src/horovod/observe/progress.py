@@ -1,12 +1,12 @@
-"""What one rank has done in a stretch of time: steps, and the time in each phase of them. Pure.
+"""The progress of one rank in an interval: its steps, and the time in each phase of them. Pure.
 
-The numbers come from what is there anyway: the records of the flight recorder and the clock of the steps. They are put
-together every few seconds, beside the training.
+The numbers come from data that exists anyway: the records of the flight recorder and the clock of the steps. They are evaluated
+every few seconds, beside the training.
 
-A rank *waits* while it stands in a collective that it has submitted and that no engine carries out yet: other ranks have not
-submitted it. In the time that it stands there for other reasons it *communicates*. It stands there from the moment in which it
-waits for the handle. A framework that waits by itself does not tell that moment: then a rank stands in what it has submitted
-outside of backward, but not while it goes on to submit more.
+A rank is *blocked* from the moment in which its script waits for a handle. While the collective is not carried out yet, because
+other ranks have not submitted it, the rank *waits*. For the rest of the blocked time it *communicates*. A framework that waits
+by itself does not report that moment: then a rank counts as blocked in what it has submitted outside of backward, except while
+it goes on to submit more.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from horovod.observe.flight_recorder import Record
 from horovod.observe.step_clock import BACKWARD, DATA, FORWARD, REDUCTION, UPDATE, PhaseSpan, StepClock
 
 Span = tuple[float, float]
-"""A stretch of time: begin and end, in seconds."""
+"""An interval: begin and end, in seconds."""
 
 PHASES = ("data loading", "forward", "backward", "the update", "its own work")
-"""The phases in which a rank computes; the last where no optimizer tells phases apart."""
+"""The phases in which a rank computes; the last is used if no optimizer reports phases."""
 _OWN_WORK = len(PHASES) - 1
 _NAMES_SEEN = 4096
 _LONE_RECORDS = 200
-"""After so many collectives in which a name has not come again, steps are counted by another."""
+"""The number of collectives without the name by which steps are counted, after which another name is chosen."""
 
 
 class StepProgress(msgspec.Struct, array_like=True, frozen=True, tag=0):
-    """What a rank has done in a stretch of time. It travels to rank 0.
+    """The progress of a rank in an interval. It is sent to rank 0.
 
     Attributes:
-        seconds: how long it was.
-        steps: an optimizer's, or how often a name has come again.
+        seconds: the length of the interval.
+        steps: those of an optimizer, or the recurrences of a name.
         samples: what the data loader has delivered; 0: not known.
         phases: the seconds in each of :data:`PHASES`.
         communication, waiting: the seconds in these.
@@ -99,7 +99,7 @@ class ProgressMeter:
     """Measures the progress of one rank from one call of :meth:`take` to the next. Called by one thread.
 
     Args:
-        now: when the first stretch begins.
+        now: when the first interval begins.
     """
 
     def __init__(self, clock: StepClock, now: float) -> None:
@@ -115,7 +115,7 @@ class ProgressMeter:
         self._trains = False  # whether an optimizer has made a step
 
     def take(self, rings: Mapping[int, Ring], spans: Iterable[PhaseSpan], now: float) -> StepProgress:
-        """What was done since the last call.
+        """The progress since the last call.
 
         Args:
             rings: by process set.

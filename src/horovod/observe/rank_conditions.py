@@ -1,4 +1,4 @@
-"""Finds calls that only some ranks make: those inside an ``if`` that asks for the rank. Pure but for reading source files."""
+"""Finds calls that only some ranks make: those inside an ``if`` on the rank. Pure, except for reading source files."""
 
 from __future__ import annotations
 

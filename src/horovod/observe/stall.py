@@ -10,7 +10,7 @@ SHOWN = 6
 
 
 class Stalled(NamedTuple):
-    """One incomplete name: its request in words, since when, and which global ranks have and have not submitted it."""
+    """One incomplete name: its request as text, since when, and which global ranks have and have not submitted it."""
 
     name: str
     view: str
@@ -20,7 +20,7 @@ class Stalled(NamedTuple):
 
 
 def apart_in_words(waiting: Sequence[tuple[Sequence[int], str, str]]) -> str:
-    """What is said when ranks wait for different names.
+    """The message if ranks wait for different names.
 
     Args:
         waiting: ranks that have submitted it, its name, and its request in words; oldest first.

@@ -1,4 +1,4 @@
-"""What the script's thread of this rank does in a step: loads data, computes forward or backward, waits, or updates.
+"""Measures the phases of a step on this rank: loading data, forward, backward, waiting, update.
 
 The hooks of an optimizer and of a data loader say when one phase ends and the next begins (:meth:`StepClock.enter`). Nothing is
 measured beyond that, so a phase costs one look at the clock. Forward is also what is none of the other phases. Another thread
@@ -23,7 +23,7 @@ PhaseSpan = tuple[int, float, float]
 """A phase, its begin and its end."""
 
 _STEPS_OF_OTHERS = 100
-"""After so many steps of other optimizers alone, steps are counted by another optimizer."""
+"""The number of steps of other optimizers alone after which another optimizer counts the steps."""
 
 
 class StepClock:
@@ -60,7 +60,7 @@ class StepClock:
         self._thread = 0
 
     def enter(self, phase: int) -> int:
-        """Begin ``phase``. Returns the one before."""
+        """Begin ``phase``. Returns the previous one."""
         now = monotonic()
         before, since = self.phase, self.since
         if since:
@@ -97,4 +97,4 @@ class StepClock:
 
 
 clock = StepClock()
-"""That of this process."""
+"""The clock of this process."""

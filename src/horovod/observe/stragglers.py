@@ -1,8 +1,8 @@
-"""Which rank holds the others up, and in which phase of a step: judged on rank 0 from the progress of all ranks. Pure.
+"""Finds the rank that delays the others, and in which phase of a step, on rank 0 from the progress of all ranks. Pure.
 
-In each step the ranks wait for the last one, and that one waits least. So a rank costs the others what the rank that waits
-least but it waits longer. This needs no comparison of clocks. Ranks that are the last in turns wait alike on the whole, and
-none is named.
+In each step the ranks wait for the last one, and that one waits least. So the cost of the rank that waits least is the
+difference to the rank that waits second least. This needs no comparison of clocks. Ranks that are last in turn wait for about
+the same time, so none is named.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from horovod.observe.progress import PHASES, StepProgress
 STEPS = 100
 """Over how many steps the ranks are compared."""
 _AGAIN_SECONDS = 600.0
-"""After this time the same is said again."""
+"""The time after which the same message is repeated."""
 
 
 class Total:
@@ -41,11 +41,11 @@ class Total:
 
 
 class Straggler(NamedTuple):
-    """A rank that holds others up.
+    """A rank that delays the others.
 
     Attributes:
-        share: of the time that the others lose by it.
-        phase: where it takes longer than they do (of :data:`PHASES`); "" if in none of them.
+        share: of the time that the others lose because of it.
+        phase: the phase (of :data:`PHASES`) in which it takes longer than the others; "" if there is none.
         longer: by how many seconds in each step.
         step_seconds: how long a step takes.
         awaited, line: the collective that another rank waits for most, and the script's line there.
@@ -63,7 +63,7 @@ class Straggler(NamedTuple):
 
 
 def straggler(process_set: int, totals: Mapping[int, Total], least_share: float) -> Straggler | None:
-    """The rank that holds up the other ranks of a process set; None if none does.
+    """The rank that delays the other ranks of a process set; None if none does.
 
     Args:
         totals: by rank, over the same steps.
@@ -109,7 +109,7 @@ class StragglerWatch:
         self._said: dict[tuple[int, int, str], float] = {}
 
     def add(self, rank: int, progress: StepProgress) -> None:
-        """Take a rank's progress. What comes before its first steps, and with them, is not compared: it starts up."""
+        """Take a rank's progress. Everything up to its first steps is ignored, because the rank is starting up."""
         if rank not in self._begun:
             if progress.steps:
                 self._begun.add(rank)
@@ -117,7 +117,7 @@ class StragglerWatch:
         self._totals.setdefault(rank, Total()).add(progress)
 
     def found(self, process_sets: Mapping[int, Sequence[int]], now: float) -> list[Straggler]:
-        """What is to be said now.
+        """The messages that are due now.
 
         Args:
             process_sets: the ranks of each.

@@ -1,4 +1,4 @@
-"""Where the threads of this process are in their Python code, for reports of stalls and for what a rank writes down.
+"""The positions of this process's threads in their Python code, for reports of stalls and for flight recorders.
 
 :mod:`faulthandler` reads the frames, in one call that holds the interpreter lock, so no thread runs meanwhile. Frame objects of
 other threads (``sys._current_frames()``) are not used: these threads run on while ``f_back`` is followed, which can crash the
@@ -19,7 +19,7 @@ import msgspec
 from horovod.observe.call_site import is_users
 
 OWN = "horovod-"
-"""How the names of the runtime's own threads begin."""
+"""The prefix of the names of the runtime's own threads."""
 MOST_LINES = 16
 """How many threads a report of a stall names."""
 

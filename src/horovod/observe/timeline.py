@@ -19,7 +19,7 @@ from horovod.observe.trace_file import Event, TraceFile
 _log = logging.getLogger("horovod.observe")
 
 _NOTE = "recorded without the fast path: small collectives take longer than otherwise"
-"""Stands in every file: recording changes this."""
+"""A note in every file about what recording changes."""
 
 MOST_ROWS = 4096
 """How many names keep their rows. An idle name beyond that gets a new row when it comes again."""

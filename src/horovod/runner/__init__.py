@@ -56,17 +56,17 @@ def run(
         output_filename: a folder that also gets each rank's output.
         verbose: describe the job on stderr before it starts.
         executable: the Python to run the ranks with. Default: this one.
-        min_num_proc, max_num_proc: the fewest and the most ranks of an elastic job, which goes on when ranks are lost, and
-            takes in ranks that are added; the function trains with ``hvd.elastic.run``.
-        host_discovery_script: a command that prints the hosts of the moment, for elastic jobs.
-        slots: of the hosts that it prints without.
+        min_num_proc, max_num_proc: the fewest and the most ranks of an elastic job, which continues when ranks are lost or
+            added; the function trains with ``hvd.elastic.run``.
+        host_discovery_script: a command that prints the hosts that are available now, for elastic jobs.
+        slots: the number of slots of hosts that the script prints without one.
         reset_limit: how often the ranks of an elastic job may change.
-        cooldown_range: the shortest and the longest time in seconds for which a host gets no new ranks after one has failed
+        cooldown_range: the shortest and the longest time in seconds for which a host gets no new ranks after a rank has failed
             there; for ever by default.
         use_mpi: have ``mpirun`` start the ranks.
         mpi_args: more arguments for it.
-        ssh_port, ssh_identity_file, network_interfaces: how to reach other hosts, and by which of their networks; without
-            effect where all ranks run on this one, which is said on stderr.
+        ssh_port, ssh_identity_file, network_interfaces: how to reach other hosts, and over which of their networks. If all
+            ranks run on this host, they have no effect, and a notice on stderr says so.
         disable_cache: without effect, since nothing is cached.
         use_gloo: no mpirun; the default.
         np, min_np, max_np, network_interface: deprecated names.

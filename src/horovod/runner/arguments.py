@@ -203,7 +203,7 @@ def _add_hosts(parser: Parser) -> None:
     flag(where, "-H", "--hosts", metavar="HOSTS", help="hosts and their slots: h1:2,h2:4 (default: localhost:N)")
     flag(where, "-hostfile", "--hostfile", metavar="FILE", help="hosts, one `name slots=n` a line")
     flag(where, "--host-discovery-script", metavar="SCRIPT",
-         help="a command that prints the hosts of the moment, one host:slots a line; makes the job elastic")  # fmt: skip
+         help="a command that prints the available hosts, one host:slots a line; makes the job elastic")  # fmt: skip
     flag(group, "--network-interfaces", type=_names, action="append", dest="nics", metavar="NICS",
          help="network interfaces the job may use, separated by commas")  # fmt: skip
     flag(group, "--network-interface", type=_names, action="append", dest="nics", metavar="NIC",

@@ -1,4 +1,4 @@
-"""What ``horovodrun --check-build`` shows: what can be used here, as far as that can be tried in a few seconds.
+"""The output of ``horovodrun --check-build``: what can be used here, as far as a few seconds can test it.
 
 First the table that tools parse, with its fixed names; then launchers; then, for each row, the version, or what is missing and
 the command that installs it.
@@ -29,7 +29,7 @@ _LIBRARIES = {
     "MPI": ("mpi", HOST, "pip install mpi4py mpich"),
     "Gloo": ("gloo", HOST, "pip install 'torch>=2.3'"),
 }
-"""Engines that stand on a library: their name and kind of device in the table of engines."""
+"""Engines that need a library: their name and kind of device in the table of engines."""
 _PROGRAMS = {
     "ssh": (("-V",), "apt-get install openssh-client"),
     "mpirun": (("--version",), "pip install mpich"),

@@ -1,4 +1,4 @@
-"""What is found out about a request, its environment and the launcher's host before a job is made. Starts nothing."""
+"""Checks of a request, its environment and the launcher's host before a job is made. Starts nothing."""
 
 from __future__ import annotations
 

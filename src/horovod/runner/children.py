@@ -1,4 +1,4 @@
-"""Starts processes so that none is left behind, whenever a signal comes.
+"""Starts processes so that none is left behind, at whatever moment a signal comes.
 
 A signal handler may raise at any instruction of the main thread, such as between the start of a process and the assignment
 that names it. So no handler runs from before a process starts until its owner knows of it:

@@ -1,4 +1,4 @@
-"""What ``--verbose`` says about a job before its ranks start. Pure."""
+"""The description of a job that ``--verbose`` prints before its ranks start. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def describe(
     memory: Mapping[str, str],
     reader: int | None,
 ) -> str:
-    """The job, for people.
+    """The job as text.
 
     Args:
         agents: one for each host, all ready.

@@ -10,7 +10,7 @@ from horovod.core import config
 from horovod.runner.agent.messages import ProcessPlan
 
 PORT, FREE, SECRET, ADDRESS, CORES = "PORT", "FREE_PORT", "SECRET", "ADDRESS", "CORES"
-"""Words in the place of values that are known only when the job starts, or that are never shown."""
+"""Placeholders for values that are known only when the job starts, or that are never shown."""
 _NOTES = {
     PORT: "the launcher's, which the kernel chooses when the job starts",
     FREE: "one of rank 0's host, for torch.distributed; chosen when the job starts",
@@ -26,16 +26,16 @@ class HostPart(NamedTuple):
     names: Sequence[str]
     directory: str
     environment: Mapping[str, str]
-    """What its ranks have in common."""
+    """The variables that all its ranks have."""
     inherited: Mapping[str, str]
-    """What of that comes from the launcher's own environment."""
+    """The part of these that comes from the launcher's environment."""
     plans: Sequence[ProcessPlan]
     agent: Sequence[str] = ()
     """The command that starts an agent on the host; empty on the launcher's own."""
 
 
 def describe(parts: Sequence[HostPart], addresses: Sequence[str], job: Sequence[str] = ()) -> str:
-    """The job, for people.
+    """The job as text.
 
     Args:
         addresses: of the launcher's host, at which agents would try to reach it.

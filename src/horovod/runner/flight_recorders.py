@@ -1,4 +1,4 @@
-"""The launcher's part in what ranks write down: it names their folder, passes requests on, and adds how processes ended.
+"""The launcher's part in flight recorders: it chooses their folder, passes requests on, and adds how processes ended.
 
 A request is SIGURG: ``horovodrun --dump`` sends it to a launcher, which passes it on to all ranks of all hosts, or to a rank,
 which asks the others.

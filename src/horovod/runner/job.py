@@ -1,4 +1,4 @@
-"""One job from the user's request to its outcome: places, agents, environment, rendezvous, supervision.
+"""One job from the user's request to its outcome: rank assignment, agents, environment, rendezvous, supervision.
 
 ``horovodrun`` and ``horovod.run`` both come here; they differ in what each rank runs and where its output goes.
 """

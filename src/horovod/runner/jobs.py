@@ -1,4 +1,4 @@
-"""Which launcher starts the ranks of a job: this one, or a program that starts all of them."""
+"""Chooses what starts the ranks of a job: this launcher, or a program that starts all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``horovod.run`` and its ranks exchange: the function, and its results.
+"""The function and the results that ``horovod.run`` and its ranks exchange.
 
 Both are stored at the job's rendezvous server, over authenticated connections only; that is why pickles may be used here. A
 value that is too large for one message is stored in parts.

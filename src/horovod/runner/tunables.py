@@ -119,7 +119,7 @@ TUNABLES: tuple[Tunable, ...] = (
     _engine("torus_allreduce", config.TORUS_ALLREDUCE, "as --hierarchical-allreduce"),
     Tunable(
         "autotune", bool, config.AUTOTUNE, ("autotune", "enabled"),
-        "search for the settings with which steps are quickest", off="--no-autotune", off_hidden=True, when="autotune",
+        "search for the fastest settings", off="--no-autotune", off_hidden=True, when="autotune",
     ),
     Tunable(
         "autotune_log_file", str, config.AUTOTUNE_LOG, ("autotune", "log_file"),
@@ -127,7 +127,7 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "autotune_warmup_samples", int, config.AUTOTUNE_WARMUP_SAMPLES, ("autotune", "warmup_samples"),
-        "trials that do not count", minimum=0, when="autotune",
+        "warm-up trials, which are not counted", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_steps_per_sample", int, config.AUTOTUNE_STEPS_PER_SAMPLE, ("autotune", "steps_per_sample"),
@@ -135,11 +135,11 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "autotune_bayes_opt_max_samples", int, config.AUTOTUNE_MAX_SAMPLES, ("autotune", "bayes_opt_max_samples"),
-        "trials of the search at most", minimum=0, when="autotune",
+        "the most trials of the search", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_gaussian_process_noise", float, config.AUTOTUNE_NOISE, ("autotune", "gaussian_process_noise"),
-        "how little one trial says, 0 to 1", minimum=0, maximum=1, when="autotune",
+        "how noisy one trial is, 0 to 1", minimum=0, maximum=1, when="autotune",
     ),
     Tunable(
         "timeline_filename", str, config.TIMELINE, ("timeline", "filename"),

@@ -1,7 +1,7 @@
-"""The memory of one eager submission: host memory, or a GPU's where an engine moves it.
+"""The memory of one eager submission: host memory, or a GPU's if an engine moves it.
 
-An operation calls :func:`memory_of` for its tensors, reads them, asks for room for the outputs, and takes the results when the
-handle is done. Functions in a graph always get host memory (``docs/design/frameworks.md``).
+An operation calls :func:`memory_of` for its tensors, reads them, allocates the outputs, and takes the results when the handle
+is done. Functions in a graph always get host memory (``docs/design/frameworks.md``).
 
 TensorFlow shows neither its streams nor its events, so on a GPU the host waits twice: before the submission, in
 ``to_dlpack``, for all that the GPU was given, and after it for the collective. Outputs are tensors of TensorFlow's allocator,
@@ -140,7 +140,7 @@ class TensorFlowDeviceMemory:
 
 
 class _DeviceRoom:
-    """A tensor that nobody else has yet."""
+    """A new tensor to which there is no other reference yet."""
 
     def __init__(self, memory: TensorFlowDeviceMemory, tensor: Any) -> None:
         self._tensor = tensor
@@ -197,7 +197,7 @@ def memory_of(tensors: Sequence[Any], how: ReductionArguments | None = None) -> 
 
 
 def _address(tensor: Any) -> int:
-    """Where a tensor's elements begin, when everything that TensorFlow gave the device before is done; 0 for none."""
+    """The address of a tensor's elements, after all earlier work of TensorFlow on the device; 0 if there are none."""
     return address_in(tf.experimental.dlpack.to_dlpack(tensor))
 
 

@@ -42,7 +42,7 @@ def overlap_sentences(steps: Sequence[StepTotal]) -> list[str]:
         return []
     hidden = sum(each.hidden for each in steps) / carried_out
     return [
-        f"While collectives were carried out, the ranks computed in {hidden:.1%} of the time, and stood in the rest."
+        f"While collectives were carried out, the ranks computed in {hidden:.1%} of the time, and waited in the rest."
     ]
 
 

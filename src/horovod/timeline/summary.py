@@ -1,4 +1,4 @@
-"""What a timeline comes to: time by phase, operation, tensor and rank. Pure."""
+"""Summarizes a timeline: time by phase, operation, tensor and rank. Pure."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RankTotal(NamedTuple):
     Attributes:
         waited: the seconds in which it had submitted something that another rank had not.
         last: how many batches it was the last to submit.
-        lost: the seconds that the others lose by it.
+        lost: the seconds that the others lose because of it.
         before: the tensor before which it loses most; "" if it loses nothing.
     """
 
@@ -96,7 +96,7 @@ class Summary(NamedTuple):
         carried_out: some collective was being carried out on rank 0.
         waiting: none was, and some rank had submitted one: it waited for another rank, or for the agreement.
         idle: no rank had submitted anything: the script computed, or loaded data.
-        straggler: the rank that holds the others up, if one does.
+        straggler: the rank that delays the others, if one does.
     """
 
     seconds: float
@@ -144,7 +144,7 @@ def batches(found: Iterable[RecordedCollective]) -> list[Batch]:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same moments as disjoint intervals, in order."""
+    """Merge overlapping intervals. The result is in order."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:

@@ -80,7 +80,7 @@ def test_parameters_of_a_module_become_those_of_rank_0(job: Any) -> None:
     job(2, check)
 
 
-def test_what_are_no_parameters_is_refused(job: Any) -> None:
+def test_other_objects_than_parameters_are_refused(job: Any) -> None:
     def check() -> None:
         for wrong in ([mx.nd.ones((1,))], mx.nd.ones((1,)), None, "params"):
             with pytest.raises(ValueError, match="invalid params of type"):

@@ -392,7 +392,7 @@ def test_tensors_are_reduced_without_gradients_and_in_inference_mode(job: Job, d
 
 
 @NEEDS_STAND_IN
-def test_submitting_waits_for_nothing_and_holds_up_nobody(job: Job) -> None:
+def test_submitting_does_not_wait_for_the_device(job: Job) -> None:
     def check() -> None:
         gate = threading.Event()
         x = made(LATE, (3,))

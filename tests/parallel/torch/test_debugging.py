@@ -111,7 +111,5 @@ def test_a_collective_that_only_one_rank_calls_is_told_before_it_waits(job: Any)
     assert not other
     source, first = inspect.getsourcelines(only_rank_0)
     line = first + next(number for number, text in enumerate(source) if "allreduce_async" in text)
-    assert told.startswith(
-        f"rank 0 submits 'allreduce.loss' at {__file__}:{line}, and {__file__}:{line} stands inside "
-    )
+    assert told.startswith(f"rank 0 submits 'allreduce.loss' at {__file__}:{line}, and {__file__}:{line} is inside ")
     assert f"`if hvd.rank() == 0` (line {line - 1})" in told

@@ -144,7 +144,7 @@ def test_init_again_and_again(ranks: Ranks) -> None:
     run_in_group(ranks(2, framework="torch"), check, by_store=True)
 
 
-def test_who_is_missing_is_named(ranks: Ranks) -> None:
+def test_a_missing_rank_is_named(ranks: Ranks) -> None:
     """At the beginning, in a group of some, in monitored_barrier()."""
 
     def alone(path: str) -> str:

@@ -71,7 +71,7 @@ def _judge(compared: list[list[str]], least: int = 160) -> None:
     assert len(compared[0]) > least and not [name for name in compared[0] if name.startswith("differs")], compared[0]
 
 
-def test_what_gloo_has_not(ranks: Callable[..., RankPool]) -> None:
+def test_operations_that_gloo_lacks(ranks: Callable[..., RankPool]) -> None:
     """AVG and PREMUL_SUM, sums of complex numbers and bools, uneven forms."""
 
     def check() -> None:

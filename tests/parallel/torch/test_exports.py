@@ -133,7 +133,7 @@ def test_names_can_be_imported_from_where_scripts_import_them(module: str, names
     assert not [name for name in names.split() if not hasattr(imported, name)]
 
 
-def test_it_is_one_error_everywhere() -> None:
+def test_the_error_class_is_the_same_under_every_import_path() -> None:
     exceptions = importlib.import_module("horovod.common.exceptions")
     assert hvd.HorovodInternalError is exceptions.HorovodInternalError
     assert issubclass(hvd.HorovodInternalError, RuntimeError)

@@ -1,7 +1,7 @@
 """Tensors on devices whose memory NCCL moves: on GPUs, where there are, and on the stand-ins everywhere.
 
 The stand-ins are a device that is late (``late_device``) and a library that plays NCCL on it (``recorded_nccl``). The scenarios
-are those of :mod:`test_cuda`, where copies in host memory travel.
+are those of :mod:`test_cuda`, where tensors are staged in host memory.
 """
 
 from __future__ import annotations
@@ -309,7 +309,7 @@ def test_factors_that_16_bits_do_not_hold_give_right_results(job: Job, device: s
 
 
 @NEEDS_STAND_IN
-def test_tensors_are_let_go_of_when_the_stream_waits_for_the_collective_however_late_the_device(job: Job) -> None:
+def test_tensors_are_released_when_the_stream_waits_for_the_collective(job: Job) -> None:
     """So the memory of a step's gradients serves the next step, as without communication."""
 
     def check() -> None:

@@ -17,7 +17,7 @@ FIT = Fit("1", 4, (2, 2), "a", "b")
 SETTINGS = TunedSettings(1 << 20, (1 << 63) - 1, "shm", "never", False, True)
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_a_kept_choice_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "new" / "choice.json"
     assert read(path) is None
     write(path, Kept(FIT, SETTINGS, True, 0.25))

@@ -42,7 +42,7 @@ def test_names_that_never_come_again_end_no_trial_and_fill_no_memory() -> None:
     assert len(meter._seen) <= 100_001
 
 
-def test_what_comes_seldom_is_not_part_of_what_a_job_trains() -> None:
+def test_rare_requests_are_not_measured() -> None:
     recurring = Recurring(3)
     for step in range(6):
         recurring.seen("weight")

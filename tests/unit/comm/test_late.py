@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from horovod.comm.base import Aborted, Communicator, PeerFailure
+from horovod.comm.forwarding import ForwardingCommunicator
 from horovod.comm.late import LateCommunicator
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
@@ -57,6 +59,25 @@ def test_it_is_built_once_at_the_first_collective_with_what_was_set_before() -> 
     made.abort()
     made.close()
     assert built[0].seen == [settings, "aborted", "closed"]
+
+
+COLLECTIVES = {"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"}
+OTHERS = sorted(
+    name
+    for name, each in vars(ForwardingCommunicator).items()
+    if inspect.isfunction(each) and not name.startswith("_") and name not in COLLECTIVES | {"forward"}
+)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_collective_builds_nothing(name: str) -> None:
+    """It is called on some ranks and not on others."""
+
+    def build() -> Communicator:
+        raise AssertionError("it is built")
+
+    method = getattr(late(build), name)
+    method(*[True] * len(inspect.signature(method).parameters))
 
 
 def test_closing_what_was_never_used_builds_nothing() -> None:

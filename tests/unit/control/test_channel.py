@@ -11,7 +11,7 @@ import pytest
 from cut_network import in_a_cut_network
 from horovod._silence import silence
 from horovod.control.channel import Channel, ChannelClosed, frame
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -71,7 +71,7 @@ def test_several_messages_at_once(pair: tuple[Channel, socket.socket]) -> None:
     assert found == bodies
 
 
-def test_what_the_kernel_does_not_take_waits_and_keeps_its_order(pair: tuple[Channel, socket.socket]) -> None:
+def test_data_that_the_kernel_does_not_take_is_queued_in_order(pair: tuple[Channel, socket.socket]) -> None:
     channel, other = pair
     channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     bodies = [bytes([number]) * 200_000 for number in range(12)]
@@ -122,7 +122,7 @@ def test_the_other_side_closed(pair: tuple[Channel, socket.socket]) -> None:
             channel.receive()
 
 
-def test_sending_to_who_has_gone_is_noticed(pair: tuple[Channel, socket.socket]) -> None:
+def test_sending_to_a_closed_peer_is_an_error(pair: tuple[Channel, socket.socket]) -> None:
     channel, other = pair
     other.close()
 
@@ -136,7 +136,7 @@ def test_sending_to_who_has_gone_is_noticed(pair: tuple[Channel, socket.socket])
     wait_until(gone, "ChannelClosed")
 
 
-def test_flushing_to_who_has_gone_is_noticed(pair: tuple[Channel, socket.socket]) -> None:
+def test_flushing_to_a_closed_peer_is_an_error(pair: tuple[Channel, socket.socket]) -> None:
     channel, other = pair
     channel.send(b"x" * 10_000_000)
     assert channel.wants_write

@@ -62,14 +62,14 @@ def test_a_mesh_connects_more_ranks_than_the_soft_limit_has_descriptors() -> Non
     connected, soft = run("""
 sys.path.insert(0, ".")
 from horovod.control.mesh import ConnectionKey, Mesh
-from unit.control.together import together
+from unit.control.concurrent_ranks import run_concurrently
 limit(64, 1024)
 meshes = [Mesh(rank, "host", True) for rank in range(2)]
 endpoints = [each.endpoint for each in meshes]
 def connect(rank):
     keys = [ConnectionKey(1 - rank, "data", group) for group in range(60)]
     return meshes[rank].connect(endpoints, keys, "1", b"s" * 32, time.monotonic() + 60)
-made = together(partial(connect, 0), partial(connect, 1))
+made = run_concurrently(partial(connect, 0), partial(connect, 1))
 print(json.dumps([[len(each) for each in made], soft()]))
 """)
     assert connected == [60, 60]

@@ -13,7 +13,7 @@ import pytest
 
 from horovod.control.dial import describe, dial, dial_until, receive_exactly, set_keepalive
 from horovod.control.handshake import GREETING, HandshakeError, ServerHandshake
-from unit.control.together import Together
+from unit.control.concurrent_ranks import ConcurrentCalls
 
 SECRET = b"s" * 32
 
@@ -52,14 +52,14 @@ def serve_once(listener: socket.socket, secret: bytes = SECRET) -> bytes:
 @pytest.mark.parametrize("name", ["", f"\0horovod-test-dial-{os.getpid()}"], ids=["tcp", "unix"])
 def test_a_dialled_connection_is_authenticated_and_blocking(name: str) -> None:
     with listening(name) as listener:
-        server = Together(lambda: serve_once(listener))
+        server = ConcurrentCalls(lambda: serve_once(listener))
         with dial(name or listener.getsockname(), SECRET, b"hi", soon(), same_user=bool(name)) as made:
             assert made.getblocking()
             assert made.gettimeout() is None
         assert server.results() == [b"hi"]
 
 
-def test_nobody_listens() -> None:
+def test_an_address_at_which_nothing_listens_is_an_error() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = closed.getsockname()
@@ -69,7 +69,7 @@ def test_nobody_listens() -> None:
             dial_until([address], SECRET, b"", soon(0.05))
 
 
-def test_somebody_else_listens() -> None:
+def test_an_address_of_another_program_is_an_error() -> None:
     with listening() as listener:
 
         def speak() -> None:
@@ -77,7 +77,7 @@ def test_somebody_else_listens() -> None:
             with connection:
                 connection.sendall(b"220 mail.example.com ESMTP Postfix ready, what do you want?\r\n")
 
-        server = Together(speak)
+        server = ConcurrentCalls(speak)
         with pytest.raises(HandshakeError, match="not part of a Horovod job"):
             dial(listener.getsockname(), SECRET, b"", soon())
         server.results()
@@ -94,13 +94,13 @@ def test_another_job_listens() -> None:
                 connection.recv(4096)
                 connection.sendall(bytes(32))
 
-        server = Together(serve)
+        server = ConcurrentCalls(serve)
         with pytest.raises(HandshakeError, match="does not know the job's secret"):
             dial(listener.getsockname(), SECRET, b"", soon())
         server.results()
 
 
-def test_who_accepts_and_says_nothing_is_given_up_at_the_deadline() -> None:
+def test_a_silent_server_is_given_up_at_the_deadline() -> None:
     with listening() as listener, pytest.raises(TimeoutError):
         dial(listener.getsockname(), SECRET, b"", soon(0.05))
 
@@ -115,7 +115,7 @@ def test_a_slow_starter_is_reached_in_the_end() -> None:
             listener.listen()
             return serve_once(listener)
 
-        server = Together(start_late)
+        server = ConcurrentCalls(start_late)
         dial_until([listener.getsockname()], SECRET, b"late", soon()).close()
         assert server.results() == [b"late"]
 
@@ -123,7 +123,7 @@ def test_a_slow_starter_is_reached_in_the_end() -> None:
 def test_the_first_address_that_answers_is_taken() -> None:
     with socket.socket() as dead, listening() as listener:
         dead.bind(("127.0.0.1", 0))
-        server = Together(lambda: serve_once(listener))
+        server = ConcurrentCalls(lambda: serve_once(listener))
         made = dial_until([dead.getsockname(), listener.getsockname()], SECRET, b"", soon())
         assert made.getpeername() == listener.getsockname()
         made.close()
@@ -181,9 +181,9 @@ def test_addresses_read_well() -> None:
     assert describe("\0abc") == "unix:@abc"
 
 
-def test_an_address_that_swallows_everything_does_not_keep_from_the_next() -> None:
+def test_an_address_that_drops_packets_does_not_block_the_next() -> None:
     with listening() as silent, listening() as good:  # the first accepts and never says a word
-        server = Together(lambda: serve_once(good))
+        server = ConcurrentCalls(lambda: serve_once(good))
         addresses: list[tuple[str, int] | str] = [silent.getsockname(), good.getsockname()]
         with dial_until(addresses, SECRET, b"hi", soon(4.0)):
             assert server.results() == [b"hi"]

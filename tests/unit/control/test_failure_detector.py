@@ -35,7 +35,7 @@ def report_no_progress(
     answer_all(detector, list(peers), answered)
 
 
-def test_nobody_is_asked_while_it_owes_an_answer(detector: FailureDetector) -> None:
+def test_a_rank_with_an_unanswered_ping_is_not_pinged(detector: FailureDetector) -> None:
     assert detector.ask([1, 2], 0) == [1, 2]
     detector.answered(2, 1)
     assert detector.ask([1, 2], 2) == [2]
@@ -45,7 +45,7 @@ def test_nobody_is_asked_while_it_owes_an_answer(detector: FailureDetector) -> N
     assert detector.ask([1], 4) == [1]
 
 
-def test_who_does_not_answer_is_looked_after_again_and_again(detector: FailureDetector) -> None:
+def test_a_process_that_does_not_answer_is_inspected_repeatedly(detector: FailureDetector) -> None:
     detector.ask([1], 0)
     detector.ask([2], 5)
     assert detector.due() == 10 and detector.overdue(9.9) == []
@@ -72,7 +72,7 @@ def test_a_process_that_goes_on_between_two_looks_is_not_lost(detector: FailureD
     assert detector.failure is None
 
 
-def test_what_is_seen_of_a_peer_that_has_answered_is_of_no_interest(detector: FailureDetector) -> None:
+def test_reports_about_a_peer_that_has_answered_are_ignored(detector: FailureDetector) -> None:
     detector.ask([1], 0)
     detector.overdue(10)
     detector.answered(1, 11)
@@ -84,7 +84,7 @@ def test_what_is_seen_of_a_peer_that_has_answered_is_of_no_interest(detector: Fa
     assert detector.failure is None
 
 
-def test_a_process_that_runs_is_waited_for_without_end_and_told_of_ever_more_rarely(detector: FailureDetector) -> None:
+def test_a_running_process_is_waited_for_without_limit_with_rarer_warnings(detector: FailureDetector) -> None:
     detector.ask([1], 0)
     told = []
     for check in range(1, 10_001):
@@ -108,7 +108,7 @@ def test_a_process_that_runs_is_waited_for_as_long_as_the_user_wants() -> None:
     assert detector.failure[:2] == (1, UNABLE.format(60))
 
 
-def test_a_peer_that_nobody_sees_is_lost_in_the_end(detector: FailureDetector) -> None:
+def test_an_invisible_peer_is_lost_after_enough_checks(detector: FailureDetector) -> None:
     detector.ask([1], 0)
     for check in range(1, UNSEEN_CHECKS):
         detector.overdue(ANSWER * check)
@@ -117,7 +117,7 @@ def test_a_peer_that_nobody_sees_is_lost_in_the_end(detector: FailureDetector) -
     assert detector.failure[:2] == (1, UNRESPONSIVE)
 
 
-def test_an_hour_that_nobody_lived_through_counts_once(detector: FailureDetector) -> None:
+def test_a_suspended_machine_counts_as_one_missed_check(detector: FailureDetector) -> None:
     """A job that a scheduler has suspended, or a virtual machine."""
     detector.ask([1], 0)
     detector.overdue(3600)
@@ -143,7 +143,7 @@ def test_a_suspicion_does_not_wait_for_a_rank_that_only_cannot_answer_now(detect
     assert detector.failure[:2] == (1, "first")
 
 
-def test_a_suspicion_finds_who_does_not_answer(detector: FailureDetector) -> None:
+def test_a_suspicion_blames_the_rank_that_does_not_answer(detector: FailureDetector) -> None:
     detector.suspect(1, "first")
     detector.ask([1, 2], 0)
     detector.answered(1, 1)
@@ -153,7 +153,7 @@ def test_a_suspicion_finds_who_does_not_answer(detector: FailureDetector) -> Non
     assert detector.failure[:2] == (2, UNRESPONSIVE)
 
 
-def test_a_suspicion_finds_who_is_stopped(detector: FailureDetector) -> None:
+def test_a_suspicion_blames_the_rank_that_is_stopped(detector: FailureDetector) -> None:
     detector.suspect(1, "first")
     detector.ask([1, 2], 0)
     detector.answered(1, 1)
@@ -186,7 +186,7 @@ def test_reports_of_several_ranks_do_not(detector: FailureDetector) -> None:
 
 
 @pytest.mark.parametrize("late", [1, 2])
-def test_while_anybody_answers_late_nobody_is_to_blame(detector: FailureDetector, late: int) -> None:
+def test_no_rank_is_blamed_while_another_answers_late(detector: FailureDetector, late: int) -> None:
     """It is what the other may wait for; and it needs time to go on itself."""
     for times in range(1, NO_PROGRESS_REPORTS):
         report_no_progress(detector, times, 10 * times, 10 * times + 1)
@@ -211,7 +211,7 @@ def test_reports_that_have_gathered_count_once(detector: FailureDetector) -> Non
     assert detector.failure is None
 
 
-def test_where_nobody_is_left_to_ask_reports_count_at_once(detector: FailureDetector) -> None:
+def test_reports_count_at_once_if_no_rank_can_be_pinged(detector: FailureDetector) -> None:
     for times in range(1, NO_PROGRESS_REPORTS + 1):
         report_no_progress(detector, times, 10 * times, 10 * times, peers=())
     assert detector.failure[:2] == (1, STUCK.format("stuck"))

@@ -161,7 +161,7 @@ def test_the_pieces_in_which_bytes_arrive_do_not_matter(cuts: list[int], purpose
     assert (server.purpose, server.rest) == (purpose, rest)
 
 
-def test_one_byte_at_a_time() -> None:
+def test_messages_may_arrive_byte_by_byte() -> None:
     server, client = ServerHandshake(SECRET), ClientHandshake(SECRET, b"slow")
     answer = client.answer(server.greeting)
     for index in range(len(answer) - 1):

@@ -13,7 +13,7 @@ import pytest
 from horovod.control import listener as listener_module
 from horovod.control.handshake import GREETING, MAC, ClientHandshake
 from horovod.control.listener import LARGEST_QUEUE, ConnectionListener, is_same_user
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 SECRET = b"s" * 32
 
@@ -101,7 +101,7 @@ def enter(at: Door, purpose: bytes = b"p", trailing: bytes = b"") -> socket.sock
     return client
 
 
-def test_who_knows_the_secret_is_welcomed_with_its_purpose_and_what_followed() -> None:
+def test_an_authenticated_client_is_passed_on_with_purpose_and_rest() -> None:
     with door() as at:
         enter(at, b"rendezvous", b"first words")
         ((connection, purpose, rest),) = at.guests
@@ -131,7 +131,7 @@ def test_rubbish_is_closed(rubbish: bytes) -> None:
         assert at.pending() == 0
 
 
-def test_who_closes_at_once_is_forgotten() -> None:
+def test_a_client_that_closes_at_once_is_forgotten() -> None:
     with door() as at:
         for _ in range(20):
             at.call().close()
@@ -140,7 +140,7 @@ def test_who_closes_at_once_is_forgotten() -> None:
         assert len(at.guests) == 1
 
 
-def test_who_resets_the_connection_is_forgotten() -> None:
+def test_a_client_that_resets_its_connection_is_forgotten() -> None:
     with door() as at:
         client = at.call()
         at.turn_until(at.pending, "the greeting")

@@ -19,7 +19,7 @@ from horovod.control.liveness_messages import Bye, Failure, FailureReport, NoPro
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED, STOPPED
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 ANSWER = 0.15
 """Seconds that a peer may take to answer, where a test is about one that does not."""
@@ -183,7 +183,7 @@ def test_a_report_becomes_everybodys_failure(job: Job, reporter: int) -> None:
 
 @pytest.mark.parametrize("suspected", [False, True])
 @pytest.mark.parametrize("reporter", [0, 2])
-def test_everybody_hears_what_kind_of_failure_it_is(job: Job, reporter: int, suspected: bool) -> None:
+def test_all_ranks_learn_the_kind_of_failure(job: Job, reporter: int, suspected: bool) -> None:
     ranks = job.star(3)
     cause = Cause(FailureKind.TIME_LIMIT, "allreduce.loss", {1: "train.py:9 in validate"})
     ranks[reporter].monitor.report(1, "it is late", suspected, cause)
@@ -271,13 +271,13 @@ def test_a_member_whose_rank_0_is_stopped_says_so_itself(job: Job) -> None:
 
 
 @pytest.mark.parametrize("own", [0, 3])
-def test_a_peer_that_nobody_sees_and_that_does_not_answer_for_long(job: Job, own: int) -> None:
+def test_an_invisible_peer_that_does_not_answer_for_long_is_lost(job: Job, own: int) -> None:
     rank, _ = job.alone(own, [4 if own == 0 else 0], 0.02)
     rank.monitor.probe()
     assert rank.wait() == (4 if own == 0 else 0, UNRESPONSIVE)
 
 
-def test_a_peer_that_does_not_answer_and_runs_is_waited_for_and_people_are_told(
+def test_a_running_peer_that_does_not_answer_is_waited_for_with_a_warning(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:
     rank, peers = job.alone(0, [1], 0.02)
@@ -315,7 +315,7 @@ def test_a_rank_that_is_asked_about_others_tells_what_it_sees(job: Job) -> None:
     assert peers[0].hear() == Pong("train.py:1 in step", {2: "", 3: STOPPED})
 
 
-def test_a_rank_that_answers_and_stays_stuck_is_complained_of_until_it_is_to_blame(job: Job) -> None:
+def test_a_stuck_rank_that_answers_is_blamed_after_repeated_reports(job: Job) -> None:
     ranks = job.star(3)
     for times in range(1, NO_PROGRESS_REPORTS + 1):
         assert ranks[0].failures == []
@@ -353,7 +353,7 @@ def test_a_member_that_asks_makes_rank_0_ask_everybody(job: Job) -> None:
     assert rank.wait() == (1, STOPPED)
 
 
-def test_nobody_is_asked_twice_at_a_time(job: Job) -> None:
+def test_a_peer_with_an_unanswered_ping_is_not_pinged_again(job: Job) -> None:
     rank, peers = job.alone(0, [1])
     for _ in range(5):
         rank.monitor.probe()
@@ -423,13 +423,13 @@ def test_a_rank_that_left_is_neither_asked_nor_missed(job: Job) -> None:
     assert ranks[0].wait() == ranks[2].wait() == (1, "it had left before")
 
 
-def test_a_suspicion_when_nobody_is_left_to_ask_is_believed(job: Job) -> None:
+def test_a_suspicion_is_believed_if_no_rank_can_be_asked(job: Job) -> None:
     rank, _ = job.alone(0, [])
     rank.monitor.report(1, "made no progress", suspected=True)
     assert rank.wait() == (1, "made no progress")
 
 
-def test_a_suspicion_is_settled_when_those_who_were_asked_leave_instead_of_answering(job: Job) -> None:
+def test_a_suspicion_is_settled_when_the_asked_ranks_leave(job: Job) -> None:
     rank, peers = job.alone(0, [1, 2])
     rank.monitor.report(1, "made no progress", suspected=True)
     assert peers[1].hear() == peers[2].hear() == Ping()
@@ -549,7 +549,7 @@ def test_leaving_before_the_start_gives_everything_back() -> None:
         assert other.recv(1) == b""
 
 
-def test_what_comes_after_leaving_is_ignored(job: Job) -> None:
+def test_messages_after_leaving_are_ignored(job: Job) -> None:
     rank, _ = job.alone(1, [0])
     rank.leave()
     with socket.socket() as placeholder:  # what may be open now belongs to others
@@ -582,7 +582,7 @@ def test_a_bug_in_the_watch_itself_is_told_to_everybody(job: Job, caplog: pytest
     assert "the liveness monitor of rank 0 failed" in caplog.text
 
 
-def test_what_a_forked_child_must_close(job: Job) -> None:
+def test_the_descriptors_that_a_forked_child_must_close_are_listed(job: Job) -> None:
     rank, _ = job.alone(0, [1, 2])
     descriptors = rank.monitor.descriptors()
     assert len(set(descriptors)) == 4

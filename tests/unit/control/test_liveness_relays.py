@@ -21,7 +21,7 @@ from horovod.control.liveness_messages import Bye, Forwarded, encode
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED, STOPPED
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 HOSTS = "aabbbb"
 TREE = LivenessTree(6, [[2, 3, 4, 5]])
@@ -241,7 +241,7 @@ def test_a_dump_that_any_rank_asks_for_is_made_once_by_each(started: Callable[..
     assert [rank.dumps for rank in job.ranks] == [["it is slow"]] * 6
 
 
-def test_what_ranks_report_of_their_progress_comes_once_in_order_and_with_their_numbers(
+def test_progress_reports_arrive_once_in_order_with_their_ranks(
     started: Callable[..., SimulatedHosts],
 ) -> None:
     job = started()
@@ -273,7 +273,7 @@ def test_a_rank_that_answers_and_stays_stuck_is_to_blame_after_some_complaints_o
 
 
 @pytest.mark.parametrize("order", [range(6), range(5, -1, -1), (2, 3, 0, 4, 1, 5), (4, 2, 5, 3, 1, 0)])
-def test_leaving_in_any_order_is_no_failure_and_nobody_who_left_is_asked(
+def test_leaving_in_any_order_is_no_failure_and_ranks_that_left_are_not_pinged(
     started: Callable[..., SimulatedHosts], order: list[int]
 ) -> None:
     job = started(ANSWER)

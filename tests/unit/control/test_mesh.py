@@ -15,8 +15,8 @@ import pytest
 
 from horovod.control.dial import dial
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh, MeshError, by_nearness, own_addresses
-from unit.control.strangers import STRANGERS, Recorder, connect, receive, visited_by
-from unit.control.together import Together, together, wait_until
+from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
+from unit.control.unauthenticated_clients import BAD_CLIENTS, Recorder, connect, receive, visited_by
 
 SECRET = b"s" * 32
 Made = dict[ConnectionKey, socket.socket]
@@ -50,7 +50,7 @@ def mesh(rank: int, size: int, role: str = "data", group: int = 0) -> list[Conne
 
 def connect_all(meshes: Sequence[Mesh], generation: str = "1", role: str = "data") -> list[Made]:
     size, endpoints, deadline = len(meshes), endpoints_of(meshes), soon()
-    return together(
+    return run_concurrently(
         *(
             partial(board.connect, endpoints, mesh(rank, size, role), generation, SECRET, deadline)
             for rank, board in enumerate(meshes)
@@ -109,7 +109,7 @@ def test_several_roles_and_groups_between_the_same_two_ranks(meshes: Callable[..
     def keys(peer: int) -> list[ConnectionKey]:
         return [ConnectionKey(peer, role, group) for role in ("control", "data") for group in (0, 7)]
 
-    made = together(
+    made = run_concurrently(
         lambda: first.connect(endpoints, keys(1), "1", SECRET, soon()),
         lambda: second.connect(endpoints, keys(0), "1", SECRET, soon()),
     )
@@ -128,7 +128,7 @@ def test_round_after_round_on_one_switchboard(meshes: Callable[..., list[Mesh]])
     assert_connected(connect_all(some, generation="2", role="data"))
 
 
-def test_nobody_to_connect_to(meshes: Callable[..., list[Mesh]]) -> None:
+def test_a_mesh_of_one_connects_to_no_rank(meshes: Callable[..., list[Mesh]]) -> None:
     (board,) = meshes(1)
     assert board.connect([board.endpoint], [], "1", SECRET, soon()) == {}
 
@@ -136,7 +136,7 @@ def test_nobody_to_connect_to(meshes: Callable[..., list[Mesh]]) -> None:
 def test_a_rank_that_does_not_come_is_named(meshes: Callable[..., list[Mesh]]) -> None:
     some = meshes(3)
     endpoints = endpoints_of(some)
-    outcomes = Together(
+    outcomes = ConcurrentCalls(
         *(partial(some[rank].connect, endpoints, mesh(rank, 3), "1", SECRET, soon(0.3)) for rank in (0, 1))
     ).outcomes()
     assert [type(outcome) for outcome in outcomes] == [MeshError, MeshError]
@@ -161,7 +161,7 @@ def test_a_rank_that_cannot_be_reached_is_named_with_its_addresses(
 def test_a_failure_closes_what_was_made_before_it(meshes: Callable[..., list[Mesh]]) -> None:
     some = meshes(3)
     endpoints = endpoints_of(some)
-    pair = Together(
+    pair = ConcurrentCalls(
         partial(some[0].connect, endpoints, [ConnectionKey(1, "data", 0)], "1", SECRET, soon()),
         partial(some[1].connect, endpoints, mesh(1, 3), "1", SECRET, soon(0.3)),
     )
@@ -177,13 +177,13 @@ def test_a_peer_that_is_a_round_ahead_is_kept_for_the_next_round(meshes: Callabl
     """Rank 2 already dials for data while rank 0 still waits for rank 1's control connection."""
     first, second, third = meshes(3)
     endpoints = endpoints_of([first, second, third])
-    control = Together(
+    control = ConcurrentCalls(
         lambda: first.connect(
             endpoints, [ConnectionKey(1, "control", 0), ConnectionKey(2, "control", 0)], "1", SECRET, soon()
         ),
         lambda: third.connect(endpoints, [ConnectionKey(0, "control", 0)], "1", SECRET, soon()),
     )
-    ahead = Together(lambda: third.connect(endpoints, [ConnectionKey(0, "data", 5)], "1", SECRET, soon()))
+    ahead = ConcurrentCalls(lambda: third.connect(endpoints, [ConnectionKey(0, "data", 5)], "1", SECRET, soon()))
     wait_until(lambda: first._early, "rank 2 being early")
     made = second.connect(endpoints, [ConnectionKey(0, "control", 0)], "1", SECRET, soon())
     at_first, at_third = control.results()
@@ -193,10 +193,10 @@ def test_a_peer_that_is_a_round_ahead_is_kept_for_the_next_round(meshes: Callabl
     assert_connected([data, {}, ahead.results()[0]])
 
 
-def test_who_came_early_and_was_never_asked_for_is_closed(meshes: Callable[..., list[Mesh]]) -> None:
+def test_unrequested_connections_are_closed(meshes: Callable[..., list[Mesh]]) -> None:
     first, second, third = meshes(3)
     endpoints = endpoints_of([first, second, third])
-    waiting = Together(lambda: first.connect(endpoints, [ConnectionKey(2, "control", 0)], "1", SECRET, soon()))
+    waiting = ConcurrentCalls(lambda: first.connect(endpoints, [ConnectionKey(2, "control", 0)], "1", SECRET, soon()))
     early = second.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
     made = third.connect(endpoints, [ConnectionKey(0, "control", 0)], "1", SECRET, soon())
     close([*waiting.results(), made])
@@ -210,7 +210,7 @@ def test_who_came_early_and_was_never_asked_for_is_closed(meshes: Callable[..., 
 def test_a_rank_of_an_earlier_generation_is_refused(meshes: Callable[..., list[Mesh]]) -> None:
     first, second = meshes(2)
     endpoints = endpoints_of([first, second])
-    waiting = Together(lambda: first.connect(endpoints, mesh(0, 2), "2", SECRET, soon()))
+    waiting = ConcurrentCalls(lambda: first.connect(endpoints, mesh(0, 2), "2", SECRET, soon()))
     stale = second.connect(endpoints, mesh(1, 2), "1", SECRET, soon())
     (connection,) = stale.values()
     connection.settimeout(10)
@@ -223,7 +223,7 @@ def test_a_rank_of_an_earlier_generation_is_refused(meshes: Callable[..., list[M
 def test_a_second_claim_to_one_wire_is_refused(meshes: Callable[..., list[Mesh]]) -> None:
     first, second, third = meshes(3)
     endpoints = endpoints_of([first, second, third])
-    waiting = Together(lambda: first.connect(endpoints, mesh(0, 3), "1", SECRET, soon()))
+    waiting = ConcurrentCalls(lambda: first.connect(endpoints, mesh(0, 3), "1", SECRET, soon()))
     real = second.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
     again = second.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
     (double,) = again.values()
@@ -236,11 +236,13 @@ def test_a_second_claim_to_one_wire_is_refused(meshes: Callable[..., list[Mesh]]
 
 
 @pytest.mark.parametrize("purpose", [b"", b"rendezvous", b"\x94\xa11\x00\xa4data\x00", b"\x94\xa11\x63\xa4data\x00"])
-def test_who_knows_the_secret_but_says_nonsense_is_closed(meshes: Callable[..., list[Mesh]], purpose: bytes) -> None:
+def test_an_authenticated_client_with_an_invalid_purpose_is_closed(
+    meshes: Callable[..., list[Mesh]], purpose: bytes
+) -> None:
     """Nothing, another service's purpose, rank 0 itself, rank 99 of 2."""
     first, second = meshes(2)
     endpoints = endpoints_of([first, second])
-    waiting = Together(lambda: first.connect(endpoints, mesh(0, 2), "1", SECRET, soon()))
+    waiting = ConcurrentCalls(lambda: first.connect(endpoints, mesh(0, 2), "1", SECRET, soon()))
     with dial(("127.0.0.1", endpoints[0].port), SECRET, purpose, soon()) as nonsense:
         nonsense.settimeout(10)
         assert nonsense.recv(1) == b""
@@ -248,15 +250,15 @@ def test_who_knows_the_secret_but_says_nonsense_is_closed(meshes: Callable[..., 
     assert_connected([*waiting.results(), made])
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
+@pytest.mark.parametrize("stranger", BAD_CLIENTS)
 @pytest.mark.parametrize("port", ["tcp", "unix"])
-def test_strangers_do_not_disturb(meshes: Callable[..., list[Mesh]], stranger: str, port: str) -> None:
+def test_unauthenticated_clients_do_not_disturb(meshes: Callable[..., list[Mesh]], stranger: str, port: str) -> None:
     some = meshes(3)
     endpoints = endpoints_of(some)
     address = ("127.0.0.1", endpoints[0].port) if port == "tcp" else endpoints[0].name
-    waiting = Together(partial(some[0].connect, endpoints, mesh(0, 3), "1", SECRET, soon()))
+    waiting = ConcurrentCalls(partial(some[0].connect, endpoints, mesh(0, 3), "1", SECRET, soon()))
     with visited_by(stranger, address):
-        rest = Together(
+        rest = ConcurrentCalls(
             *(partial(some[rank].connect, endpoints, mesh(rank, 3), "1", SECRET, soon()) for rank in (1, 2))
         )
         assert_connected(waiting.results() + rest.results())
@@ -266,7 +268,7 @@ def test_a_replayed_handshake_claims_no_wire(meshes: Callable[..., list[Mesh]]) 
     first, second, third = meshes(3)
     endpoints = endpoints_of([first, second, third])
     recorder = Recorder(("127.0.0.1", endpoints[0].port))
-    waiting = Together(lambda: first.connect(endpoints, mesh(0, 3), "1", SECRET, soon()))
+    waiting = ConcurrentCalls(lambda: first.connect(endpoints, mesh(0, 3), "1", SECRET, soon()))
     assert isinstance(recorder.address, tuple)
     detour = Endpoint(0, "elsewhere", 0, recorder.address[1], ("127.0.0.1",), "")
     real = second.connect([detour, *endpoints[1:]], [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
@@ -329,12 +331,12 @@ def test_addresses_of_a_shared_network_are_tried_first_and_those_of_everybodys_b
 
 
 @pytest.mark.parametrize("waiting", [0, 1])
-def test_who_connects_to_a_rank_that_is_lost_can_be_told_so(meshes: Callable[..., list[Mesh]], waiting: int) -> None:
+def test_connecting_to_a_lost_rank_can_be_cancelled(meshes: Callable[..., list[Mesh]], waiting: int) -> None:
     """Rank 0 waits for the other to dial, rank 1 dials where nobody listens any more."""
     both = meshes(2)
     both[1 - waiting].close()
     call = partial(both[waiting].connect, endpoints_of(both), mesh(waiting, 2), "1", SECRET, soon(600))
-    running = Together(call)
+    running = ConcurrentCalls(call)
     both[waiting].cancel("rank 7 has ended")
     with pytest.raises(MeshError, match="rank 7 has ended"):
         running.results()

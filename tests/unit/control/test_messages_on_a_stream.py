@@ -19,7 +19,7 @@ def test_messages_survive_any_cutting(messages: list[bytes], cuts: list[int]) ->
     assert found == messages
 
 
-def test_one_byte_at_a_time() -> None:
+def test_messages_may_arrive_byte_by_byte() -> None:
     reader = FrameReader()
     stream = frame(b"abc") + frame(b"") + frame(b"d" * 300)
     found = [message for index in range(len(stream)) for message in reader.feed(stream[index : index + 1])]

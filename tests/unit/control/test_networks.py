@@ -30,7 +30,7 @@ def test_a_slow_network_does_not_hold_up_a_fast_one() -> None:
     ]
 
 
-def test_where_no_speed_is_known_one_network_is_used() -> None:
+def test_without_known_speeds_one_network_is_used() -> None:
     assert both_ways(*hosts(("10.1.0.{}", 24, 0), ("10.2.0.{}", 24, 0))) == [AddressPair("10.1.0.1", "10.1.0.2")]
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from horovod.control.processes import KILLED, STOPPED, own_process_namespace, why_not_running
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 

@@ -28,7 +28,7 @@ def test_slurm_is_asked_for_any_other(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("output", ["echo Node not found", "echo NodeAddr=no.such.invalid"])
-def test_nobody_knows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
+def test_an_unknown_node_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str) -> None:
     scontrol(tmp_path, monkeypatch, output, 1)
     with pytest.raises(ValueError, match=r"node no\.such\.invalid does not resolve, and scontrol knows no address"):
         address_of("no.such.invalid")

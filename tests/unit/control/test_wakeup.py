@@ -34,7 +34,7 @@ def test_it_is_readable_until_it_is_cleared(wake_up: WakeUp) -> None:
     assert not readable(wake_up)
 
 
-def test_any_number_of_wake_ups_block_nobody(wake_up: WakeUp) -> None:
+def test_any_number_of_wake_ups_block_no_thread(wake_up: WakeUp) -> None:
     for _ in range(70_000):  # more than a pipe holds
         wake_up.set()
     assert readable(wake_up)

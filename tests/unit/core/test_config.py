@@ -180,7 +180,7 @@ def test_what_is_no_number_is_refused(variable: str, text: str) -> None:
 
 @pytest.mark.parametrize("variable", NUMBERS)
 @pytest.mark.parametrize("text", ["-1", "-0.5", "nan", "inf", "-inf", "1e999"])
-def test_what_is_below_the_least_or_beyond_all_bounds_is_refused(variable: str, text: str) -> None:
+def test_numbers_outside_their_limits_are_refused(variable: str, text: str) -> None:
     refuse({variable: text})
 
 

@@ -64,7 +64,7 @@ def test_what_is_honoured_is_used_somewhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, status in documented().items() if status == "not read"])
-def test_what_is_not_read_stands_nowhere(name: str) -> None:
+def test_variables_that_are_not_read_appear_nowhere(name: str) -> None:
     assert not [path for path in (ROOT / "src").rglob("*.py") if re.search(rf"\b{name}\b", path.read_text())]
 
 

@@ -41,7 +41,7 @@ from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.progress import QUICK_BYTES
 from horovod.core.worker.waiting import WorkerState
 from horovod.core.worker.worker import WorkerThread
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 SECONDS = 20.0
 
@@ -91,7 +91,6 @@ class Noting(Communicator):
         self.batches: list[int] = []
         self.before: Callable[[], None] = lambda: None
         self.aborts = 0
-        self.by_waiting_thread = False
 
     def allreduce(self, inputs: Sequence[Array], *rest: Any) -> None:
         self.batches.append(len(inputs))
@@ -100,10 +99,6 @@ class Noting(Communicator):
 
     def tune(self, settings: TunedSettings) -> None:
         self._engine.tune(settings)
-
-    def called_by_waiting_thread(self, waiting: bool) -> None:
-        self.by_waiting_thread = waiting
-        self._engine.called_by_waiting_thread(waiting)
 
     def allgather(self, inputs: Sequence[Array], *rest: Any) -> None:
         self.batches.append(len(inputs))
@@ -352,3 +347,22 @@ def threads_of(rank: Rank) -> list[str]:
     names: list[str] = []
     rank.communicator.before = lambda: names.append(threading.current_thread().name)
     return names
+
+
+def hold(rank: Rank) -> tuple[threading.Event, threading.Event]:
+    """Make the rank's next collective wait; returns "it has begun" and "go on"."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def before() -> None:
+        begun.set()
+        assert go_on.wait(SECONDS)
+
+    rank.communicator.before = before
+    return begun, go_on
+
+
+def in_thread(function: Callable[[], None]) -> threading.Thread:
+    """Run it beside the test; to be joined."""
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread

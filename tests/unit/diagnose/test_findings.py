@@ -72,7 +72,7 @@ def test_a_rank_that_stops_calling(case: tuple[int, int, int, int, int]) -> None
 
 
 @given(places(), st.integers(5, 30))
-def test_what_was_forgotten_does_not_matter(case: tuple[int, int, int, int, int], ring: int) -> None:
+def test_records_that_the_ring_has_dropped_do_not_matter(case: tuple[int, int, int, int, int], ring: int) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
     del scripts[odd][step * layers + layer :]

@@ -347,7 +347,7 @@ def test_the_ranks_go_by_what_rank_0_has_heard() -> None:
     deaf.check_host_updates()
 
 
-def test_what_was_told_before_a_round_began_is_not_told_after_it() -> None:
+def test_updates_before_a_round_are_not_repeated_after_it() -> None:
     state = Calls()
     state.on_hosts_updated(10, 2)
     state.on_reset()

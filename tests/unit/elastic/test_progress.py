@@ -33,7 +33,7 @@ REPORTS = st.builds(StateReport, st.integers(0, 2), st.integers(NOWHERE, 5), st.
 
 
 @given(st.lists(REPORTS, min_size=1, max_size=6))
-def test_nobody_has_come_further_than_the_one_that_is_followed(reports: list[StateReport]) -> None:
+def test_no_rank_is_further_ahead_than_the_chosen_one(reports: list[StateReport]) -> None:
     root = furthest(reports)
     chosen = reports[root.rank]
     step = chosen.live if root.live else chosen.saved

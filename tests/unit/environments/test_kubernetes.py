@@ -59,7 +59,7 @@ def test_torchrun_on_one_host_needs_no_rank_0_to_be_found() -> None:
     assert (who.local_rank, who.local_size, who.placed, who.rank_0) == (1, 3, True, None)
 
 
-def test_what_a_user_says_about_hosts_is_believed() -> None:
+def test_hosts_that_the_user_names_are_used() -> None:
     places = {config.LOCAL_RANK: "0", config.LOCAL_SIZE: "1", config.CROSS_RANK: "1", config.CROSS_SIZE: "2"}
     who = environments.identity({**BY_HAND, **places})
     assert (who.local_rank, who.local_size, who.cross_rank, who.cross_size, who.placed) == (0, 1, 1, 2, True)

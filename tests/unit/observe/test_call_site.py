@@ -48,14 +48,14 @@ def test_the_caller_is_the_line_that_calls() -> None:
         "<frozen importlib._bootstrap>",
     ],
 )
-def test_what_is_not_the_users_is_passed_over(filename: str) -> None:
+def test_frames_outside_the_users_code_are_skipped(filename: str) -> None:
     outer = compiled(filename)
     found, line = outer(call_site.caller), line_of()  # type: ignore[operator]
     assert found == f"{HERE}:{line}"
 
 
 @pytest.mark.parametrize("filename", ["/home/user/train.py", "<stdin>", "<ipython-input-3-abc>", "script.py"])
-def test_what_is_the_users_is_found(filename: str) -> None:
+def test_frames_of_the_users_code_are_found(filename: str) -> None:
     assert compiled(filename)(call_site.caller) == f"{filename}:2"  # type: ignore[operator]
 
 

@@ -40,7 +40,7 @@ def test_it_keeps_the_last_and_counts_all() -> None:
     assert recorder.count == 5
 
 
-def test_what_a_rank_has_joined_for_counts_for_the_order() -> None:
+def test_collectives_of_joined_ranks_count_for_the_order() -> None:
     recorder = FlightRecorder(3)
     record = recorder.submitted(request("b"), 0.0)
     recorder.begins(batch_of(None, record), "shm", 0.0)

@@ -36,7 +36,7 @@ def test_the_report_names_the_missing_and_what_they_miss() -> None:
     ]
 
 
-def test_where_a_missing_rank_is_stands_beside_it() -> None:
+def test_the_position_of_a_missing_rank_is_printed_beside_it() -> None:
     text, _ = StallInspector(60, 0).report([stalled(missing=(1, 2))], 100, {2: "train.py:9 in validate"})
     assert "1: [grad]\n2: [grad] (it is at train.py:9 in validate)" in text
 
@@ -67,7 +67,7 @@ def test_a_new_stall_after_a_solved_one_does_not_wait_for_the_old_ones_turn() ->
     assert inspector.report([stalled("next", since=2)], 62, {})[0]
 
 
-def test_who_is_missing_too_long_is_marked_and_blamed() -> None:
+def test_a_rank_that_is_missing_too_long_is_marked_and_blamed() -> None:
     inspector = StallInspector(60, 100)
     some = [stalled("old", 0, (2, 5)), stalled("young", 30, (1,))]
     text, guilty = inspector.report(some, 99, {})
@@ -87,7 +87,7 @@ def test_the_end_does_not_wait_for_the_next_reports_turn() -> None:
     assert inspector.report([stalled()], 101, {})[1] == 1
 
 
-def test_what_waits_for_nobody_is_no_stall() -> None:
+def test_requests_that_wait_for_no_rank_are_no_stall() -> None:
     """All that are missing have joined, say."""
     assert StallInspector(60, 60).report([stalled(missing=())], 1000, {}) == ("", -1)
 

@@ -215,7 +215,9 @@ def test_a_missing_file() -> None:
         ("--min-np 2 --blacklist-cooldown-range 9 2 true", "give the shortest and the longest time"),
     ],
 )
-def test_one_clear_line_and_the_usage(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_argument_prints_one_line_and_the_usage(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:  # which the parser raises, too
         run_commandline(words.split())
     status: Any = end.value.code

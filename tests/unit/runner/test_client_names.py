@@ -124,7 +124,7 @@ def test_discoveries(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ray", "spark"])
-def test_what_does_not_exist_says_so(name: str) -> None:
+def test_missing_attributes_raise_with_an_explanation(name: str) -> None:
     with pytest.raises(ImportError, match=f"horovod.{name} does not exist in this Horovod yet .*horovodrun"):
         __import__(f"horovod.{name}")
     assert not hasattr(horovod, name)

@@ -16,8 +16,8 @@ from horovod.control.secret import make_secret
 from horovod.runner.common.service import compute_service
 from horovod.runner.common.service.compute_service import Addresses, ComputeClient, ComputeService
 from horovod.runner.common.util.timeout import TimeoutException
-from unit.control.strangers import STRANGERS, visited_by
-from unit.control.together import Together, together
+from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently
+from unit.control.unauthenticated_clients import BAD_CLIENTS, visited_by
 
 KEY = make_secret()
 SECONDS = 20.0
@@ -44,8 +44,8 @@ def place(addresses: Addresses) -> tuple[str, int]:
     return address
 
 
-def test_a_dispatcher_is_found_by_who_came_before_it_and_who_comes_after(service: ComputeService) -> None:
-    waiting = Together(*[partial(client(service).wait_for_dispatcher_registration, 1, SECONDS)] * 2)
+def test_clients_find_a_dispatcher_that_registers_before_or_after_them(service: ComputeService) -> None:
+    waiting = ConcurrentCalls(*[partial(client(service).wait_for_dispatcher_registration, 1, SECONDS)] * 2)
     client(service).register_dispatcher(1, "grpc://localhost:1")
     assert waiting.results() == ["grpc://localhost:1"] * 2
     assert client(service).wait_for_dispatcher_registration(1, SECONDS) == "grpc://localhost:1"
@@ -63,7 +63,7 @@ def test_a_dispatcher_has_one_address(service: ComputeService) -> None:
 
 @pytest.mark.parametrize("ids", [[0, 1, 2], [3, 4, 5], [5, 0, 3]])
 def test_workers_are_waited_for_until_all_are_there(service: ComputeService, ids: list[int]) -> None:
-    waiting = Together(partial(client(service).wait_for_dispatcher_worker_registration, 1, SECONDS))
+    waiting = ConcurrentCalls(partial(client(service).wait_for_dispatcher_worker_registration, 1, SECONDS))
     one = client(service)
     for worker in (ids[0], ids[1], ids[0]):
         one.register_worker_for_dispatcher(1, worker)
@@ -76,7 +76,7 @@ def test_workers_are_waited_for_until_all_are_there(service: ComputeService, ids
 
 
 def test_workers_that_come_at_the_same_moment_all_count(service: ComputeService) -> None:
-    together(*[partial(client(service).register_worker_for_dispatcher, 0, worker) for worker in (0, 3, 1)])
+    run_concurrently(*[partial(client(service).register_worker_for_dispatcher, 0, worker) for worker in (0, 3, 1)])
     client(service).wait_for_dispatcher_worker_registration(0, SECONDS)
     with pytest.raises(ValueError, match="worker 2 cannot serve dispatcher 0, which has all its 3 workers"):
         client(service).register_worker_for_dispatcher(0, 2)
@@ -115,7 +115,7 @@ def test_a_dispatcher_that_does_not_come(service: ComputeService) -> None:
 
 def test_all_hear_of_the_end(service: ComputeService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compute_service, "_SHUTDOWN_POLL_SECONDS", 0.02)  # they ask again and again
-    waiting = Together(*[client(service).wait_for_shutdown] * 3)
+    waiting = ConcurrentCalls(*[client(service).wait_for_shutdown] * 3)
     client(service).register_dispatcher(0, "grpc://localhost:1")
     client(service).shutdown()
     assert waiting.results() == [None] * 3
@@ -124,9 +124,9 @@ def test_all_hear_of_the_end(service: ComputeService, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("impatient")
-def test_who_waits_hears_of_the_end_of_the_service() -> None:
+def test_waiting_clients_are_told_of_the_end_of_the_service() -> None:
     service = ComputeService(1, 1, KEY, nics="lo")
-    waiting = Together(*[client(service).wait_for_shutdown] * 4)
+    waiting = ConcurrentCalls(*[client(service).wait_for_shutdown] * 4)
     client(service).register_dispatcher(0, "grpc://localhost:1")
     # Until all wait, so that none comes to a closed door; a guest may have come to look, and go again.
     for _ in range(200):
@@ -144,7 +144,7 @@ def test_who_waits_hears_of_the_end_of_the_service() -> None:
 def test_a_service_that_vanished(service: ComputeService) -> None:
     one = client(service)
     one.register_dispatcher(0, "grpc://localhost:1")
-    waiting = Together(one.wait_for_shutdown)
+    waiting = ConcurrentCalls(one.wait_for_shutdown)
     service._server.stop()
     (outcome,) = waiting.outcomes()
     assert isinstance(outcome, ConnectionError) and "has ended" in str(outcome)
@@ -161,8 +161,8 @@ def test_another_key_opens_nothing(service: ComputeService) -> None:
         client(service).wait_for_dispatcher_registration(0, 0.0)
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
-def test_strangers_do_not_disturb(service: ComputeService, stranger: str) -> None:
+@pytest.mark.parametrize("stranger", BAD_CLIENTS)
+def test_unauthenticated_clients_do_not_disturb(service: ComputeService, stranger: str) -> None:
     with visited_by(stranger, place(service.addresses())):
         client(service).register_dispatcher(0, "grpc://localhost:1")
         assert client(service).wait_for_dispatcher_registration(0, SECONDS) == "grpc://localhost:1"
@@ -171,8 +171,8 @@ def test_strangers_do_not_disturb(service: ComputeService, stranger: str) -> Non
 
 
 @pytest.mark.parametrize("rubbish", [frame(b"\x80\x04N."), frame(b"")], ids=["pickle", "empty"])
-def test_rubbish_from_who_knows_the_key_ends_that_connection_alone(service: ComputeService, rubbish: bytes) -> None:
-    waiting = Together(partial(client(service).wait_for_dispatcher_registration, 0, SECONDS))
+def test_invalid_messages_with_the_key_end_only_their_connection(service: ComputeService, rubbish: bytes) -> None:
+    waiting = ConcurrentCalls(partial(client(service).wait_for_dispatcher_registration, 0, SECONDS))
     with dial(place(service.addresses()), KEY, PURPOSE, time.monotonic() + SECONDS) as connection:
         connection.settimeout(SECONDS)
         connection.sendall(rubbish)

@@ -29,7 +29,7 @@ def test_deadlines_come_in_their_order_and_can_be_replaced_and_forgotten(loop: L
     assert seen == ["early", "late"]
 
 
-def test_who_is_forgotten_by_what_was_called_before_is_not_called(loop: Loop) -> None:
+def test_a_descriptor_forgotten_by_an_earlier_callback_is_not_called(loop: Loop) -> None:
     pipes = [os.pipe() for _ in range(2)]
     called: list[int] = []
 

@@ -67,7 +67,7 @@ def test_tensorflow_gets_the_same_share_unless_the_user_said_otherwise() -> None
     assert worker_environment.threads({}, 8, 2)["TF_NUM_INTEROP_THREADS"] == "4"
 
 
-def test_that_ranks_keep_memory_for_the_next_step() -> None:
+def test_ranks_keep_memory_for_the_next_step() -> None:
     limits = worker_environment.memory({"PATH": "/bin", "GLIBC_TUNABLES": "glibc.rtld.nns=2"})
     assert set(limits) == {
         "MALLOC_MMAP_THRESHOLD_",
@@ -86,6 +86,6 @@ def test_that_ranks_keep_memory_for_the_next_step() -> None:
         {"LD_PRELOAD": "/usr/lib/libtcmalloc.so"},
     ],
 )
-def test_that_a_tuned_allocator_is_left_alone(tuned: dict[str, str]) -> None:
+def test_a_tuned_allocator_keeps_its_settings(tuned: dict[str, str]) -> None:
     assert worker_environment.memory(tuned) == {"THP_MEM_ALLOC_ENABLE": "1"}
     assert worker_environment.memory({**tuned, "THP_MEM_ALLOC_ENABLE": "0"}) == {}

@@ -54,7 +54,7 @@ def test_a_victim_that_ends_first_is_not_blamed() -> None:
     assert policy.first_failure == FirstFailure(1, 1, Exit(9), "left")
 
 
-def test_a_culprit_that_hangs_is_named_and_its_victims_exit_is_reported() -> None:
+def test_a_hanging_culprit_is_named_with_its_first_victims_exit_code() -> None:
     policy, reported = job(2), ReportedFailure(1, "hangs")
     (wake,) = policy.ended(0, Exit(5), reported)
     assert isinstance(wake, Wake)

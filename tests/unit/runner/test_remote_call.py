@@ -22,7 +22,7 @@ def test_large_values_go_in_parts(data: bytes, part: int) -> None:
     assert remote_call.from_parts("key", dict(stored).get) == data
 
 
-def test_what_nobody_stored_is_none() -> None:
+def test_a_value_that_was_not_stored_is_none() -> None:
     assert remote_call.from_parts("key", {}.get) is None
 
 

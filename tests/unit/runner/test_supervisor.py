@@ -214,7 +214,7 @@ def test_a_host_that_is_lost_is_named_and_the_others_end(job: Make, ending: str)
     assert "Reason: the agent of h5 is lost: it is gone" in outcome.describe()
 
 
-def test_an_agent_that_somebody_else_asks_to_end_ends_the_job_as_if_the_launcher_had_been_asked(job: Make) -> None:
+def test_a_signal_to_an_agent_ends_the_job_like_a_signal_to_the_launcher(job: Make) -> None:
     def behaviour(far: FarAgent, order: Any) -> bool:
         handled = stay(far, order)
         if isinstance(order, StartProcesses) and far.number == 5:
@@ -312,7 +312,7 @@ def test_output_of_many_hosts_waits_for_the_launcher_and_arrives_whole(job: Make
     assert len(lines) == CHUNKS * len(left) + (HOSTS - len(left)) * EACH
 
 
-def test_a_host_that_never_says_that_it_has_ended_holds_up_nobody(job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_never_confirms_its_end_does_not_delay_the_job(job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_SWEEP_SECONDS", 0.3)
     monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)
     outcome = job(lambda far, order: isinstance(order, End) and far.number in (9, 33)).run()

@@ -150,7 +150,7 @@ def test_the_slow_rank_is_named_whatever_the_number_of_buckets(ranks: int, data:
     assert all(each.lost == 0 for each in summary.ranks if each.rank != slow)
 
 
-def test_nobody_is_named_where_ranks_take_turns_in_being_late() -> None:
+def test_no_rank_is_named_if_ranks_are_late_in_turn() -> None:
     found = [
         recorded("x", {0: 10.0 * turn + (turn % 2), 1: 10.0 * turn + (turn + 1) % 2}, 10.0 * turn + 2, 10.0 * turn + 3)
         for turn in range(100)

@@ -37,7 +37,7 @@ class GlooEngine(Engine):
             return "PyTorch, which brings Gloo, is not installed: pip install torch"
         if _too_old():
             installed = version_of("torch")
-            return f"Gloo of PyTorch {installed} keeps the time limit it begins with: install PyTorch {OLDEST} or newer"
+            return f"Gloo of PyTorch {installed} cannot change its time limit later: install PyTorch {OLDEST} or newer"
         try:
             from torch.distributed import ProcessGroupGloo  # noqa: F401  tells whether there is one
         except ImportError as error:

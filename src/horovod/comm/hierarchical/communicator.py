@@ -93,10 +93,6 @@ class HierarchicalCommunicator(Communicator):
         for part in self._parts():
             part.tune(settings)
 
-    def called_by_waiting_thread(self, waiting: bool) -> None:
-        for part in self._parts():
-            part.called_by_waiting_thread(waiting)
-
     def _share(self, use: int, dtype: np.dtype[Any], length: int) -> Array:
         return self._workspace.array(use, dtype, length)
 

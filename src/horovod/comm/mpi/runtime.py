@@ -69,6 +69,7 @@ def _nobody() -> str:
 
 
 _who_is_gone: Callable[[], str] = _nobody
+_no_more: Callable[[], object] = _nobody
 
 _thread: MpiThread | None = None
 """What has initialised MPI, or tries to; None where the script or mpi4py has, or nobody."""
@@ -84,10 +85,21 @@ def next_tag() -> int:
     return next(_tags) % _TAGS
 
 
-def ask_who_is_gone(who_is_gone: Callable[[], str]) -> None:
-    """What names the ranks whose processes are seen to have ended, "" where none is: they start and finalize MPI no more."""
-    global _who_is_gone
-    _who_is_gone = who_is_gone
+def ask_who_is_gone(who_is_gone: Callable[[], str], no_more: Callable[[], object]) -> None:
+    """What to ask while MPI waits for all ranks: those whose processes have ended start and finalize MPI no more.
+
+    Args:
+        who_is_gone: names these ranks, "" where none is known to have ended.
+        no_more: called when something else is asked instead.
+    """
+    global _who_is_gone, _no_more
+    _no_more()
+    _who_is_gone, _no_more = who_is_gone, no_more
+
+
+def initialised_here() -> bool:
+    """Whether this module has initialised MPI, or tries to, and so finalizes it."""
+    return _thread is not None
 
 
 def obstacle(where: MpiRanks, index: int, threads: bool, deadline: float) -> str:

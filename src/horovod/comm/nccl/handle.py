@@ -291,7 +291,7 @@ class CommHandle:
                 self._finish()
                 in_good_order = True
             except DeviceFailure as error:
-                _log.warning("NCCL did not end in good order: %s", error)
+                _log.warning("NCCL was not finalized: %s", error)
                 self._begin_abort()
         if not in_good_order and not self._aborted.wait(END_SECONDS):
             _log.error(

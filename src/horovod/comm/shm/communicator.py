@@ -33,7 +33,7 @@ from horovod.comm.datatypes import Array
 from horovod.comm.ranges import shard_bounds, split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.shm.arena import Arena
-from horovod.comm.shm.counters import LONG_SPIN, SHORT_SPIN, Counters, Pieces
+from horovod.comm.shm.counters import LONG_SPIN, Counters, Pieces
 from horovod.comm.shm.direct import DirectCollectives
 from horovod.comm.shm.large import SCATTERED, Large
 from horovod.comm.shm.words import PACKED, REDUCED
@@ -83,9 +83,6 @@ class ShmCommunicator(Communicator):
 
     def tune(self, settings: TunedSettings) -> None:
         self._large.read_by(settings.shm_direct)
-
-    def called_by_waiting_thread(self, waiting: bool) -> None:
-        self._counters.least_spin = LONG_SPIN if waiting else SHORT_SPIN
 
     def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         self._counters.check()

@@ -26,8 +26,8 @@ SHORT_SPIN = 40
 """Polls of a counter before sleeping: about two microseconds, the least that a sleep and a wake-up cost."""
 
 LONG_SPIN = 600
-"""Polls, for about thirty microseconds, if a rank has nothing else to do: while a thread of the script waits, in a small
-reduction, and in a broadcast, in which some ranks write while others read."""
+"""Polls, for about thirty microseconds, if a rank has nothing else to do: in a small reduction, and in a broadcast, in which
+some ranks write while others read."""
 
 
 class Counters:
@@ -37,9 +37,6 @@ class Counters:
         stall_timeout: how long a peer may make no progress while its counter is waited for, before
         on_stall: is told.
         spins: whether to poll for a while before sleeping; false if a peer may need the core.
-
-    Attributes:
-        least_spin: how often every :meth:`wait` polls at least before sleeping.
     """
 
     def __init__(
@@ -51,7 +48,6 @@ class Counters:
         on_stall: OnStall = give_up,
         spins: bool = True,
     ) -> None:
-        self.least_spin = SHORT_SPIN
         self._words = Words(arena.words, arena.address, rank, size)
         self._rank = rank
         self._seconds = stall_timeout.total_seconds()
@@ -93,7 +89,7 @@ class Counters:
         words, word = self._words.values, self._lines[peer] + kind
         seen = words[word]
         if seen < value:
-            for _ in range(max(spin, self.least_spin) if self._spins else 1):
+            for _ in range(spin if self._spins else 1):
                 seen = words[word]
                 if seen >= value:
                     break

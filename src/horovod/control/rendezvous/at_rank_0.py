@@ -36,7 +36,7 @@ class ServerEntry(msgspec.Struct, array_like=True, frozen=True):
 
     addresses: list[tuple[str, int]]
     key: bytes
-    """What the handshake asks for beside the user's secret; empty where the address is known without an entry."""
+    """The key that the handshake uses in addition to the user's secret; empty if the address is known without an entry."""
 
 
 class Directory(ABC):
@@ -44,7 +44,7 @@ class Directory(ABC):
 
     Attributes:
         port: at which rank 0 is to listen; 0 lets the kernel choose.
-        place: what rank 0's place is called in errors.
+        place: the name of rank 0's address in errors.
         entry_timeout: seconds for which an entry is tried before it is looked up again.
     """
 
@@ -62,7 +62,7 @@ class Directory(ABC):
 
     @abstractmethod
     def look_up(self, deadline: float) -> ServerEntry | None:
-        """Called by the others: where rank 0 serves; None if that is not known by ``deadline`` (``time.monotonic``).
+        """Called by the others. Returns where rank 0 serves; None if that is not known by ``deadline`` (``time.monotonic``).
 
         Raises:
             RendezvousError: it can never be known; the message says why.
@@ -117,7 +117,7 @@ class RendezvousAtRank0(Rendezvous):
     def session(
         self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
     ) -> Iterator[AllGather]:
-        """``calls`` is of no use here: a process that was restarted counts from 1 again, those that stayed do not.
+        """As :meth:`Rendezvous.session`. ``calls`` is ignored: a restarted process counts from 1 again, others do not.
 
         Raises:
             RendezvousError: also where rank 0 of the launched job is not among ``members``: no rank of them runs a server.
@@ -171,7 +171,7 @@ class RendezvousAtRank0(Rendezvous):
             directory.close()
 
     def _with_secret(self, all_gather: AllGather, rank: int) -> AllGather:
-        """The same; without a secret of the user's, rank 0's first value brings one to all ranks."""
+        """Make the first all-gather bring a secret to all ranks, with rank 0's value, if the user has given none."""
         if self._user_secret:
             return all_gather
         first = True

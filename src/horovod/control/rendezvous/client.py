@@ -28,7 +28,7 @@ class RendezvousClient:
     """One rank's connection to the server, a context manager. For one thread at a time.
 
     Args:
-        address: of the server, or several at which it may be; a host that is several, separated by commas, is reached at any.
+        address: of the server, or several candidates. A host may be several names, separated by commas.
         secret: the job's secret, or how to learn it from the server.
 
     Raises:
@@ -84,7 +84,7 @@ class RendezvousClient:
         return self._ask(ExchangeValues(key, rank, size, value, timeout, list(members), round_number), timeout)
 
     def interrupt(self) -> None:
-        """Have a thread that waits for an answer get a RendezvousError. For any thread."""
+        """Make a thread that waits for an answer raise RendezvousError. For any thread."""
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:

@@ -54,7 +54,7 @@ class RendezvousGroup:
 
 
 def lateness(group: RendezvousGroup, others: Iterable[RendezvousGroup]) -> str:
-    """The error of a group whose time is over: which ranks are missing, and which other calls they have made, if any.
+    """The error of a group that has timed out: which ranks are missing, and which other calls they have made, if any.
 
     Args:
         others: the groups that are still waiting. Ranks that pass contradicting lists wait in different groups.

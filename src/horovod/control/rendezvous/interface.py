@@ -18,7 +18,7 @@ from horovod.control.rendezvous.server import RendezvousServer
 from horovod.core.config import START_TIMEOUT
 
 _LOOK_AGAIN_SECONDS = 0.1
-"""Between two looks for a server that was gone."""
+"""Seconds between attempts to reach a server that was gone."""
 
 AllGather = Callable[[str, bytes, float], list[bytes]]
 """``all_gather(subject, value, seconds)``: every rank gives a value for the same subject, and gets those of all, by rank.
@@ -93,7 +93,7 @@ class OnThisHost(Rendezvous):
 
     @classmethod
     def of_job(cls, job: str) -> OnThisHost:
-        """For what the launcher calls this job; no other job on this host has that name at the same time."""
+        """The rendezvous of a job with this name, which no other job on this host has at the same time."""
         digest = hashlib.sha256(f"{os.getuid()}\n{job}".encode()).hexdigest()[:32]
         return cls(f"\0horovod-{digest}")
 
@@ -116,7 +116,7 @@ class OnThisHost(Rendezvous):
 
 
 class WithoutServer(Rendezvous):
-    """All-gathers by what has started the ranks, or by a library that connects them."""
+    """All-gathers through the ranks' process manager, or through a library that connects them."""
 
     def __init__(self) -> None:
         self.secret = b""
@@ -133,7 +133,7 @@ class WithoutServer(Rendezvous):
 
 
 def not_all_came(ranks: str, call: str, seconds: float) -> TimeoutError:
-    """The error where it is not known which ranks are missing."""
+    """The error if the missing ranks are not known."""
     return TimeoutError(
         f"not all {ranks} called {call} within {seconds:.3g} seconds. Look at their output; if they only need more time to "
         f"start, raise {START_TIMEOUT}"
@@ -174,8 +174,8 @@ def served_by_a_rank(
         enter: connects to the server within so many seconds; called in the first all-gather.
         publish: called when the server has been started.
         place: where the others look for it, for an error.
-        look_again: a server that is gone before it has answered may be of a process that was restarted since, or one that is
-            just about to end an earlier rendezvous: it counts as found only once it has answered.
+        look_again: a server counts as found only once it has answered. One that is gone before may belong to a process that has
+            been restarted, or to an earlier rendezvous that is ending.
 
     Raises:
         TimeoutError, horovod.control.rendezvous.messages.RendezvousError: as :meth:`Rendezvous.session`.

@@ -55,11 +55,11 @@ class Values(msgspec.Struct, tag=True):
 
 
 class CompressedValues(msgspec.Struct, tag=True):
-    """:class:`Values` of which most repeat others: what ranks say of themselves differs in a few numbers.
+    """Compressed :class:`Values`: the values of different ranks differ only in a few numbers.
 
     Attributes:
         size: of the encoded :class:`Values`, in bytes.
-        deflated: these, as zlib compresses them.
+        deflated: the encoded :class:`Values`, compressed by zlib.
     """
 
     size: int
@@ -67,7 +67,7 @@ class CompressedValues(msgspec.Struct, tag=True):
 
 
 class Refusal(msgspec.Struct, tag=True):
-    """The answer where the values did not arrive in time, or the request was wrong."""
+    """The answer if the values did not arrive in time, or the request was wrong."""
 
     reason: str
     timed_out: bool
@@ -82,7 +82,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 _SHORT = 1 << 14
-"""In bytes. Values that are shorter together travel as they are."""
+"""In bytes. Values with a smaller total are not compressed."""
 
 
 def encode_values(values: list[bytes]) -> bytes:

@@ -58,9 +58,9 @@ class Munge:
             self._library.munge_ctx_destroy(context)
 
     def open(self, credential: bytes) -> bytes:
-        """What a process of this process's user has sealed, on any node.
+        """The contents of a credential that a process of the same user has made, on any node.
 
-        One that is old, or has been opened before, is opened nevertheless: a caller that needs a fresh one has to check that.
+        A credential that is old, or was opened before, is accepted; a caller that needs a fresh one has to check that.
 
         Raises:
             MungeError: it is no credential of this cluster, or it is another user's, or for another user.

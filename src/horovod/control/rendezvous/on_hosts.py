@@ -1,7 +1,7 @@
 """The rendezvous of ranks on several hosts whose launcher runs no server for them: rank 0 runs one, by TCP.
 
-The others know the hosts, and try ports that follow from the job's name, or that the launcher has reserved. What proves that
-both sides are of the job is a secret:
+The others know the hosts, and try ports that are derived from the job's name, or that the launcher has reserved. A secret
+proves that both sides belong to the job:
 
 - that of the user, if all ranks have one in their environment, or else
 - a new one, which the server sends to every client, sealed by MUNGE for the processes of its own user::
@@ -11,7 +11,7 @@ both sides are of the job is a secret:
   Another user can neither open the credential nor make one in this user's name. A recorded credential is of no use: the secret
   in it is unknown to the process that recorded it, and the handshake that follows needs the secret.
 
-The ranks of a job so have a secret that never travelled in the clear.
+So the ranks of a job share a secret that was never sent in the clear.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import LENGTH, make_secret
 
 PORTS = range(61000, 65536)
-"""Above those that Linux gives to outgoing connections (``ip_local_port_range``), so mostly free."""
+"""Ports above those that Linux gives to outgoing connections (``ip_local_port_range``), so usually free."""
 CANDIDATES = 4
-"""How many of them a rendezvous may be at: the first may be in use."""
+"""How many ports a rendezvous may try: the first may be in use."""
 _MAGIC = b"HVDS"
 _LONGEST_CREDENTIAL = 4096
 _LOOPBACK = "127.0.0.1"
@@ -133,7 +133,7 @@ class _Sealed:
     """The secret of one rendezvous, on its way from the rank that serves it to the others.
 
     Attributes:
-        secret: what the server has said, once :meth:`read` has heard it.
+        secret: the server's secret, after :meth:`read`.
     """
 
     def __init__(self, name: str, munge: Munge | None) -> None:
@@ -142,7 +142,7 @@ class _Sealed:
         self.secret = b""
 
     def preface(self, secret: bytes) -> bytes:
-        """What the server sends to whoever connects."""
+        """The preface that the server sends to every client."""
         assert self._munge is not None
         try:
             credential = self._munge.seal(secret + self._name)

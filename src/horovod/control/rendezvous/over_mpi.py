@@ -23,7 +23,7 @@ _abandoned: list[Any] = []
 """Requests that timed out. MPI cannot cancel a collective, and may still write to the memory that these hold."""
 
 _POLL_SECONDS = 1e-3
-"""Between two tests of a request. A blocking wait in MPI polls without pause, and without a timeout."""
+"""Seconds between two tests of a request. A blocking wait in MPI polls without pause and without a timeout."""
 
 
 class RendezvousOverMpi(WithoutServer):

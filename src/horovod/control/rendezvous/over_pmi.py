@@ -86,7 +86,7 @@ class Client:
         self._socket.close()
 
     def close(self) -> None:
-        """Let go of the connection without a word."""
+        """Close the connection without a message."""
         self._socket.close()
 
     def _fetch(self, rank: int, deadline: float) -> bytes:
@@ -154,7 +154,7 @@ class RendezvousOverPmi(WithoutServer):
         try:
             return client.exchange(rank, size, value, seconds)
         except BaseException:
-            # What it still answers belongs to no question any more.
+            # Later answers would not match later requests.
             del _clients[os.getpid()]
             client.close()
             raise

@@ -31,7 +31,7 @@ from horovod.control.rendezvous.messages import (
 from horovod.control.wakeup import WakeUp
 
 _LONGEST_SLEEP = 86400.0
-"""In seconds. epoll takes at most 24 days, and a client may ask for any number."""
+"""The longest wait in seconds. epoll accepts at most 24 days, and a client may ask for any number."""
 
 
 class RendezvousServer:
@@ -106,10 +106,11 @@ class RendezvousServer:
         self._wake_up.close()
 
     def wait_until_left(self, deadline: float) -> None:
-        """Wait until all but one of the clients that have completed an exchange have disconnected, or until ``deadline``.
+        """Wait until all but one of the clients that have completed an exchange have disconnected, or until ``deadline``
+        (``time.monotonic``).
 
-        A rank may be back for its next rendezvous before the caller looks. It is not waited for: it looks for the next server.
-        The deadline is one of ``time.monotonic``.
+        A rank may have returned for its next rendezvous before the caller checks. It is not waited for: it looks for the next
+        server.
         """
         with self._lock:
             self._arrived.wait_for(lambda: len(self._exchanged) <= 1, max(0.0, deadline - time.monotonic()))
@@ -122,12 +123,13 @@ class RendezvousServer:
         self._wake_up.set()  # so that the loop answers the clients that wait for the key
 
     def forget(self, key: str) -> None:
-        """Store a value no longer. Harmless if there is none."""
+        """Delete a value, if there is one."""
         with self._lock:
             self._values.pop(key, None)
 
     def pass_on(self, prefix: str, listener: Callable[[str, bytes], None]) -> None:
-        """Store no values whose keys begin with ``prefix``: call ``listener(key, value)`` with them, on the server's thread.
+        """Pass values whose keys begin with ``prefix`` to ``listener(key, value)``, on the server's thread, without storing
+        them.
 
         Called before :meth:`start`.
         """
@@ -166,7 +168,7 @@ class RendezvousServer:
         self._wake_up.set()
 
     def awaited_in_vain(self) -> tuple[int, str] | None:
-        """The first rank that had ended while others waited for it, and why it is to blame; None if there is none."""
+        """The first rank that has ended while others waited for it, with the reason; None if there is none."""
         with self._lock:
             return self._awaited
 

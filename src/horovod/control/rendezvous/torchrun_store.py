@@ -1,9 +1,9 @@
 """Where the ranks of a torchrun job look up rank 0: the key-value store that torchrun's agents run, a ``TCPStore``.
 
-The store knows no secrets, so what stands there is known to whoever can reach it; torchrun's own ranks trust it as much.
+The store does not authenticate its clients, so everybody who can reach it can read it; torchrun's own ranks trust it as much.
 Restarted workers find the same store with the keys of earlier rounds in it, and their nodes may count restarts differently:
 after a failure only the node on which it happened counts one (``TORCHELASTIC_RESTART_COUNT``). So no count is part of a key.
-An entry of a rank 0 that has died leads nowhere, and the new rank 0 replaces it.
+The entry of a rank 0 that has died is not reachable, and the new rank 0 replaces it.
 
 PyTorch is imported when a store is first used, and only here outside of its binding: nothing else speaks the store's protocol.
 """
@@ -21,10 +21,10 @@ from horovod.control.rendezvous.at_rank_0 import Directory, ServerEntry
 from horovod.control.rendezvous.messages import RendezvousError
 
 _PAUSE_SECONDS = (0.002, 0.1)
-"""Between two looks into the store, at first and at last. Its own blocking wait would hold up Ctrl-C, and its client prints
-warnings when such a wait times out."""
+"""Seconds between two reads of the store, at first and at most. The store's own blocking wait would delay Ctrl-C, and its
+client prints warnings when such a wait times out."""
 _STALE_SECONDS = 1.0
-"""How long an entry that does not answer is tried before it is looked up again."""
+"""How long to try an entry that does not answer before looking it up again."""
 _decode = msgspec.msgpack.Decoder(ServerEntry).decode
 
 
@@ -63,7 +63,7 @@ class TorchrunStore(Directory):
         if self._published:
             self._published = False
             try:
-                store.set(self._key, b"")  # who looks must not find it gone between two calls of the store's client
+                store.set(self._key, b"")  # a reader must not find it deleted between two calls of the store's client
             except RuntimeError:
                 pass  # torchrun is ending
 

@@ -177,7 +177,7 @@ def build_for_members(
     if failure is not None:
         raise (SplitError if splits else EngineError)(
             f"{name} could not be set up for the memory of GPUs: rank {failure[0]}: {failure[1]}. With "
-            f"{GPU_OPERATIONS}=HOST copies in host memory travel instead."
+            f"{GPU_OPERATIONS}=HOST tensors are staged in host memory instead."
         )
     return communicator
 

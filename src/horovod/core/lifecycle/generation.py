@@ -20,10 +20,10 @@ import msgspec
 
 from horovod.comm.engine import MpiRanks
 from horovod.comm.mpi import runtime as mpi
+from horovod.comm.mpi.engine import MpiEngine
 from horovod.comm.select import forced_host_engine
 from horovod.control.failure import RAISED
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
-from horovod.control.processes import ended
 from horovod.control.reachability import UnreachableError
 from horovod.control.rendezvous.interface import AllGather
 from horovod.control.secret import make_secret
@@ -35,6 +35,7 @@ from horovod.core.lifecycle import crash, elastic_process, tuning
 from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
 from horovod.core.lifecycle.late_connections import ListenerSettings
+from horovod.core.lifecycle.other_processes import OtherProcesses
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
 from horovod.core.lifecycle.rendezvous import (
@@ -46,9 +47,8 @@ from horovod.core.lifecycle.rendezvous import (
 )
 from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
-from horovod.core.lifecycle.watching import Watching, liveness_connections, liveness_tree
+from horovod.core.lifecycle.watching import LIVENESS, Watching, liveness_connections, liveness_tree
 from horovod.core.lifecycle.world import World, place_by_hosts
-from horovod.core.negotiation.agreement import list_ranks
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
@@ -117,6 +117,7 @@ class Generation:
         self._calls = calls
         self._endpoints: list[Endpoint] = []
         self._watching: Watching | None = None
+        self._others: OtherProcesses | None = None
         self.abandoned = False
         self._sockets: list[socket.socket] = []
 
@@ -151,8 +152,6 @@ class Generation:
                 self._keep_reachable(mesh, all_gather, deadline)
             sets = settle([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
-            processes = self._processes_in_sight()
-            mpi.ask_who_is_gone(lambda: list_ranks(gone) if (gone := ended(processes)) else "")
             self._connect(mesh, groups, deadline)
         finally:
             if process is not None:
@@ -284,6 +283,7 @@ class Generation:
             self._sockets = list(sockets.values())
             watching.connect(tree, sockets)
             self.watch = watching.watch
+            self._ask_after_others(sockets)
         for group, ranks in mine.items():
             self.workers[group] = assemble(
                 group,
@@ -312,6 +312,13 @@ class Generation:
         for worker in self.workers.values():
             worker.start()
 
+    def _ask_after_others(self, sockets: Mapping[ConnectionKey, socket.socket]) -> None:
+        """If MPI is used, have it ask whether all ranks' processes run while it waits for them, also after this generation."""
+        if self.config.cpu_operations == MpiEngine.name or mpi.initialised_here():
+            self._others = OtherProcesses(self.identity.rank, self._endpoints)
+            self._others.keep({key.peer: made for key, made in sockets.items() if key.role == LIVENESS})
+            mpi.ask_who_is_gone(self._others.gone, self._others.close)
+
     def listener_settings(self) -> ListenerSettings:
         """What connections take that are made while the job runs."""
         identity, local, interfaces = self.identity, self.world.on_this_host, self.config.network_interfaces
@@ -332,11 +339,6 @@ class Generation:
             worker.role.tuner = tuning.make_tuner(
                 self.config, worker.communicator, hosts, lambda: self.buckets_are_tuned
             )
-
-    def _processes_in_sight(self) -> dict[int, int]:
-        """The ranks of the job whose processes this process can see, and their process ids."""
-        own = self._endpoints[self.identity.rank].process_namespace
-        return {other.rank: other.pid for other in self._endpoints if own and own == other.process_namespace}
 
     def report_progress_of(self, worker: WorkerThread) -> None:
         """Include a worker that is added later in the progress reports."""
@@ -447,6 +449,7 @@ class Generation:
         self.abandoned = True
         descriptors = [descriptor for worker in self.workers.values() for descriptor in worker.descriptors()]
         descriptors += [each for companion in self.termination.companions for each in companion.descriptors()]
+        descriptors += self._others.descriptors() if self._others is not None else []
         if self._watching is not None:
             descriptors += self._watching.descriptors()
             self._watching.abandon()

@@ -23,7 +23,7 @@ EVERYBODY = -1
 """In place of a member: all members of the host that have not joined."""
 
 HELD_SECONDS = 1.0
-"""After so long a name that some members of the host have not announced is passed on of each member by itself."""
+"""Time after which an incomplete name is passed on for each member separately."""
 
 _JOIN = Operation.JOIN
 

@@ -234,6 +234,9 @@ def _by_type_with_counts(
     inputs: Sequence[Vectors], outputs: Sequence[Vectors], counts: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Vectors, Vectors, Sequence[Sequence[int]]]]:
     """Join single vectors of one type; the counts go with them."""
+    if len(inputs) == 1:
+        yield inputs[0], outputs[0], counts
+        return
     for dtype in dict.fromkeys(dtype_of(vector) for vector in inputs):
         chosen = [index for index, vector in enumerate(inputs) if dtype_of(vector) == dtype]
         yield (

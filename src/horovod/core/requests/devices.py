@@ -25,7 +25,7 @@ class Provider(Protocol):
     """The devices of this process, as its framework knows them."""
 
     def facts(self) -> DeviceFacts:
-        """What is known before any is used. Quick, and takes no memory of a device."""
+        """The facts that are known before any device is used. Fast, and takes no memory of a device."""
 
     def runtime(self) -> DeviceRuntime:
         """The device that this rank uses for collectives: one for the whole generation."""
@@ -57,7 +57,7 @@ class ReductionTraits(Protocol):
 
     @property
     def factor(self) -> float:
-        """By what, in all."""
+        """The product of all factors."""
 
 
 def carries_out(
@@ -78,13 +78,13 @@ _provider: Provider | None = None
 
 
 def provide(provider: Provider | None) -> None:
-    """Take a framework's devices; the last one counts. Memory of another framework's devices is copied to host memory."""
+    """Register a framework's devices; the last call counts. Memory of another framework's devices is staged in host memory."""
     global _provider
     _provider = provider
 
 
 def provider() -> Provider | None:
-    """Whose devices they are, None where no framework has any."""
+    """The framework's devices that are registered; None if no framework has any."""
     return _provider
 
 

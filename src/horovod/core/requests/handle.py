@@ -27,14 +27,14 @@ class Driver(Protocol):
         """Carry the collective out on the calling thread, or return before it is done."""
 
     def take_over(self, handle: Handle) -> None:
-        """Have the worker thread carry the collective out at once: no other thread will."""
+        """Make the worker thread carry the collective out at once, because no other thread will."""
 
 
 _drive: Callable[[Driver, Handle], None] | None = None
 
 
 def drive_by(drive: Callable[[Driver, Handle], None]) -> None:
-    """Have ``drive(driver, handle)`` called in place of ``driver.drive(handle)``. It must make that call itself.
+    """Call ``drive(driver, handle)`` instead of ``driver.drive(handle)``. It must make that call itself.
 
     For a framework that traces the Python code of a thread, and must not trace the worker.
     """
@@ -102,7 +102,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             self._call_next(self._next)
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Have ``callback`` called once when the collective is done, on the thread that completes it; at once if it is done.
+        """Call ``callback`` once when the collective is done, on the thread that completes it; at once if it is done.
 
         For bindings whose framework waits by itself. The callback must not block. An exception that it raises is logged.
         """
@@ -116,7 +116,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             self.leave_to_worker()
 
     def leave_to_worker(self) -> None:
-        """Have the worker thread carry it out at once: the caller wants the result and does not wait for it here."""
+        """Make the worker thread carry it out at once: the caller needs the result but does not wait for it here."""
         driver, self.driver = self.driver, None
         if driver is not None:
             driver.take_over(self)

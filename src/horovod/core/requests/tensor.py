@@ -18,7 +18,7 @@ from horovod.core.requests.devices import DeviceReadiness
 
 
 class Transfer(Protocol):
-    """One submission's way from a device to host memory and back. Used for one submission, and then no more.
+    """The copies of one submission from a device to host memory and back. Used once.
 
     Attributes:
         device: the kind of device, the same on all ranks that agree, for example ``gpu``.
@@ -28,14 +28,14 @@ class Transfer(Protocol):
     def device(self) -> str: ...
 
     def begin(self, proceed: Callable[[BaseException | None], None]) -> None:
-        """Start bringing the inputs; have ``proceed(None)`` called once the arrays may be read, or why they never will.
+        """Start copying the inputs. Call ``proceed(None)`` once the arrays may be read, or with the reason why they never will.
 
         Called on the submitter's thread, which it must not block. ``proceed`` may be called at once, or later by any thread.
         What it raises, the submitter gets; then ``proceed`` must not be called.
         """
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """The collective is over: start taking the outputs back, unless it failed with ``error``.
+        """The collective is over: start copying the outputs back, unless it failed with ``error``.
 
         Called once, on any thread, which it must not block. Returns what the submission fails with, or None.
         """
@@ -48,9 +48,9 @@ class Tensor(msgspec.Struct, frozen=True):
         array: its elements as a one-dimensional NumPy view of ``data_type.numpy``; the collective reads or writes it.
         data_type: of the elements.
         shape: as the framework has it; () for a scalar, which has one element.
-        transfer: how the elements come here from a device, and return; one for all tensors of a submission.
-        place: of elements on a device that an engine moves, where they lie; ``array`` is empty then.
-        ready: when those may be touched; one for all tensors of a submission.
+        transfer: copies the elements from a device, and back; one for all tensors of a submission.
+        place: the memory of elements on a device that an engine moves; ``array`` is empty then.
+        ready: when that memory may be accessed; one for all tensors of a submission.
     """
 
     array: Array
@@ -62,5 +62,5 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 Allocate = Callable[[int, int], Array | Vectors]
-"""``allocate(index, rows)`` makes output ``index`` with that first dimension and returns its flat view, or the one vector where
-it lies. Any thread calls it."""
+"""``allocate(index, rows)`` makes output ``index`` with that first dimension, and returns its flat view, or a vector of its
+memory on a device. Any thread may call it."""

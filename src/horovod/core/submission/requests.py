@@ -1,4 +1,4 @@
-"""Makes requests: names them, checks everything that can be checked on one rank, and refuses what cannot be sent.
+"""Makes requests: names them, checks everything that can be checked on one rank, and refuses requests that cannot be sent.
 
 Everything here runs in the thread that calls a collective, before anything is sent. A request that is refused fails that call
 on that rank, and nothing else.

@@ -47,7 +47,7 @@ from horovod.observe.timeline import TensorLabel, Timeline
 _log = logging.getLogger("horovod.core")
 
 _HINT_SECONDS = 1.0
-"""After so long without an announcement, it is looked whether ranks wait for different names."""
+"""Time without an announcement after which to check whether ranks wait for different names."""
 _TIME_TO_ANSWER = 0.2
 """Seconds between asking the ranks where they are and reporting a stall. A rank that does not answer is reported without."""
 

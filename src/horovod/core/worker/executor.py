@@ -80,9 +80,7 @@ class Executor:
         Raises:
             PeerFailure, DeviceFailure, Aborted: it could not be carried out; the handles are left to :meth:`fail`.
         """
-        if driven:
-            self._run_waiting(batch)
-        elif size_of(batch) <= _PLACED_BYTES:
+        if driven or size_of(batch) <= _PLACED_BYTES:
             self._run(batch)
         else:
             with self._placement.at_work():
@@ -97,7 +95,7 @@ class Executor:
             rows, received, longest: as in :class:`Decision`.
         """
         request = entry.request
-        self._run_waiting([(Decision(-1, request.name, request.operation, rows, received, longest), entry)])
+        self._run([(Decision(-1, request.name, request.operation, rows, received, longest), entry)])
 
     def tune(self, tuned: Tuned) -> None:
         """Take over settings, which hold for what is carried out from now on. All ranks do at the same place."""
@@ -149,14 +147,6 @@ class Executor:
         if self.devices is not None:
             self.devices.close()
         self._communicator.close()
-
-    def _run_waiting(self, batch: Batch) -> None:
-        """:meth:`_run` on a thread of the script, which waits for the batch."""
-        self._communicator.called_by_waiting_thread(True)
-        try:
-            self._run(batch)
-        finally:
-            self._communicator.called_by_waiting_thread(False)
 
     def _run(self, batch: Batch) -> None:
         first = batch[0][0]

@@ -32,7 +32,7 @@ from horovod.core.worker.fast_path import FastPath
 from horovod.core.worker.role import Role, Schedule
 
 _MOMENT_SECONDS = 1e-3
-"""What was submitted so short a time ago is announced without saying when."""
+"""Requests that are younger than this are announced without their age."""
 
 
 class Member(Role):
@@ -45,7 +45,7 @@ class Member(Role):
     """
 
     announces_between_batches = True
-    """The coordinator hears early what comes next."""
+    """So the coordinator learns early what comes next."""
 
     def __init__(
         self,

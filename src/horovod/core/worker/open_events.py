@@ -1,4 +1,4 @@
-"""What a worker thread has handed to a device and is not over yet: held, looked after, and given up after a while.
+"""The collectives that a worker thread has queued on a device and that are not complete: held, polled, and given up in the end.
 
 A device engine's collective returns before the device has carried it out, and handles complete then. The vectors that it works
 on are held here until its event is over. The worker thread looks at the oldest event while there is one, so an error of the
@@ -50,11 +50,11 @@ class OpenEvents:
         self._pause = FIRST_LOOK_MILLISECONDS
 
     def milliseconds(self) -> float | None:
-        """Until the next look; None where nothing is open."""
+        """Milliseconds until the next poll; None if nothing is open."""
         return self._pause if self._open else None
 
     def look(self, now: float) -> None:
-        """Let go of what is over.
+        """Release everything that is complete.
 
         Raises:
             DeviceFailure: the engine reports an error, or there was no progress within the limit.

@@ -1,4 +1,4 @@
-"""Tells of a collective of all ranks that only some of them call, before the others are waited for: for debugging."""
+"""Warns about a collective that only some ranks call, before they wait for the others. For debugging."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from horovod.observe.rank_conditions import condition_at
 
 _log = logging.getLogger("horovod.core")
 _MOST = 4096
-"""How many places are remembered."""
+"""How many call sites are remembered."""
 
 
 class ConditionalCalls:
-    """The places in the script at which this rank has submitted something.
+    """The call sites at which this rank has submitted something.
 
     Args:
         rank: this rank.
@@ -44,8 +44,8 @@ class ConditionalCalls:
         found = condition_at(file, line)
         if found is not None:
             _log.warning(
-                "rank %d submits %r at %s, and %s:%d stands inside `if %s` (line %d). All ranks must call a collective: where "
-                "the condition does not hold, a rank does not, and this one waits for it. Move the call out of the condition.",
+                "rank %d submits %r at %s, and %s:%d is inside `if %s` (line %d). All ranks must call a collective: "
+                "this rank waits for ranks on which the condition is false. Move the call out of the condition.",
                 self._rank,
                 request.name,
                 request.caller,

@@ -42,7 +42,7 @@ class Watch(Protocol):
         """Ask all ranks whether they answer."""
 
     def request_dump(self, why: str, reason: str) -> None:
-        """Have all ranks write down what they did."""
+        """Make all ranks write their flight recorders."""
 
     def disagreed(self, reason: str) -> None:
         """Have this rank write down what it did: a collective fails on all ranks, as they have submitted different things."""

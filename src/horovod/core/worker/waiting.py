@@ -44,7 +44,7 @@ class WorkerState(Enum):
 
 
 COALESCE_SECONDS = 200e-6
-"""Submissions that follow an announcement so soon wake nobody: a burst of small tensors costs a few wake-ups in all."""
+"""Submissions within this time after an announcement wake no thread: a burst of small tensors costs only a few wake-ups."""
 
 COALESCE_MILLISECONDS = 1
 

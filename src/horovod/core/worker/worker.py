@@ -50,7 +50,7 @@ from horovod.signal_deferral import with_signals_deferred
 _log = logging.getLogger("horovod.core")
 
 _LOOK_SECONDS = 0.2
-"""How often a thread that waits for room in a socket looks whether the job has failed."""
+"""How often a thread that waits for space in a socket checks whether the job has failed."""
 
 
 def still_in_use(error: HorovodInternalError, why: str) -> HorovodInternalError:

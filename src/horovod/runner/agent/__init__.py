@@ -1,4 +1,4 @@
-"""What runs a job's processes on one host: inside the launcher on its own host, as a program of its own on every other.
+"""Runs a job's processes on one host: inside the launcher on the launcher's host, as a program on every other host.
 
-Imports of this package stay light: the guardian's bare interpreter passes here.
+Importing this package must stay cheap: the guardian's bare interpreter imports it.
 """

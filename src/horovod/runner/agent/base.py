@@ -13,16 +13,16 @@ Report = Callable[["Agent", AgentEvent], None]
 
 
 class HostFacts(NamedTuple):
-    """What the launcher must know of a host before it can start ranks there."""
+    """What the launcher must know about a host before it can start ranks there."""
 
     python: str
     """The interpreter that the launcher, or the agent, runs with."""
     cores: int
-    """How many the job may use."""
+    """The number of cores that the job may use."""
     interfaces: Sequence[str]
     """The names of its network interfaces."""
     rendezvous: tuple[str, int] | None
-    """The address at which it reaches the rendezvous server, where that is not the launcher's own host."""
+    """The address at which it reaches the rendezvous server; None on the launcher's host."""
 
 
 class Agent(ABC):
@@ -68,10 +68,10 @@ class Agent(ABC):
 
     @abstractmethod
     def end(self, grace: float, *, hunt: bool) -> None:
-        """End what still runs, and report :class:`Closed`. A second call can only make it quicker.
+        """End all running processes, and report :class:`Closed`. A second call can only shorten the grace period.
 
         Args:
-            grace: seconds between asking processes to end and making them.
+            grace: seconds between SIGTERM and SIGKILL.
             hunt: whether to look for processes of the job outside their sessions, too.
         """
 

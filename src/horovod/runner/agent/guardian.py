@@ -41,20 +41,20 @@ class Guardian:
         self._write(b"mark " + mark)
 
     def watch_over(self, session: int) -> None:
-        """A rank has started; its process id is also its session's."""
+        """Tell the guardian that a rank has started; its process id is also its session's."""
         self._write(b"+%d" % session)
 
     def forget(self, session: int) -> None:
-        """A rank has been reaped; the kernel may reuse its number."""
+        """Tell the guardian that a rank has been reaped, so the kernel may reuse its number."""
         self._write(b"-%d" % session)
 
     def __enter__(self) -> Guardian:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """End the guardian. After Ctrl-C or the like it is not told "done", so that it ends what is left of the job.
+        """End the guardian. After an exception, such as of Ctrl-C, do not write "done", so that it ends the rest of the job.
 
-        Any exception may be the like: a handler of SIGALRM raises what its author likes, wherever the job's end has come to.
+        Any exception counts: a signal handler of the script may raise anything at any point of the job's end.
         """
         orderly = kind is None or issubclass(kind, (LaunchError, UsageError))
         if orderly:

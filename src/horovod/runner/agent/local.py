@@ -23,9 +23,9 @@ from horovod.runner.errors import LaunchError
 from horovod.runner.loop import Loop
 
 _GIVE_UP_SECONDS = 0.5
-"""How long after SIGKILL a process may still show up as running."""
+"""How long after SIGKILL a process may still appear as running."""
 _LAST_CHUNKS = 16
-"""Reads from a pipe that does not end. A pipe holds no more, unless a process keeps writing to it."""
+"""The most reads from a pipe that does not end. A pipe holds no more, unless a process keeps writing to it."""
 
 
 class LocalAgent(Agent):
@@ -206,7 +206,7 @@ class LocalAgent(Agent):
         self._loop.after((process, "forget"), _GIVE_UP_SECONDS, partial(self._forget, process))
 
     def _forget(self, process: StartedProcess) -> None:
-        """Let go of a process of which nothing is left: in an elastic job any number of them come and go."""
+        """Forget a process that has ended completely: an elastic job may have any number of them."""
         if not process_tree.members([process.session]):
             self._let_go(process)
             del self._processes[process.number]
@@ -267,5 +267,5 @@ class LocalAgent(Agent):
         return [process.session for process in self._processes.values()]
 
     def _members(self) -> set[int]:
-        """Processes that are left. Those outside their session are hunted in failed jobs only."""
+        """The remaining processes. Those outside their session are searched for in failed jobs only."""
         return process_tree.members(self._sessions(), self._mark if self._hunt else b"")

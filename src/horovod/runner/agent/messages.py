@@ -23,7 +23,7 @@ class Exit(msgspec.Struct, frozen=True, array_like=True):
     """How a process ended."""
 
     code: int
-    """The exit code, or 128 + the number of the signal; 255 where it is not known."""
+    """The exit code, or 128 + the number of the signal; 255 if it is not known."""
     signal: int = 0
     """The signal that ended it, or 0."""
     reason: str = ""
@@ -71,7 +71,7 @@ class StartProcesses(msgspec.Struct, frozen=True, tag=True):
     """Start processes."""
 
     environment: dict[str, str]
-    """On top of the agent's own."""
+    """In addition to the agent's own environment."""
     plans: list[ProcessPlan]
 
 
@@ -108,7 +108,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     python: str
     """The interpreter that runs the agent."""
     cores: int
-    """How many a job may use."""
+    """The number of cores that a job may use."""
     interfaces: list[str]
     """The names of the host's network interfaces."""
 
@@ -121,7 +121,7 @@ class AgentReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The answer to :class:`Prepare` where this host cannot take part. The agent ends."""
+    """The answer to :class:`Prepare` if this host cannot take part. The agent ends."""
 
     reason: str
 

@@ -102,7 +102,7 @@ def end(find: Callable[[], set[int]], grace: float = GRACE_SECONDS) -> set[int]:
 
 
 def _await_an_end(pids: Collection[int], deadline: float) -> None:
-    """Return when one of the processes has ended, or at ``deadline``; where the kernel cannot tell, after a moment."""
+    """Return when one of the processes has ended, or at ``deadline``; if the kernel cannot tell, after a short sleep."""
     poll = select.poll()
     descriptors: list[int] = []
     try:

@@ -171,7 +171,7 @@ class Program:
     def _on_rendezvous_lost(self) -> None:
         assert self._rendezvous is not None
         try:
-            reason = "it was closed" if not self._rendezvous.recv(1) else "it sent what it should not"
+            reason = "it was closed" if not self._rendezvous.recv(1) else "it sent unexpected data"
         except OSError as error:
             reason = error.strerror or str(error)
         self._tell(Lost(f"its connection to the launcher's rendezvous server broke: {reason}"))

@@ -19,15 +19,15 @@ T = TypeVar("T")
 
 
 class MessageStream(Generic[T]):
-    """One end of a conversation. The descriptors belong to it, must differ, and become non-blocking.
+    """One end of a message stream. It owns the descriptors, which must differ, and makes them non-blocking.
 
     Args:
         loop: calls back when something arrives.
         decode: from a message's bytes to the message.
         on_message: called with each.
         on_end: called once, with the reason, when no message can come any more; not after :meth:`close`.
-        on_congestion: called with True when so much waits to be sent that no more should be, and with False when it is gone.
-        greeting: what the other side writes before its first message. Whatever comes before that is kept in ``preamble``.
+        on_congestion: called with True when the sender should pause because much is queued, and with False when it is sent.
+        greeting: what the other side writes before its first message. Data before the greeting is kept in ``preamble``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MessageStream(Generic[T]):
         self._ended = False
         self._closed = False
         self.preamble = b""
-        """The last of what came before the greeting."""
+        """The end of the data that came before the greeting."""
         for descriptor in (reader, writer):
             os.set_blocking(descriptor, False)
         loop.watch(reader, self._read)

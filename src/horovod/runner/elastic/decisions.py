@@ -1,4 +1,4 @@
-"""What the policy of an elastic job may decide, beside what every policy may."""
+"""The decisions of an elastic job's policy, in addition to those of every policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StartProcess(NamedTuple):
 
 
 class BeginRound(NamedTuple):
-    """Begin a round: tell each process, by its number and its question, its place."""
+    """Begin a round: send each process, identified by its number and its question, its rank."""
 
     round: int
     places: Sequence[tuple[int, int, SlotInfo]]
@@ -37,14 +37,14 @@ class NotifyHostsChanged(NamedTuple):
 
 
 class EndRound(NamedTuple):
-    """Tell ranks that still begin this round that it is over."""
+    """Tell ranks that are still beginning this round that it is over."""
 
     round: int
     reason: str
 
 
 class Dismiss(NamedTuple):
-    """Tell a process that waits for a place that it gets none."""
+    """Tell a process that waits for a rank that it gets none."""
 
     number: int
     question: int

@@ -18,13 +18,13 @@ from horovod.runner.loop import Loop
 PERIOD_SECONDS = 1.0
 
 Found = Sequence[HostInfo] | str
-"""The hosts of this moment, or why they could not be found out."""
+"""The hosts that are available now, or why they are not known."""
 
 
 def confirmed(before: Sequence[HostInfo], now: Sequence[HostInfo]) -> list[HostInfo]:
-    """The hosts to go by after two answers of the script in a row: what only one of them lacks is not withdrawn. Pure.
+    """The hosts to use after two consecutive answers of the script: hosts and slots that only one of them lacks stay. Pure.
 
-    So a host that is away for a moment costs no round, and one that is withdrawn is given up a second later.
+    So a host that is missing once costs no round, and one that is withdrawn is given up a second later.
     """
     earlier = {host.hostname: host for host in before}
     slots = {name: host.slots for name, host in earlier.items()}
@@ -79,7 +79,7 @@ class Discovery:
     Args:
         loop: calls ``found`` on its thread, with what differs from the last time.
         ranks: as for :meth:`~horovod.runner.hosts.host_sources.HostSource.hosts`.
-        first: what is known already.
+        first: the hosts that are known already.
     """
 
     def __init__(

@@ -169,7 +169,7 @@ class ElasticJob(Job):
             return supervisor.run_elastic(hosts)
 
     def _plan(self, agent: Agent, start: StartProcess, port: int, secret: str) -> Plans:
-        """What to start a process with."""
+        """The plan and the environment to start a process with."""
         facts = agent.facts
         assert facts is not None
         here = isinstance(agent, LocalAgent)

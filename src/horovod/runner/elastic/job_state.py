@@ -40,15 +40,15 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class Starting:
-    """It has not asked for a place yet."""
+    """It has not asked for a rank yet."""
 
 
 @dataclass(frozen=True)
 class WaitingForRound:
-    """It has asked for a place in the next round.
+    """It has asked for a rank in the next round.
 
     Attributes:
-        kept: the round whose state it has as all its ranks had it when they stopped at a check; None if it has another.
+        kept: the round whose ranks all stopped at one check with the state that this process has; None if there is none.
     """
 
     question: int
@@ -57,7 +57,7 @@ class WaitingForRound:
 
 @dataclass(frozen=True)
 class Training:
-    """It has its place in a round, and is not known to have left it."""
+    """It has its rank in a round, and is not known to have left it."""
 
     round: int
     rank: int
@@ -65,7 +65,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Dismissed:
-    """It has no place any more, and ends."""
+    """It has no rank any more, and ends."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class JobProcess:
     trained: bool = False
     """Whether its runtime has run in a round."""
     has_state: bool = False
-    """Whether it has said that it has the job's state. Its runtime may have run, and a failure come before it had it."""
+    """Whether it has reported that it has the job's state. Its runtime may have run without: a failure may have come first."""
     leaving: bool = False
     """Whether it was asked to end, by something other than this launcher."""
 
@@ -136,7 +136,7 @@ class JobState:
         settled: whether new processes that are ready have stopped waiting for others that start.
         short: whether there are too few ranks for a round, and more can come.
         shortages: how often that has begun.
-        said: what the user was told last of what the job waits for.
+        said: the last message to the user about what the job waits for.
     """
 
     limits: Limits
@@ -163,7 +163,7 @@ class JobState:
         return not self.processes and isinstance(self.phase, Finishing | Ending)
 
     def update_hosts(self, hosts: Iterable[HostInfo]) -> None:
-        """Take over the hosts of this moment. Those that stay keep their places in the order."""
+        """Take over the hosts that are available now. Those that stay keep their positions in the order."""
         found = {host.hostname: host for host in hosts}
         stay = {name: found.pop(name) for name in self.hosts if name in found}
         self.hosts = {**stay, **found}

@@ -1,4 +1,4 @@
-"""What an elastic job does about hosts and processes that come and go. Pure: events in, decisions out.
+"""The policy of an elastic job about hosts and processes that come and go. Pure: events in, decisions out.
 
 Processes have numbers, which they keep; ranks are assigned anew in each round. Whatever happens, the policy notes it in the
 state of the job (:mod:`horovod.runner.elastic.job_state`) and then has the whole job looked at
@@ -32,11 +32,11 @@ from horovod.runner.output.outcome import ReportedFailure
 from horovod.runner.policy import FirstFailure, Policy, Say
 
 HUNG_SECONDS = 5.0
-"""How long a rank that the others have found to be stuck may take to show that it is not."""
+"""How long a rank that others have reported as stuck may take to come to the next round."""
 SLOW_SECONDS = 30.0
-"""After so long the user is told which processes the others wait for."""
+"""After this time the user is told for which processes the others wait."""
 MOST_FRUITLESS_ROUNDS = 3
-"""So many rounds in a row may fail to begin although no process is lost."""
+"""How many rounds in a row may fail to begin although no process is lost."""
 
 
 class ElasticPolicy(Policy):
@@ -78,7 +78,7 @@ class ElasticPolicy(Policy):
         return self._review()
 
     def host_signalled(self, names: Iterable[str], number: int) -> list[ElasticDecision]:
-        """The agent of a host got a signal that asks it to end: the host is about to go, and its processes with it."""
+        """The agent of a host got a signal that asks it to end: the host and its processes are about to be lost."""
         if self.ending:
             return []
         decisions: list[ElasticDecision] = []
@@ -142,7 +142,7 @@ class ElasticPolicy(Policy):
         elif end.code and not dismissed:
             decisions += self._on_failure(process, end)
         elif process.leaving and process.host in job.hosts and process.host not in job.blacklist:
-            more, following = self._shun(process.host)  # it is about to go, so nothing new is started there
+            more, following = self._shun(process.host)  # it is about to be lost, so nothing new is started there
             words = f"horovodrun: {job.describe(process)} has left, as it was asked to."
             decisions += [Say(words + more), *following]
         if number in job.ranks.values() and not isinstance(process.state, WaitingForRound):
@@ -190,7 +190,7 @@ class ElasticPolicy(Policy):
         return decisions + self._review()
 
     def _review(self, *, slots_changed: bool = True) -> list[ElasticDecision]:
-        """What follows from the state of the job."""
+        """The decisions that follow from the state of the job."""
         if self.ending:
             return []
         before = self._job.round

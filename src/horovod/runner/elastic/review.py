@@ -1,4 +1,4 @@
-"""Looks at an elastic job as a whole, after whatever has happened, and decides what follows. Pure.
+"""Reviews a whole elastic job after each event, and decides what follows. Pure.
 
 Which processes are not needed any more, where new ones can be started, whether a round can begin, whether the round that
 runs has to be interrupted, whether the job is over.
@@ -37,9 +37,9 @@ from horovod.runner.policy import Say, Wake
 SETTLE_SECONDS = 5.0
 """How long new processes that are ready wait for others that start, so that all join in one round."""
 FINAL_WORDS_SECONDS = 5.0
-"""How long ranks that are told that the job ends may take to save what they have."""
+"""How long ranks may take to save their state after they are told that the job ends."""
 LEAVING_SECONDS = 30.0
-"""How long a process that has no place any more may take to end, while others go on."""
+"""How long a process that has no rank any more may take to end, while others continue."""
 SILENT_SECONDS = 5.0
 """How long a job that has not begun to train waits before it says for what."""
 
@@ -191,7 +191,7 @@ class Reviewer:
             kept = [each for each in waiting if each.number not in wanted and not each.leaving]
             ready += sorted(kept, key=lambda each: not each.has_state)[: limits.least - len(ready)]
         if ready and not any(process.has_state for process in ready):
-            # One that goes hands on the state first. That takes two ranks.
+            # A rank that leaves first passes on its state, which takes two ranks.
             most = None if limits.most is None else max(limits.most, 2)
             ready = [*[each for each in waiting if each.has_state][:1], *ready][:most]
         return ready

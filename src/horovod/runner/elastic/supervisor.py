@@ -109,9 +109,9 @@ class ElasticSupervisor(Supervisor):
             self._wake_up.close()
 
     def hosts_found(self, found: Found) -> None:
-        """The hosts of this moment, or why they could not be found out."""
+        """The hosts that are available now, or why they are not known."""
         if isinstance(found, str):
-            self._output.say(f"horovodrun: {found}; going on with the hosts of before")
+            self._output.say(f"horovodrun: {found}; continuing with the previous hosts")
             return
         self._hosts = {host.hostname for host in found}
         self._do(self._elastic.hosts_found(found))
@@ -133,7 +133,7 @@ class ElasticSupervisor(Supervisor):
             if isinstance(event, Closed):
                 if self._elastic.ending:
                     self._forget_agent(agent)
-                else:  # what it has not reported of its processes will not come any more
+                else:  # it will report nothing more about its processes
                     self._on_lost(agent, f"the agent of {agent.name} has ended")
 
     # What the server, agents and the loop report.

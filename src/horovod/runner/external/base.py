@@ -2,7 +2,7 @@
 
 The launcher runs the rendezvous server and the program. The agent of this host starts the program, reads its output, signals
 it and ends what is left of it, as it does with a rank. The program starts all ranks and ends all of them when one has failed.
-The launcher knows of the ranks' ends what the program's exit code and the ranks' own runtime say.
+The launcher learns how the ranks ended from the program's exit code and from the ranks' runtime.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ExternalJob(Job):
     """See :class:`Job`. A subclass says which program starts the ranks, with which arguments, files and variables."""
 
     program: str
-    """The program's name, for people."""
+    """The program's name, for messages."""
 
     @abstractmethod
     def _command_line(self, cleanup: ExitStack) -> Sequence[str]:
@@ -128,7 +128,7 @@ class ExternalJob(Job):
             return replace(ended, unreachable=self._unreachable()) if unexplained else ended
 
     def dry_run(self) -> str:
-        """What :meth:`run` would start, in words. Starts nothing.
+        """What :meth:`run` would start, as text. Starts nothing.
 
         Raises:
             LaunchError: this host has none of the network interfaces that the job may use.
@@ -140,7 +140,7 @@ class ExternalJob(Job):
             return "\n".join([first, *self._notices(), self._describe(command, variables)])
 
     def _describe(self, command: Sequence[str], variables: Mapping[str, str]) -> str:
-        """The job for people. The job's secret is not shown."""
+        """The job as text. The job's secret is not shown."""
         point = f"{variables[config.RENDEZVOUS_ADDRESS]}:{variables[config.RENDEZVOUS_PORT]}"
         changed = {**self._asked, **self._threads(), **self._memory}
         return "\n".join(

@@ -47,7 +47,7 @@ class HostInfo:
 
 @dataclass(frozen=True)
 class SlotInfo:
-    """One rank's place in the job."""
+    """One rank's assignment: its host, and its global, local and cross rank and size."""
 
     hostname: str
     rank: int
@@ -66,7 +66,7 @@ class SlotInfo:
 INVALID_SLOT_INFO = SlotInfo(
     hostname="", rank=-1, local_rank=-1, cross_rank=-1, size=-1, local_size=-1, cross_size=-1
 )  # fmt: skip
-"""The place of a process that has none, or has none any more."""
+"""The assignment of a process without a rank."""
 
 
 def parse_hosts(text: str) -> list[HostInfo]:
@@ -126,7 +126,7 @@ def get_host_assignments(
         max_num_proc: how many there may be; None takes every slot.
 
     Returns:
-        The places by rank. A cross rank counts the hosts before that have the same local rank.
+        The assignments by rank. A cross rank counts the earlier hosts with the same local rank.
 
     Raises:
         ValueError: there are fewer slots than ``min_num_proc``.

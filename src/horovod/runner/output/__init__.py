@@ -1,1 +1,1 @@
-"""What goes between the ranks and the user: output, standard input, notices, and how the job ended."""
+"""Output, standard input, notices, and how the job ended: all that passes between the ranks and the user."""

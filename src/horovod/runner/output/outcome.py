@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from horovod.runner.agent.messages import Exit
 
 UNHEARD_SECONDS = 20.0
-"""Within which an agent that has lost the launcher, or its guardian, has ended all of its processes."""
+"""The time within which an agent that has lost the launcher, or its guardian, has ended all of its processes."""
 _WELL = Exit(0)
 _NOTHING_TO_READ = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
 """The last line of a Python program whose debugger or ``input()`` found standard input empty."""
@@ -48,7 +48,7 @@ class Outcome:
     immortal: frozenset[int] = frozenset()
     """Process ids of the job that SIGKILL did not end."""
     called: str = "rank"
-    """What the numbers are of: an elastic job has numbered processes, whose ranks change."""
+    """What is numbered: ranks, or in an elastic job processes, whose ranks change."""
     stopped: str = ""
     """Why an elastic job could not go on."""
     unheard: Sequence[str] = ()

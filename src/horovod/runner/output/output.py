@@ -32,14 +32,14 @@ class ReaderGone(Exception):
 
 @dataclass
 class Cursor:
-    """Where the cursor stands: ``bar`` and ``line`` are labels of streams, or ""."""
+    """The position of the cursor: ``bar`` and ``line`` are labels of streams, or ""."""
 
     bar: str = ""
     """On the progress bar of this stream, which wrote a line ending in ``\\r``."""
     line: str = ""
-    """Behind a line of this stream that is not complete, such as a prompt."""
+    """After an incomplete line of this stream, such as a prompt."""
     broken: set[str] = field(default_factory=set)
-    """Streams that have not completed a line behind which others have written."""
+    """Streams with an incomplete line after which others have written."""
 
 
 class Sink(ABC):
@@ -198,7 +198,7 @@ class RankStream:
         return self._splitter.incomplete
 
     def show_incomplete(self) -> None:
-        """Show what has come of a line, such as a prompt."""
+        """Show the part of a line that has arrived, such as a prompt."""
         self._show([self._splitter.take_incomplete()])
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Tells which hosts ssh cannot reach, when another program, such as ``mpirun``, has failed to start ranks on them."""
+"""Finds the hosts that ssh cannot reach, when another program, such as ``mpirun``, has failed to start ranks on them."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _SCRIPT = (
 must not be imported from the working directory: it is the user's home, which may have a folder called horovod."""
 
 _EXPLANATIONS: tuple[tuple[str, str], ...] = (
-    (r"could not resolve hostname", "its name is unknown: is it written right?"),
+    (r"could not resolve hostname", "its name is unknown: is it spelled correctly?"),
     (r"remote host identification has changed", "its host key is not the one that is known here; if that is "
      "right, remove the old one with ssh-keygen -R"),
     (r"host key verification failed", "its host key is not trusted: connect to it once by hand"),

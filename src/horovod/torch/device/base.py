@@ -24,25 +24,26 @@ class TorchMemory(Protocol):
         """The tensors' elements, for the collective to read."""
 
     def write(self, tensors: Sequence[torch.Tensor]) -> list[Tensor]:
-        """Room for what the collective writes, which becomes the tensors' elements."""
+        """The memory for the collective to write, which becomes the tensors' elements."""
 
     def reduce(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """What to read and what to write, where each output is like its input, or is its input (``outputs is inputs``)."""
+        """The memory to read and to write if each output is like its input, or is its input (``outputs is inputs``)."""
 
     def grow(self, tensors: Sequence[torch.Tensor], outputs: dict[int, torch.Tensor]) -> Allocate:
-        """Makes outputs with the columns and the type of ``tensors``, when their rows are known; puts them in ``outputs``."""
+        """A function that makes outputs like ``tensors`` once their numbers of rows are known, and stores them in
+        ``outputs``."""
 
     def arrive(self, handle: Handle) -> None:
         """Called when the handle is done: later work of the caller's current stream waits for the result."""
 
     def arrived(self, handle: Handle) -> bool:
-        """Whether the result is where it belongs. Called when the handle is done."""
+        """Whether the result has arrived in the outputs. Called when the handle is done."""
 
 
 def refuse_in_capture(capturing: bool) -> None:
-    """Raises ValueError where the calling thread's stream is being captured into a graph, with what to do instead."""
+    """Raise ValueError, with advice, if the calling thread's stream is being captured into a graph."""
     if capturing:
         raise ValueError(
             "a collective cannot be captured in a CUDA graph, since the ranks agree on each anew. Capture forward and backward "

@@ -1,4 +1,4 @@
-"""Tensors on a device whose memory an engine moves: they are handed over where they lie, and nobody waits for the device.
+"""Tensors on a device whose memory an engine moves. They are passed in place, and the host never waits for the device.
 
     caller's stream   ──kernels──┐ready      ┌── arrive() ──▶ kernels that use the result
     engine's stream              └──collective┘event
@@ -8,10 +8,10 @@
 * The handle is done when the collective is queued. ``synchronize()`` has the caller's current stream wait for the event
   behind it.
 * The core holds the tensors until that event is over, or until ``arrive()``. From then on the caller's stream comes after the
-  event, so whatever gets their memory next on that stream does, too. A gradient that the script lets go of after its step
-  serves the next one, however far the device is behind.
-* Where ``arrive()`` finds another current stream than that of the submission, the tensors are marked for it
-  (``record_stream``). So is what was made on the engine's stream, which belongs to that.
+  event, so the next user of their memory on that stream does, too. The memory of a gradient that the script releases after its
+  step can be reused in the next one, however late the device is.
+* If ``arrive()`` finds another current stream than that of the submission, it marks the tensors for this stream
+  (``record_stream``). It also marks outputs that were allocated on the engine's stream.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A pool of page-locked host memory, which a device copies from and to without anybody waiting for it.
+"""A pool of page-locked host memory, with which a device copies asynchronously.
 
-Locking pages costs as much as many copies, so buffers are kept. Their sizes are powers of two, so that a few of them serve
-tensors of many sizes; one that nobody gives back is forgotten with its last reference.
+Locking pages costs as much as many copies, so buffers are reused. Their sizes are powers of two, so that a few of them serve
+tensors of many sizes. A buffer that is never returned is forgotten with its last reference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StreamEvent(Protocol):
 
 
 class Buffer:
-    """Page-locked memory: ``memory`` is a one-dimensional uint8 tensor. ``until``: when a device will have done with it."""
+    """Page-locked memory: ``memory`` is a one-dimensional uint8 tensor. ``until``: the event after which a device is done."""
 
     __slots__ = ("__weakref__", "memory", "until")
 
@@ -45,20 +45,20 @@ def page_locked(size: int) -> torch.Tensor:
 
 
 class PinnedPool:
-    """Buffers that come and go. For any thread.
+    """The pool of buffers. For any thread.
 
     Args:
         allocate: makes the memory of a new buffer.
-        limit: bytes that idle buffers may add to those in use. It is looked at when a new buffer is made, so a job that does
-            the same in every step keeps all buffers of a step, however many; when needs change, the buffers that were idle
-            for longest go.
+        limit: the bytes of idle buffers to keep beside those in use. It is checked when a new buffer is made, so a job that
+            does the same in every step keeps all buffers of a step. When needs change, the buffers that were idle for longest
+            are freed.
     """
 
     def __init__(self, allocate: Callable[[int], torch.Tensor] = page_locked, limit: int = IDLE_BYTES) -> None:
         self._allocate = allocate
         self._limit = limit
         self._lock = threading.Lock()
-        self._idle: list[Buffer] = []  # the one that came back first, first
+        self._idle: list[Buffer] = []  # in the order of their return
         self._in_use: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
     def take(self, size: int) -> Buffer:
@@ -69,7 +69,7 @@ class PinnedPool:
             if buffer is None:
                 self._make_room(wanted)
         if buffer is None:
-            with torch.inference_mode(False):  # it will serve others, who are in no such mode
+            with torch.inference_mode(False):  # later users are not in inference mode
                 buffer = Buffer(self._allocate(wanted))
         buffer.until = None
         with self._lock:
@@ -77,19 +77,19 @@ class PinnedPool:
         return buffer
 
     def give(self, buffer: Buffer, until: StreamEvent | None = None) -> None:
-        """Nobody will look at ``buffer`` any more, once the device has come to ``until``."""
+        """Return ``buffer``, which is free once the device has come to ``until``."""
         buffer.until = until
         with self._lock:
             self._in_use.discard(buffer)
             self._idle.append(buffer)
 
     def bytes_in_use(self) -> int:
-        """How much was taken and neither given back nor forgotten."""
+        """The bytes of buffers that were taken, and neither returned nor forgotten."""
         with self._lock:
             return sum(buffer.size for buffer in self._in_use)
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Free all idle buffers."""
         with self._lock:
             self._idle.clear()
 

@@ -1,4 +1,4 @@
-"""PyTorch's devices for engines that move device memory: its streams, events, allocator and copies.
+"""Access to PyTorch's devices for engines that move device memory: streams, events, allocator and copies.
 
 Everything a device must do is in ``torch.cuda`` (which is ROCm's name in PyTorch too), or in the module of another kind of
 device with the same functions.
@@ -25,14 +25,14 @@ from horovod.torch.ops.tensors import DATA_TYPES
 
 _TORCH_TYPES = {data_type.numpy: dtype for dtype, data_type in DATA_TYPES.items()}
 _WORDS = {1: (torch.uint8, "|u1"), 2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
-"""To copy, elements are words of their size."""
+"""Copies treat elements as words of their size."""
 _HIGHEST = -1
 
 _log = logging.getLogger("horovod.torch")
 
 InMemory = Callable[[torch.device, int, int, int], torch.Tensor]
-"""``in_memory(device, address, length, word)``: a tensor of ``length`` words of ``word`` bytes, which lies there and does not
-hold the memory."""
+"""``in_memory(device, address, length, word)``: a tensor of ``length`` words of ``word`` bytes at ``address``, which does not
+keep the memory alive."""
 
 
 class _Place:
@@ -50,16 +50,16 @@ class _Place:
 
 @lru_cache(maxsize=8192)
 def _in_cuda_memory(device: torch.device, address: int, length: int, word: int) -> torch.Tensor:
-    """Gradients mostly lie where they lay in the last step, so the tensors are kept."""
+    """Cached, because gradients usually keep their addresses from step to step."""
     return torch.as_tensor(_Place(address, length, _WORDS[word][1]), device=device)
 
 
 IN_MEMORY: dict[str, InMemory] = {"cuda": _in_cuda_memory}
-"""By kind of device whose memory an engine can move."""
+"""By kind of device whose memory an engine can move, its maker of tensors."""
 
 
 class TorchRuntime(DeviceRuntime):
-    """One device of PyTorch's."""
+    """One device of PyTorch."""
 
     scales = True
 
@@ -145,7 +145,7 @@ class TorchRuntime(DeviceRuntime):
 
 
 def _plain(dtype: np.dtype[Any], value: Any) -> Any:
-    """A value of a NumPy type as Python's own."""
+    """A NumPy scalar as a Python number."""
     return np.array(value, dtype).astype(np.float64).item() if dtype.kind == "V" else np.array(value, dtype).item()
 
 
@@ -174,7 +174,7 @@ class Devices:
         return self.use(None)
 
     def use(self, device: torch.device | None) -> TorchRuntime:
-        """The device of this rank's collectives; ``device``, or the calling thread's current one, where there is none yet."""
+        """The device of this rank's collectives. If there is none yet, it becomes ``device``, or the thread's current one."""
         with self._lock:
             if self._runtime is None:
                 if device is None:
@@ -190,7 +190,7 @@ class Devices:
 
 
 def _guard(kind: str) -> Callable[[], AbstractContextManager[None]]:
-    """Makes the blocks of a kind of device whose calls leave captures of graphs alone. HIP has none here."""
+    """Returns a maker of blocks whose calls do not disturb graph captures on this kind of device. HIP has none."""
     if kind != "cuda" or not torch.version.cuda:
         return nullcontext
     try:
@@ -206,8 +206,8 @@ def _count(kind: str) -> int:
 
 
 def _names(kind: str) -> list[str]:
-    """What tells the visible devices of a kind from others of the host, without taking memory on any: their own identities,
-    where NVIDIA's library knows them."""
+    """Identifiers of the visible devices of a kind, found without using memory on any: their UUIDs if NVIDIA's library knows
+    them."""
     count = _count(kind)
     known = nvml.visible_gpus() if kind == "cuda" and torch.version.cuda else None
     return known if known is not None and len(known) == count else names_in_view(kind, count)

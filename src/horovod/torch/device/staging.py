@@ -130,7 +130,7 @@ class Port:
         """Return when everything that left before now has arrived, however long the device computes.
 
         Raises:
-            HorovodInternalError: nobody waits for the device any more, so it will never be known.
+            HorovodInternalError: the thread that waits for the device has ended, so it will never be known.
         """
         arrived = threading.Event()
         self._departures.put(_Departure(None, [], lambda _: arrived.set()))

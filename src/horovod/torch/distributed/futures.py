@@ -42,7 +42,7 @@ class CompletionThreads:
     def _run(self, function: Callable[[], None] | None) -> None:
         while function is not None:
             function()
-            function = None  # it holds tensors
+            function = None  # holds tensors
             with self._lock:
                 self._idle += 1
             function = self._next()

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from horovod.comm.datatypes import Array
+from horovod.comm.shm import huge_pages
+from horovod.comm.spans import address_of
 from horovod.core.requests.tensor import Allocate
 from horovod.torch.ops.tensors import DATA_TYPES, flat_array
 
@@ -45,7 +47,7 @@ def into(target: Array, row_elements: int = 1) -> Allocate:
 
     def allocate(index: int, rows: int) -> Array:
         check_room(rows * row_elements, target.size)
-        return target
+        return room_in(target)
 
     return allocate
 
@@ -54,6 +56,13 @@ def check_room(elements: int, room: int) -> None:
     """Raises ValueError if the ranks send more or less than the output has room for."""
     if elements != room:
         raise ValueError(f"the ranks send {elements} elements, and the output has room for {room}")
+
+
+def room_in(target: Array) -> Array:
+    """``target``, an output that is about to be filled. It is often new, so a large one asks for huge pages, as results do."""
+    if target.nbytes >= huge_pages.LEAST_BYTES:
+        huge_pages.prefer_huge(address_of(target), target.nbytes)
+    return target
 
 
 Key = tuple[Any, ...]

@@ -25,7 +25,7 @@ from horovod.torch.device.base import TorchMemory
 from horovod.torch.device.memory import host_memory, memory_of
 from horovod.torch.distributed.futures import Origin, present_origin
 from horovod.torch.distributed.membership import GroupMembership
-from horovod.torch.distributed.plain import Key, check_room, key_of
+from horovod.torch.distributed.plain import Key, check_room, key_of, room_in
 from horovod.torch.distributed.work import Finish, HorovodWork
 from horovod.torch.ops.tensors import DATA_TYPES, flat_array, plain
 
@@ -156,7 +156,7 @@ class Results:
         target = self._targets[index]
         elements = rows * math.prod(self._sources[index].shape[1:])
         check_room(elements, target.numel())
-        return flat_array(target) if self._grow is None else self._grow(index, rows)
+        return room_in(flat_array(target)) if self._grow is None else self._grow(index, rows)
 
     @property
     def finish(self) -> Finish | None:
@@ -260,11 +260,8 @@ class Submitter:
             if len(self._plain) >= _REMEMBERED:
                 self._plain.clear()
             known = self._plain[key] = how, self._make(operation, [spec], how, root, splits, HOST, None)
-        awaited = is_awaited(options)
-        handle = submit_arrays(membership.number, known[1], inputs, outputs, allocate, awaited)
-        # Whoever says that it waits for the call is Python code.
-        follow = self._follow if self._names_callbacks and (awaited or _is_called_by_python()) else None
-        return HorovodWork(handle, host_memory, [result], what, None, limit_of(options), follow)
+        handle = submit_arrays(membership.number, known[1], inputs, outputs, allocate, is_awaited(options))
+        return self.work(handle, host_memory, [result], what, None, options)
 
     def _make(
         self,

@@ -34,7 +34,7 @@ class StateHandler:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Make it what it was at the last save. Local."""
+        """Restore the last save. Local."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -42,12 +42,12 @@ class StateHandler:
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
-        """Take another object in its place, and save it."""
+        """Replace the object, and save the new one."""
         self.value = value
         self.save()
 
     def mark(self) -> None:
-        """A step ends here: remember what is cheap to remember. Local; needed for ``rollback="step"`` only."""
+        """Mark the end of a step: save what is cheap to save. Local; needed for ``rollback="step"`` only."""
         raise NotImplementedError(
             f'{type(self).__name__} cannot mark the end of a step; write mark() and return_to_mark(), or use rollback="commit"'
         )
@@ -57,7 +57,7 @@ class StateHandler:
         return True
 
     def return_to_mark(self) -> None:
-        """Make it what it was at the last :meth:`mark`. Local."""
+        """Restore the object as of the last :meth:`mark`. Local."""
         raise NotImplementedError
 
 
@@ -143,7 +143,7 @@ class OptimizerStateHandler(StateHandler):
         self._begun = 0
         self._begun_at_mark = 0
         self.also_before_step: list[Snapshot] = []
-        """What a step must not overtake besides the optimizer's own copy: those of the models' parameters."""
+        """The copies that must complete before a step, besides the optimizer's own: those of the models' parameters."""
         self._hook = optimizer.register_step_pre_hook(self._before_step)
         self.save()
 
@@ -229,6 +229,6 @@ class GradScalerStateHandler(SamplerStateHandler):
         super().return_to_mark()
 
     def _begin_step(self) -> None:
-        """Have the scaler forget for which optimizers it has unscaled gradients, as an update does."""
+        """Make the scaler forget for which optimizers it has unscaled gradients, as an update does."""
         if self.value.is_enabled() and self.value._scale is not None:  # which it has once it has scaled something
             self.value.update(self.value.get_scale())

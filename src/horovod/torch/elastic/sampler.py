@@ -84,13 +84,13 @@ class ElasticSampler(torch.utils.data.Sampler[Any]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to another place of the data; an iteration that is under way stays where it is."""
+        """Continue at another position of the data; a running iteration is not affected."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Deal what is left of the epoch to the ranks that there are now."""
+        """Deal the rest of the epoch to the present ranks."""
         self.num_replicas, self.rank = size(), rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:

@@ -1,7 +1,7 @@
-"""Copies of a state in memory that is kept from one copy to the next, so that a commit allocates nothing.
+"""Copies of a state in memory that is reused by the next copy, so that a commit allocates nothing.
 
-Tensors of host memory are copied at once. Tensors on a device are copied to page-locked host memory by a stream of its own,
-while the device goes on: what reads them is not held up, and what writes them waits (:meth:`Snapshot.before_write`).
+Tensors in host memory are copied at once. Tensors on a device are copied to page-locked host memory on a separate stream, while
+the device computes: readers of the tensors are not delayed, and writers wait (:meth:`Snapshot.before_write`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Snapshot:
                 torch._foreach_copy_(targets, sources)
         self._targets = []
         if not self._copied:
-            self._sources = []  # else their memory must not serve others before it is read
+            self._sources = []  # otherwise their memory must not be reused before it is read
 
     def before_write(self) -> None:
         """Have the current stream of each device wait until the copy is complete. The host does not wait."""
@@ -72,7 +72,7 @@ class Snapshot:
         self._sources = []
 
     def _place(self, value: Any, kept: Any) -> Any:
-        """A place for ``value``: what was kept for it before, if that fits. Notes what is to be copied."""
+        """The memory for ``value``: that of the last copy, if it fits. Records what is to be copied."""
         if isinstance(value, torch.Tensor):
             return self._place_tensor(value, kept)
         if isinstance(value, _PLAIN):

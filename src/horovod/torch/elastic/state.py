@@ -201,7 +201,7 @@ class TorchState(ObjectState):
             self.save()
 
     def reset(self) -> None:
-        """Deal samples to the ranks that there are now."""
+        """Deal samples to the present ranks."""
         for handler in self._handlers.values():
             if isinstance(handler.value, ElasticSampler):
                 handler.value.reset()

@@ -1,5 +1,5 @@
-"""Tells the clock of the steps how long the script waits for PyTorch's data loaders, and how many samples they deliver; to
-debug, also which batches they were.
+"""Measures how long the script waits for PyTorch's data loaders, and how many samples they deliver; with ``HOROVOD_DEBUG``,
+also which batches these were.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from horovod.observe.step_clock import DATA, clock
 
 _followed = False
 _MOST_BYTES = 1 << 16
-"""How much of a batch is looked at."""
+"""How many bytes of a batch its digest covers."""
 
 
 class Batches(NamedTuple):
@@ -39,7 +39,7 @@ class Loaded:
     """The batches that were delivered since the last call of :meth:`take`.
 
     Attributes:
-        wanted: whether they are noted at all.
+        wanted: whether batches are recorded.
     """
 
     def __init__(self) -> None:
@@ -66,11 +66,11 @@ class Loaded:
 
 
 loaded = Loaded()
-"""Those of this process."""
+"""The batches of this process."""
 
 
 def follow_data_loaders() -> None:
-    """Have all data loaders of this process tell it from now on. An iterator does as before."""
+    """Make all data loaders of this process report from now on. Their iterators work as before."""
     global _followed
     if _followed:
         return

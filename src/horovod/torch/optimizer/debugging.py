@@ -1,4 +1,4 @@
-"""What ``HOROVOD_DEBUG`` looks for in the steps of an optimizer: gradients that are not finite, parameters that drift apart,
+"""The checks of ``HOROVOD_DEBUG`` in the steps of an optimizer: gradients that are not finite, parameters that drift apart,
 equal batches on several ranks, and samplers with different seeds.
 
 Nothing here runs without it. With it, ranks compare after each of the first steps, and then after every
@@ -30,11 +30,11 @@ from horovod.torch.optimizer.data_loading import Batches, loaded
 _log = logging.getLogger("horovod.torch")
 
 _LAST_OF_FIRST = 10
-"""After so many steps no batch is expected any more."""
+"""The number of steps after which no batch is expected any more."""
 
 
 class StepDebugger:
-    """That of one optimizer on this rank.
+    """The checks of one optimizer on this rank.
 
     Args:
         name: of the optimizer, the same on all ranks.
@@ -49,7 +49,7 @@ class StepDebugger:
         self._rows: list[Mapping[int, bytes]] = []  # by step with batches, what each rank has loaded
 
     def gradient(self, slot: Slot, gradient: torch.Tensor | None) -> None:
-        """Look at a gradient, before it is reduced. The first that is not finite is told."""
+        """Check a gradient before it is reduced. The first that is not finite is reported."""
         if self._infinite or gradient is None:
             return
         values = gradient.detach()
@@ -86,7 +86,7 @@ class StepDebugger:
             self._told.add(what)
 
     def _compare_batches(self, batches: Batches) -> None:
-        """Tell if ranks have loaded the same batches in all of the first steps."""
+        """Warn if ranks have loaded the same batches in all of the first steps."""
         held = batches.digest
         rows = Consensus(f"{self._name}.batches", held, self._set.process_set_id, self._line).wait()
         rows = rows if rows is not None else dict.fromkeys(self._set.ranks or (), held)
@@ -104,7 +104,7 @@ _ADVICE = "torch.utils.data.DistributedSampler(dataset, num_replicas=hvd.size(),
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Of all bytes of a tensor, read from its device. Equal tensors have equal digests."""
+    """The digest of all bytes of a tensor, read from its device."""
     content = tensor.detach().contiguous().reshape(-1)
     if content.layout is torch.strided and not content.is_quantized:
         content = content.resolve_conj().view(torch.uint8)
@@ -112,10 +112,10 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def debugger(name: str, process_set: ProcessSet, line: str) -> StepDebugger | None:
-    """What debugs an optimizer of the running generation; None if nothing is to be debugged."""
+    """The checks of an optimizer in the running generation; None without ``HOROVOD_DEBUG``."""
     context = running()
     if not context.config.debug or len(process_set.ranks or ()) < 2:
         return None
     loaded.wanted = True
-    loaded.take()  # what came before belongs to no step of this optimizer
+    loaded.take()  # earlier batches belong to no step of this optimizer
     return StepDebugger(name, process_set, line)

@@ -21,7 +21,7 @@ def _stop_coming(identifier: int) -> None:
 
 
 def taken() -> int:
-    """How often an optimizer of this process has taken a hook from another or has removed one."""
+    """The number of times that an optimizer of this process has taken a hook from another or has removed one."""
     return _taken
 
 

@@ -1,4 +1,4 @@
-"""Hears of gradients during backward passes: sends full buckets, and counts passes that stay on this rank."""
+"""Handles gradients during backward passes: sends full buckets, and counts passes that stay on this rank."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class GradientPasses(GradientState):
     """The part of an optimizer that backward calls."""
 
     _task = -2
-    """The number of the pass under way, as :data:`current_task` has it; -2: what comes next is another one."""
+    """The number of the running pass, as in :data:`current_task`; -2: the next hook belongs to another pass."""
     _stays_local = False
-    """Whether the pass under way only adds to local gradients."""
+    """Whether the running pass only adds to local gradients."""
 
     def hook(self, slot: Slot) -> GradientHook:
         if not self._keeps_aside:
@@ -75,7 +75,7 @@ class GradientPasses(GradientState):
             self._sender.send(bucket, awaited=last)
 
     def _begin_pass(self, task: int, slot: Slot, gradient: torch.Tensor | None) -> None:
-        """The first hook in a pass, or in what is left of a pass after one inside it."""
+        """Handle the first hook in a pass, or the first after a pass inside it."""
         if in_compiled_backward():
             refuse_backward(slot.name)
         if any(each() is None for each in self._passes):

@@ -113,7 +113,7 @@ class GradientReduction(GradientRounds):
         return self._synchronized and not self._skip
 
     def _look_at_others(self) -> None:
-        """Warn once of a parameter that the script has named and trains, and that no distributed optimizer has."""
+        """Warn once about a parameter that the script has named and trains, but that no distributed optimizer has."""
         if self._looked or not self.communicates():
             return
         self._looked = True
@@ -207,14 +207,14 @@ class GradientReduction(GradientRounds):
             reduce_together([self], final=True)
 
     def _is_due(self) -> bool:
-        """Whether a round must be made before the step. As far as backward has done the same, all ranks find the same."""
+        """Whether a round is needed before the step. The same on all ranks whose backward passes were the same."""
         if self._touched or self._passes or self.under_way:
             return True
         wanted = self.trained & ~self._covered
         return not self._settled and self._named & wanted != wanted
 
     def _takers(self, check: bool = False) -> list[GradientReduction]:
-        """The optimizers that were made later over some of the parameters. Their hooks hear of these, so they reduce them.
+        """The optimizers that were made later over some of the parameters. They have the hooks, so they reduce these gradients.
 
         Args:
             check: this optimizer is about to step.

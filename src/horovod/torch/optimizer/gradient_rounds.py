@@ -1,4 +1,4 @@
-"""One optimizer in the rounds in which all ranks reduce gradients: what it tells, sends and waits for."""
+"""One optimizer's part in the rounds in which all ranks reduce gradients: its record, its sends and its waits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _AFTER_JOIN = (
     "optimizer.no_sync()."
 )
 _HISTORY = 8
-"""After so many passes that have touched only a part of a bucket, it is cut by what they have touched."""
+"""How many passes may touch only a part of a bucket before the bucket is cut into the parts that passes touch."""
 
 
 class GradientRounds(GradientPasses):

@@ -1,4 +1,4 @@
-"""What is known of the gradients of an optimizer between two steps, and what a step, a failure or a new generation changes."""
+"""The state of an optimizer's gradients between two steps, and how a step, a failure or a new generation changes it."""
 
 from __future__ import annotations
 

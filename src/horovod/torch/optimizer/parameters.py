@@ -74,7 +74,7 @@ class OptimizerParameters(ABC):
 
     @abstractmethod
     def renumbered(self, moved: Callable[[int], int]) -> None:
-        """Called when slots have got other bits. ``moved`` returns the present form of a set of slots."""
+        """Called when the bits of slots have changed. ``moved`` converts a set of slots to the new bits."""
 
     @abstractmethod
     def new_generation(self) -> None:
@@ -119,7 +119,7 @@ class OptimizerParameters(ABC):
         self._listen()
 
     def _drop(self, slot: Slot) -> None:
-        """Let go of a parameter that the optimizer has no more. The others of its bucket get new buckets."""
+        """Drop a parameter that the optimizer has no more. The others of its bucket get new buckets."""
         if slot.hook is not None:
             slot.hook.remove()
             slot.hook = None
@@ -130,7 +130,7 @@ class OptimizerParameters(ABC):
         self.names.pop(slot.parameter, None)
 
     def prepare(self) -> None:
-        """Have buckets for the running generation; cheap where nothing has changed.
+        """Make sure that there are buckets for the running generation. Cheap if nothing has changed.
 
         Raises:
             HorovodInternalError: no generation runs.
@@ -210,12 +210,12 @@ class OptimizerParameters(ABC):
         self.trained = sum(slot.bit for slot in self.slots.values() if slot.parameter.requires_grad)
 
     def _may_cut_anew(self) -> bool:
-        """Whether autotuning may choose the size of buckets: not where the user did, or a compressor keeps a memory of each."""
+        """Whether autotuning may choose the size of buckets: not if the user did, or if a compressor keeps state for each."""
         chosen = self.settings.groups is not None or isinstance(self.settings.compression, BucketCompressor)
         return not chosen and self.settings.process_set.process_set_id == 0
 
     def cut_anew(self, bucket_bytes: int) -> None:
-        """Have buckets of another size. Called on all ranks between the same two rounds, when no bucket is being reduced.
+        """Cut buckets of another size. Called on all ranks between the same two rounds, when no bucket is being reduced.
 
         Args:
             bucket_bytes: 0 for the size that suits the running generation.

@@ -1,7 +1,7 @@
-"""What a rank tells the others at the end of a backward pass, and what all ranks conclude from it. Pure.
+"""The record that a rank sends to the others at the end of a backward pass, and what all ranks conclude from it. Pure.
 
 A :class:`PassRecord` has one :class:`TouchedGradients` for each optimizer whose gradients the rank reduces now. Every rank gets
-the records of all, so that all conclude the same: which gradients of which optimizers travel (:func:`conclude`). Sets of
+the records of all, so all conclude the same: which gradients of which optimizers are reduced (:func:`conclude`). Sets of
 gradients are integers, one bit for each parameter in the order of the optimizer.
 """
 
@@ -21,9 +21,9 @@ class TouchedGradients(msgspec.Struct, frozen=True, array_like=True):
         name: the optimizer's.
         steps: how many steps it has made in this generation.
         parameters: how many parameters it has.
-        touched: the gradients that this rank has something new of, as little-endian bytes.
+        touched: the gradients with new contributions on this rank, as little-endian bytes.
         sparse: those that are sparse on this rank, in the same form.
-        final: the rank is in ``step()`` or ``synchronize()``, so it tells of all gradients that are not reduced.
+        final: the rank is in ``step()`` or ``synchronize()``, so its record has all gradients that are not reduced.
         held: a digest of what must be the same on all ranks; 0: nothing is compared.
     """
 
@@ -63,13 +63,13 @@ def as_mask(encoded: bytes) -> int:
 
 
 class Conclusion(msgspec.Struct, frozen=True):
-    """What all ranks know of one optimizer after their records.
+    """What all ranks know about one optimizer after the exchange of records.
 
     Attributes:
-        touched: the gradients that any rank has something new of. They are reduced.
+        touched: the gradients with new contributions on any rank. They are reduced.
         sparse: the gradients that are sparse on any rank.
-        final: whether every rank has told of all its gradients.
-        alike: whether all ranks that have told hold the same.
+        final: whether the records of all ranks are final.
+        alike: whether ``held`` is the same on all ranks that have sent it.
     """
 
     touched: int

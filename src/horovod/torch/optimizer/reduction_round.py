@@ -1,13 +1,13 @@
 """One reduction of gradients that all ranks take part in: at the end of a backward pass, or in ``step()``.
 
-    record      every rank tells which gradients of which optimizers it has something new of
+    record      every rank sends which gradients of which optimizers have new contributions
     conclude    all ranks know which gradients any rank has touched
     send        every rank sends those that it has not sent in backward
     wait        for all of them
 
 The ranks need not be in the same optimizer: one may be at the end of a pass that has reached only the generator's parameters,
-and another's pass has reached none, so that it is in ``step()``. Whatever any record names, every rank sends. Only then it
-waits. So no two ranks wait for each other.
+and another's pass has reached none, so that it is in ``step()``. Every rank sends all gradients that any record names, and only
+then waits. So no two ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class Participant(ABC):
 
     @abstractmethod
     def told(self, final: bool) -> TouchedGradients:
-        """What this rank's record says of it.
+        """Its entry in this rank's record.
 
         Args:
-            final: also of gradients that no backward pass has reached.
+            final: include gradients that no backward pass has reached.
         """
 
     @abstractmethod
@@ -77,11 +77,11 @@ class Participant(ABC):
 
     def tune(self, settings: TunedSettings) -> None:
         """Take over settings that are the same on all ranks, between two rounds."""
-        del settings  # nothing of it concerns this one
+        del settings  # this optimizer has no such setting
 
     @abstractmethod
     def forget(self) -> None:
-        """Give up the present step, for a round has failed."""
+        """Abandon the present step, because a round has failed."""
 
 
 _participants: weakref.WeakValueDictionary[int, Participant] = weakref.WeakValueDictionary()

@@ -74,7 +74,7 @@ def test_the_current_stream_is_the_calling_threads(recorded: RecordedCuda, runti
     assert seen == [None] and runtime.current_stream() is None
 
 
-def test_what_is_let_go_of_is_given_back(recorded: RecordedCuda, runtime: CudaRuntime) -> None:
+def test_released_memory_is_freed(recorded: RecordedCuda, runtime: CudaRuntime) -> None:
     stream = runtime.new_stream()
     made = runtime.allocate(np.dtype(np.float32), 10, stream, 1)
     marker = runtime.record(stream)

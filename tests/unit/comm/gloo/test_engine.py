@@ -25,5 +25,5 @@ def test_an_older_pytorch_is_not_shown_as_usable_and_the_error_says_which_to_ins
     monkeypatch.setattr(engine, "version_of", lambda name: version)
     assert GlooEngine().installed() == ""
     assert GlooEngine().obstacle(PAIR) == (
-        f"Gloo of PyTorch {version} keeps the time limit it begins with: install PyTorch 2.3 or newer"
+        f"Gloo of PyTorch {version} cannot change its time limit later: install PyTorch 2.3 or newer"
     )

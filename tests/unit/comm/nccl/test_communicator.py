@@ -255,7 +255,7 @@ def test_reducescatter_of_different_counts(counts: list[int]) -> None:
     together(3, run)
 
 
-def test_it_begins_after_the_marker_and_whoever_waits_for_the_event_comes_after_it() -> None:
+def test_a_collective_runs_after_its_marker_and_before_its_event() -> None:
     def run(device: Device, communicator: NcclCommunicator) -> None:
         runtime = device.runtime
         array, seen = np.zeros(8, np.float32), np.zeros(8, np.float32)
@@ -348,7 +348,7 @@ def test_while_the_device_is_at_work_nothing_is_split() -> None:
     together(2, run)
 
 
-def test_who_waits_for_a_part_is_woken_by_an_abort_of_the_whole() -> None:
+def test_a_split_in_progress_is_interrupted_by_an_abort_of_the_parent() -> None:
     waits = threading.Event()
 
     def run(device: Device, everybody: NcclCommunicator) -> None:
@@ -411,7 +411,7 @@ def test_an_abort_while_a_collective_is_in_flight_returns_at_once_and_ends_it() 
     together(2, run)
 
 
-def test_who_waits_for_nccl_to_connect_is_woken_by_an_abort() -> None:
+def test_an_abort_interrupts_the_wait_for_nccl_to_connect() -> None:
     device = Device()
     made: list[CommHandle] = []
     real = CommHandle._settle

@@ -35,7 +35,7 @@ def test_a_rank_without_the_library_says_what_to_install(monkeypatch: pytest.Mon
     assert "pip install nvidia-nccl-cu12" in NcclEngine().obstacle(group)
 
 
-def test_it_is_chosen_where_every_rank_can() -> None:
+def test_nccl_is_chosen_if_every_rank_can_use_it() -> None:
     assert device_engine(_support(["", ""], [FREE, FREE]), V) == ("nccl", "")
     engine, why = device_engine(_support(["", ""], [FREE, BLOCKED]), V)
     assert engine == "" and "no GPU" in why
@@ -99,7 +99,7 @@ def test_ranks_of_a_host_that_share_a_gpu_are_told() -> None:
         (DataType.FLOAT32, ReduceOp.MAX, True, "no Max with factors"),
     ],
 )
-def test_what_it_lacks(data_type: DataType, op: ReduceOp, scaled: bool, lack: str) -> None:
+def test_reductions_that_nccl_lacks(data_type: DataType, op: ReduceOp, scaled: bool, lack: str) -> None:
     found = NcclEngine().lacks([DataType.FLOAT32, data_type], op, scaled)
     assert lack in found and bool(lack) == bool(found)
     assert NcclEngine().lacks([data_type], None, False) == ""

@@ -11,7 +11,7 @@ import pytest
 
 from horovod.comm.base import Aborted, PeerFailure, Stall
 from horovod.comm.shm.arena import Arena
-from horovod.comm.shm.counters import LONG_SPIN, SHORT_SPIN, Counters
+from horovod.comm.shm.counters import Counters
 from horovod.comm.shm.words import PACKED
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="shared memory needs Linux")
@@ -27,7 +27,7 @@ def counters() -> Iterator[list[Counters]]:
     arena.close()
 
 
-def test_who_has_aborted_is_told_so(counters: list[Counters]) -> None:
+def test_an_aborted_rank_raises_aborted(counters: list[Counters]) -> None:
     counters[0].abort()
     with pytest.raises(Aborted):
         counters[0].wait(1, PACKED, 1)
@@ -59,7 +59,7 @@ def test_a_peer_does_not_count_on_what_a_rank_has_signalled_before_it_gave_up(co
     assert caught.value.rank == 0
 
 
-def test_a_signal_after_an_abort_counts_for_nobody(counters: list[Counters]) -> None:
+def test_a_signal_after_an_abort_counts_for_no_rank(counters: list[Counters]) -> None:
     counters[0].abort()
     with pytest.raises(Aborted):
         counters[0].signal(PACKED, 1)
@@ -83,7 +83,7 @@ def test_an_abort_at_the_moment_of_a_signal_is_not_lost(
         counters[1].wait(0, PACKED, 1)
 
 
-def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None:
+def test_a_tolerated_stall_is_reported_repeatedly_until_it_ends() -> None:
     arena = Arena.create(2, 4096)
     told: list[Stall] = []
 
@@ -106,7 +106,7 @@ def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None
         arena.close()
 
 
-def test_who_makes_progress_is_waited_for_longer_than_the_timeout() -> None:
+def test_a_peer_with_progress_is_waited_for_longer_than_the_timeout() -> None:
     arena = Arena.create(2, 4096)
     waiting, working = (Counters(arena, rank, 2, timedelta(seconds=0.3)) for rank in range(2))
 
@@ -129,33 +129,7 @@ def test_who_makes_progress_is_waited_for_longer_than_the_timeout() -> None:
         arena.close()
 
 
-def test_who_has_aborted_makes_no_progress(counters: list[Counters]) -> None:
+def test_an_aborted_rank_makes_no_progress(counters: list[Counters]) -> None:
     counters[0].abort()
     with pytest.raises(Aborted):
         counters[0].advance()
-
-
-def test_a_rank_whose_core_has_nothing_else_to_do_looks_longer_before_it_sleeps(
-    counters: list[Counters], monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    class Looks:
-        """Counts how often a word is read."""
-
-        count = 0
-
-        def __getitem__(self, word: int) -> int:
-            self.count += 1
-            return 0
-
-    def looks(least: int) -> int:
-        """Before it sleeps."""
-        looks = Looks()
-        with monkeypatch.context() as patch:
-            patch.setattr(counters[0], "least_spin", least)
-            patch.setattr(counters[0]._words, "values", looks)
-            patch.setattr(counters[0], "_sleep", lambda *_: 1)
-            counters[0].wait(1, PACKED, 1)
-        return looks.count
-
-    assert looks(LONG_SPIN) - looks(SHORT_SPIN) == LONG_SPIN - SHORT_SPIN

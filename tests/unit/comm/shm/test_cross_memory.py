@@ -56,7 +56,7 @@ def test_a_process_that_has_ended(child: tuple[subprocess.Popen[str], int]) -> N
         read(process.pid, [(address, 8)], 8)
 
 
-def test_what_is_no_memory() -> None:
+def test_invalid_addresses_are_an_error() -> None:
     with pytest.raises(OSError, match="Bad address"):
         read(os.getpid(), [(8, 8)], 8)
     array = np.zeros(8, np.uint8)
@@ -99,7 +99,7 @@ def test_siblings_are_permitted_where_only_ancestors_would_be(
     assert library.asked == [(0x59616D61, pid) for pid in permitted]
 
 
-def test_where_there_is_no_yama_nothing_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_yama_no_permission_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library = Library()
     monkeypatch.setattr(cross_memory, "_YAMA", tmp_path / "ptrace_scope")
     monkeypatch.setattr(cross_memory, "_libc", library)

@@ -7,6 +7,7 @@ batches that it would not meet there, and what happens where memory cannot be re
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -28,7 +29,7 @@ from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.shm.direct import DirectCollectives, exchange_rank_infos, folded_bytes
 from horovod.comm.shm.words import PACKED, word_index
 from horovod.comm.spans import spans_of
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="cross-memory attach needs Linux")
 
@@ -133,7 +134,7 @@ def changed(exchange: Callable[[Array], list[Array]], index: int, value: int) ->
         (2, 12345, "another process id than it sees itself"),
     ],
 )
-def test_one_that_cannot_be_read_keeps_all_from_it(
+def test_one_unreadable_rank_makes_all_ranks_fall_back(
     caplog: pytest.LogCaptureFixture, index: int, value: int, reason: str
 ) -> None:
     with caplog.at_level("INFO", logger="horovod"):
@@ -232,7 +233,7 @@ def test_ranks_try_both_ways_and_agree_on_the_quicker_one(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("operation", ["allreduce", "allgather", "broadcast", "reducescatter", "alltoall"])
-def test_what_is_read_of_a_rank_that_has_given_up_is_no_result(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+def test_data_read_from_an_aborted_rank_is_not_used(monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
     """It was told of a failure when it had nothing left to do but to wait for who still reads its tensors, and used their
     memory for something else."""
     gone, reading, began = threading.Event(), threading.Event(), threading.Event()
@@ -294,7 +295,20 @@ def test_what_is_read_of_a_rank_that_has_given_up_is_no_result(monkeypatch: pyte
         aborting.join(20)
 
 
-def test_what_is_read_before_it_is_folded_is_bounded_for_any_number_of_ranks() -> None:
+def test_memory_for_reads_is_bounded_for_any_number_of_ranks() -> None:
     held = {peers: peers * folded_bytes(peers) for peers in (1, 2, 7, 15, 63, 255, 1023)}
     assert held[1] == 1 << 20 and held[7] == 7 * (512 << 10)
     assert max(held.values()) <= 8 << 20 and min(held.values()) >= 1 << 20
+
+
+@pytest.mark.parametrize("size", [2, 8, 64])
+def test_direct_reductions_of_many_ranks_keep_bounded_memory_for_all_data_types_together(size: int) -> None:
+    """This process is all of the ranks, whose tensors are one: what it reads of the others, it reads of itself."""
+    workspace, elements = Workspace(), 8 << 20
+    for dtype in (np.dtype(np.float32), np.dtype(np.int64), np.dtype(ml_dtypes.bfloat16), np.dtype(np.uint8)):
+        source, target = np.ones(elements, dtype), np.zeros(elements, dtype)
+        way = DirectCollectives(0, [os.getpid()] * size, lambda words: [words] * size, lambda: None, workspace)
+        assert way.allreduce(spans_of([source]), spans_of([target]), ReduceOp.SUM, 1.0, 1.0)
+        shard = elements // size
+        assert (target[:shard] == dtype.type(size)).all() and not target[shard:].any()
+    assert workspace.nbytes <= 14 << 20  # what is read, and what 16-bit floats are summed in

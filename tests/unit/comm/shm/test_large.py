@@ -24,13 +24,13 @@ def go(preference: Preference, costs: tuple[float, float], calls: int) -> list[i
 
 
 @pytest.mark.parametrize(("costs", "quicker"), [((2.0, 1.0), 1), ((1.0, 2.0), 0), ((1.0, 1.0), 0)])
-def test_the_quicker_way_is_kept_to(costs: tuple[float, float], quicker: int) -> None:
+def test_the_faster_path_is_kept(costs: tuple[float, float], quicker: int) -> None:
     preference = Preference()
     assert go(preference, costs, ROUND) == [0, 1] * (ROUND // 2)
     assert go(preference, costs, _REST) == [quicker] * _REST
 
 
-def test_it_is_tried_again_and_ever_more_rarely() -> None:
+def test_both_paths_are_timed_again_at_growing_intervals() -> None:
     preference = Preference()
     rest, now, costs = _REST, 1, (2.0, 1.0)
     for _ in range(7):
@@ -41,7 +41,7 @@ def test_it_is_tried_again_and_ever_more_rarely() -> None:
     assert rest == _LONGEST_REST
 
 
-def test_one_slow_try_does_not_decide_nor_the_first_of_each_way() -> None:
+def test_a_slow_call_or_warm_up_does_not_decide_the_path() -> None:
     preference = Preference()
     for seconds in (99.0, 1.0, 9.0, 2.0, 1.0, 2.0, 1.0, 2.0):
         preference.took(seconds)
@@ -50,7 +50,7 @@ def test_one_slow_try_does_not_decide_nor_the_first_of_each_way() -> None:
     assert preference.way == 0
 
 
-def test_what_all_ranks_took_together_decides() -> None:
+def test_the_times_summed_over_all_ranks_decide_the_path() -> None:
     preference = Preference()
     for _ in range(ROUND):
         preference.took(1.0 + preference.way)

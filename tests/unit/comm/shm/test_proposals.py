@@ -14,7 +14,7 @@ from engines import proposals_of
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.shm import words
 from horovod.comm.shm.proposals import Proposals, fits
-from unit.control.together import Together, together, wait_until
+from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
 
 Group = list[Proposals]
 
@@ -101,7 +101,7 @@ def test_a_peer_without_a_proposal_is_not_part_of_it(group: Group) -> None:
     assert sums(group)[0][0] == sum(rank + 1 for rank in range(len(group)))
 
 
-def test_what_others_still_read_is_not_overwritten_by_failures(pair: Group) -> None:
+def test_failed_proposals_do_not_overwrite_memory_that_others_read(pair: Group) -> None:
     leader, slow = pair
     propose_all(pair)
     assert decided(pair)
@@ -117,15 +117,15 @@ def persist(wait: Callable[[], bool]) -> None:
     wait_until(wait, "what is waited for", seconds=20)
 
 
-def test_a_late_proposal_meets_a_waiting_leader_and_the_other_way_round(pair: Group) -> None:
+def test_a_late_leader_or_a_late_member_still_succeeds(pair: Group) -> None:
     leader, member = pair
 
     leader.propose(b"x", [])
-    waiting = Together(lambda: persist(lambda: leader.await_proposal(1, 1, 1, 10)))
+    waiting = ConcurrentCalls(lambda: persist(lambda: leader.await_proposal(1, 1, 1, 10)))
     time.sleep(0.05)  # so that it sleeps by then; the test holds if it does not
     member.propose(b"x", [])
     waiting.results()
-    waiting = Together(lambda: persist(lambda: member.await_outcome(1, 1, 10)))
+    waiting = ConcurrentCalls(lambda: persist(lambda: member.await_outcome(1, 1, 10)))
     time.sleep(0.05)  # as above
     leader.decide(True)
     waiting.results()
@@ -143,7 +143,7 @@ def test_waiting_ends(pair: Group) -> None:
     assert member.await_outcome(number, 0, 1e6)
 
 
-def test_a_leader_that_goes_another_way_ends_what_is_proposed(pair: Group) -> None:
+def test_a_leader_that_closes_the_fast_path_ends_the_proposal(pair: Group) -> None:
     leader, member = pair
     leader.shut()
     leader.shut()
@@ -170,7 +170,7 @@ def test_a_try_that_a_peer_gives_up_is_over_unless_it_succeeded(pair: Group) -> 
             leader.give_up(1, wrong)
 
 
-def test_who_stopped_waiting_before_a_success_must_be_told_and_nobody_else(group: Group) -> None:
+def test_only_ranks_that_stopped_waiting_before_a_success_get_a_message(group: Group) -> None:
     """And what it says of that afterwards, however late, is known to have succeeded."""
     leader, last = group[0], len(group) - 1
     for turn in range(4):
@@ -185,7 +185,7 @@ def test_who_stopped_waiting_before_a_success_must_be_told_and_nobody_else(group
     assert leader.give_up(last, 4)
 
 
-def test_nobody_need_be_told_of_a_failure(pair: Group) -> None:
+def test_a_failed_proposal_needs_no_message(pair: Group) -> None:
     leader, member = pair
     number = member.propose(b"x", [])
     assert not member.stop_waiting(number)
@@ -256,7 +256,7 @@ def test_allgather_of_parts_of_any_length(group: Group) -> None:
         assert output.tolist() == [rank for rank, count in enumerate(counts) for _ in range(count)]
 
 
-def test_what_a_rank_has_for_each_rank(group: Group) -> None:
+def test_alltoall_sends_each_rank_its_part(group: Group) -> None:
     size = len(group)
     counts = [[(sender + receiver) % 3 for receiver in range(size)] for sender in range(size)]
     for sender, proposals in enumerate(group):
@@ -320,5 +320,5 @@ def test_ranks_that_run_at_the_same_time(group: Group, fenced: bool, monkeypatch
         group[rank].reduce([target], ReduceOp.SUM, 1.0, 1.0)
         assert set(target) == {turn * len(group) + sum(range(len(group)))}
 
-    found = together(leader, *[lambda rank=rank: member(rank) for rank in range(1, len(group))], seconds=60)
+    found = run_concurrently(leader, *[lambda rank=rank: member(rank) for rank in range(1, len(group))], seconds=60)
     assert found == [turns * 2 // 3] * len(group)

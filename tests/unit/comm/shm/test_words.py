@@ -14,7 +14,7 @@ import pytest
 from horovod.comm.shm import words as module
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.words import ASLEEP, PACKED, PROPOSAL, Words, word_index
-from unit.control.together import Together, wait_until
+from unit.control.concurrent_ranks import ConcurrentCalls, wait_until
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="shared memory needs Linux")
 
@@ -70,7 +70,7 @@ def test_no_wake_is_lost(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_word_of_anybody_can_be_overwritten_and_wakes_its_sleeper(arena: Arena) -> None:
     words = Words(arena.words, arena.address, 0, 2)
     index = word_index(1, PROPOSAL)
-    sleeping = Together(lambda: words.sleep(index, 0, LOST_SECONDS))
+    sleeping = ConcurrentCalls(lambda: words.sleep(index, 0, LOST_SECONDS))
     wait_until(lambda: arena.words[word_index(0, ASLEEP)] == 1, "asleep")
     words.overwrite(index, 5)
     sleeping.results()

@@ -54,7 +54,7 @@ def test_what_is_received(key: tuple[TcpExchange, socket.socket]) -> None:
     assert (bytes(first), bytes(second)) == (b"ab", b"cde")
 
 
-def test_it_comes_byte_by_byte(key: tuple[TcpExchange, socket.socket]) -> None:
+def test_a_transfer_may_arrive_byte_by_byte(key: tuple[TcpExchange, socket.socket]) -> None:
     exchange, other = key
     buffer = bytearray(5)
     mark = exchange.receive(1, memoryview(buffer))
@@ -188,7 +188,7 @@ def test_a_host_that_is_silent_is_named_with_the_connection_however_that_is_foun
     assert found == f"1 True {silence('from 127.0.0.1 to 127.0.0.2')}\n"
 
 
-def test_a_silence_that_is_borne_is_told_again_and_again_until_it_ends() -> None:
+def test_a_tolerated_stall_is_reported_repeatedly_until_it_ends() -> None:
     own, other = socket.socketpair()
     told: list[Stall] = []
 
@@ -299,7 +299,7 @@ class CountingPoll:
         return getattr(self._epoll, name)
 
 
-def test_a_peer_that_is_done_and_gone_disturbs_nobody() -> None:
+def test_a_peer_that_is_done_and_closed_is_no_error() -> None:
     """Rank 1 leaves while only rank 2 is waited for: no failure, and no busy loop."""
     pairs = {rank: socket.socketpair() for rank in (1, 2)}
     exchange = TcpExchange({rank: own for rank, (own, _) in pairs.items()}, timedelta(seconds=5))

@@ -88,7 +88,7 @@ def test_tensors_of_pytorch_are_arrays() -> None:
     assert shard_arrays((torch.arange(5), [torch.ones(5)]), 0, 2, "keep")[0].tolist() == [0, 2, 4]
 
 
-def test_what_cannot_be_dealt() -> None:
+def test_invalid_arguments_of_sharding_are_refused() -> None:
     for wrong, told in (
         ((np.ones((4, 2)), np.ones(5)), r"arrays of different lengths: \[0\]: \(4, 2\); \[1\]: \(5,\)"),
         ((), "neither a tf.data.Dataset nor arrays: tuple"),

@@ -15,8 +15,8 @@ from horovod.control.rendezvous.at_rank_0 import Directory, KnownAddress, Rendez
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.rendezvous.torchrun_store import TorchrunStore
-from unit.control.strangers import STRANGERS, connect, visited_by
-from unit.control.together import Together, together, wait_until
+from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
+from unit.control.unauthenticated_clients import BAD_CLIENTS, connect, visited_by
 
 SECONDS = 20.0
 SECRET = b"a secret of the user's"
@@ -77,14 +77,14 @@ def everybody(size: int) -> list[bytes]:
 
 @pytest.mark.parametrize("secret", [b"", SECRET], ids=["no secret", "the user's secret"])
 def test_ranks_meet_and_have_one_secret(directory: Making, secret: bytes) -> None:
-    found = together(*(rank(directory, number, 3, secret) for number in range(3)))
+    found = run_concurrently(*(rank(directory, number, 3, secret) for number in range(3)))
     assert [values for values, _ in found] == [everybody(3)] * 3
     (agreed,) = {key for _, key in found}
     assert agreed == secret if secret else len(agreed) == 32
 
 
 def test_rank_0_may_come_last(directory: Making) -> None:
-    early = Together(rank(directory, 1, 2))
+    early = ConcurrentCalls(rank(directory, 1, 2))
     time.sleep(0.2)
     assert rank(directory, 0, 2)()[0] == everybody(2)
     assert early.results()[0][0] == everybody(2)
@@ -94,7 +94,7 @@ def test_ranks_meet_again_and_again(directory: Making) -> None:
     def live(number: int) -> list[list[bytes]]:
         return [rank(directory, number, 2)()[0] for _ in range(5)]
 
-    assert together(partial(live, 0), partial(live, 1)) == [[everybody(2)] * 5] * 2
+    assert run_concurrently(partial(live, 0), partial(live, 1)) == [[everybody(2)] * 5] * 2
 
 
 def test_a_rank_that_waits_at_a_rank_0_that_dies_meets_the_next_one(directory: Making) -> None:
@@ -103,7 +103,7 @@ def test_a_rank_that_waits_at_a_rank_0_that_dies_meets_the_next_one(directory: M
     server = RendezvousServer(RendezvousAtRank0(old, b"")._handshake_secret(noted), "0.0.0.0", old.port)
     server.start()
     old.publish(server.address[1], noted)
-    waiting = Together(rank(directory, 1, 2))
+    waiting = ConcurrentCalls(rank(directory, 1, 2))
     wait_until(lambda: server._rendezvous_groups, "rank 1 waiting at the old rank 0")
     server.stop()
     assert rank(directory, 0, 2)()[0] == everybody(2)
@@ -114,7 +114,7 @@ def test_a_stale_entry_in_the_store_is_passed_over() -> None:
     with torchrun() as at:
         make = partial(TorchrunStore, "127.0.0.1", at, "run")
         make().publish(free_port(), b"of a rank 0 that was killed")
-        waiting = Together(rank(make, 1, 2))
+        waiting = ConcurrentCalls(rank(make, 1, 2))
         time.sleep(0.3)
         assert rank(make, 0, 2)()[0] == everybody(2)
         assert waiting.results()[0][0] == everybody(2)
@@ -123,11 +123,11 @@ def test_a_stale_entry_in_the_store_is_passed_over() -> None:
 def test_jobs_that_share_a_store_do_not_meet() -> None:
     with torchrun() as at:
         jobs = [partial(TorchrunStore, "127.0.0.1", at, name) for name in ("a", "b")]
-        found = together(*(rank(job, number, 2) for job in jobs for number in range(2)))
+        found = run_concurrently(*(rank(job, number, 2) for job in jobs for number in range(2)))
         assert len({secret for _, secret in found}) == 2
 
 
-def test_what_somebody_else_wrote_into_the_store_is_an_error() -> None:
+def test_an_invalid_entry_in_the_store_is_an_error() -> None:
     with torchrun() as at:
         make = partial(TorchrunStore, "127.0.0.1", at, "run")
         store = make()._store(5.0)
@@ -144,9 +144,9 @@ def test_without_pytorch_torchruns_ranks_are_told_what_is_missing(monkeypatch: p
 
 
 def test_another_secret_is_not_let_in(directory: Making) -> None:
-    outcomes = Together(rank(directory, 0, 2, SECRET, 5.0), rank(directory, 1, 2, b"a guess", 4.0)).outcomes()
+    outcomes = ConcurrentCalls(rank(directory, 0, 2, SECRET, 5.0), rank(directory, 1, 2, b"a guess", 4.0)).outcomes()
     assert "rank 1 of 2 did not call hvd.init()" in str(outcomes[0])
-    assert "has it the same secret" in str(outcomes[1])
+    assert "with the same secret?" in str(outcomes[1])
 
 
 def test_rank_0_that_never_comes_is_an_error_in_time(directory: Making) -> None:
@@ -157,14 +157,14 @@ def test_rank_0_that_never_comes_is_an_error_in_time(directory: Making) -> None:
 
 
 def test_a_missing_rank_is_named(directory: Making) -> None:
-    outcomes = Together(*(rank(directory, number, 3, seconds=0.7) for number in range(2))).outcomes()
+    outcomes = ConcurrentCalls(*(rank(directory, number, 3, seconds=0.7) for number in range(2))).outcomes()
     assert all(isinstance(outcome, TimeoutError) for outcome in outcomes)
     assert "rank 2 of 3 did not call hvd.init()" in str(outcomes[0])
 
 
 def test_some_of_the_ranks_meet_if_rank_0_is_one_of_them(directory: Making) -> None:
     members = (2, 0)  # renumbered: rank 0 of the launched job is the second
-    found = together(*(rank(directory, number, 2, members=members) for number in range(2)))
+    found = run_concurrently(*(rank(directory, number, 2, members=members) for number in range(2)))
     assert [values for values, _ in found] == [everybody(2)] * 2
     with pytest.raises(RendezvousError, match=r"hvd.init\(comm=\[1, 2\]\) needs rank 0 of the launched job"):
         rank(directory, 0, 2, members=(1, 2))()
@@ -179,12 +179,12 @@ def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(port: int) -> Non
 
 
 @pytest.mark.parametrize("secret", [b"", SECRET], ids=["no secret", "the user's secret"])
-@pytest.mark.parametrize("stranger", list(STRANGERS))
-def test_strangers_at_rank_0_do_not_disturb(stranger: str, secret: bytes, port: int) -> None:
+@pytest.mark.parametrize("stranger", list(BAD_CLIENTS))
+def test_unauthenticated_clients_at_rank_0_do_not_disturb(stranger: str, secret: bytes, port: int) -> None:
     def make() -> KnownAddress:
         return KnownAddress("127.0.0.1", port, "MASTER_ADDR, MASTER_PORT")
 
-    first = Together(rank(make, 0, 2, secret))
+    first = ConcurrentCalls(rank(make, 0, 2, secret))
     wait_until(lambda: _is_served(port), "rank 0 serving")
     with visited_by(stranger, ("127.0.0.1", port)):
         assert rank(make, 1, 2, secret)()[0] == everybody(2)

@@ -13,8 +13,8 @@ from horovod.control.dial import dial
 from horovod.control.rendezvous.interface import LauncherServer, OnThisHost, Rendezvous
 from horovod.control.rendezvous.messages import PURPOSE, RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
-from unit.control.strangers import STRANGERS, connect, visited_by
-from unit.control.together import Together, together, wait_until
+from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
+from unit.control.unauthenticated_clients import BAD_CLIENTS, connect, visited_by
 
 SECONDS = 20.0
 
@@ -35,12 +35,12 @@ def expected(size: int, generation: int = 1) -> list[list[bytes]]:
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_ranks_of_one_host_meet_where_rank_0_serves(size: int) -> None:
-    assert together(*ranks(place(), size)) == expected(size)
+    assert run_concurrently(*ranks(place(), size)) == expected(size)
 
 
 def test_rank_0_may_come_last() -> None:
     functions = ranks(place(), 3)
-    early = Together(*functions[1:])
+    early = ConcurrentCalls(*functions[1:])
     time.sleep(0.05)
     assert functions[0]() == expected(3)[0]
     assert early.results() == expected(3)[1:]
@@ -50,12 +50,12 @@ def test_generation_after_generation() -> None:
     def live(rank: int) -> list[object]:
         return [place().exchange(turn, rank, 3, b"%d/%d" % (rank, turn), SECONDS) for turn in range(1, 15)]
 
-    found = together(*(partial(live, rank) for rank in range(3)))
+    found = run_concurrently(*(partial(live, rank) for rank in range(3)))
     assert found == [[expected(3, turn)[0] for turn in range(1, 15)]] * 3
 
 
 def test_two_jobs_side_by_side() -> None:
-    found = together(*ranks(place("a"), 3), *ranks(place("b"), 2))
+    found = run_concurrently(*ranks(place("a"), 3), *ranks(place("b"), 2))
     assert found == expected(3) + expected(2)
 
 
@@ -75,7 +75,7 @@ def test_the_name_of_a_place_does_not_tell_the_job() -> None:
 
 
 def test_a_missing_rank_is_named() -> None:
-    outcomes = Together(*ranks(place(), 3, seconds=0.3)[:2]).outcomes()
+    outcomes = ConcurrentCalls(*ranks(place(), 3, seconds=0.3)[:2]).outcomes()
     assert type(outcomes[0]) is TimeoutError
     assert "rank 2 of 3 did not call hvd.init()" in str(outcomes[0])
     assert isinstance(outcomes[1], TimeoutError | RendezvousError)
@@ -84,7 +84,7 @@ def test_a_missing_rank_is_named() -> None:
 def test_after_a_failure_the_place_is_free_again() -> None:
     with pytest.raises(TimeoutError):
         ranks(place(), 2, seconds=0.1)[0]()
-    assert together(*ranks(place(), 2)) == expected(2)
+    assert run_concurrently(*ranks(place(), 2)) == expected(2)
 
 
 def test_rank_0_that_never_comes_is_an_error_in_time() -> None:
@@ -98,18 +98,18 @@ def test_the_launchers_server_serves_generation_after_generation() -> None:
     try:
         at = LauncherServer(server.address, b"secret")
         for generation in (1, 2, 3):
-            assert together(*ranks(at, 3, generation)) == expected(3, generation)
+            assert run_concurrently(*ranks(at, 3, generation)) == expected(3, generation)
         wait_until(lambda: not server._clients, "all leaving")
         assert not server._rendezvous_groups
     finally:
         server.stop()
 
 
-@pytest.mark.parametrize("stranger", [name for name in STRANGERS if name != "closed_at_once"])
-def test_strangers_at_the_place_do_not_disturb(stranger: str) -> None:
+@pytest.mark.parametrize("stranger", [name for name in BAD_CLIENTS if name != "closed_at_once"])
+def test_unauthenticated_clients_at_the_socket_do_not_disturb(stranger: str) -> None:
     at = place(stranger)
     functions = ranks(at, 2)
-    first = Together(functions[0])
+    first = ConcurrentCalls(functions[0])
     address = f"{at.address}-1"
     wait_until(lambda: _is_served(address), "rank 0 serving")
     with visited_by(stranger, address):
@@ -125,10 +125,10 @@ def _is_served(name: str) -> bool:
     return True
 
 
-def test_another_process_of_the_user_that_only_looks_in_holds_nobody_up() -> None:
+def test_another_process_of_the_user_that_connects_and_leaves_delays_no_rank() -> None:
     at = place("guest")
     functions = ranks(at, 2, seconds=1.0)
-    first = Together(functions[0])
+    first = ConcurrentCalls(functions[0])
     wait_until(lambda: _is_served(f"{at.address}-1"), "rank 0 serving")
     with dial(f"{at.address}-1", b"", PURPOSE, time.monotonic() + SECONDS, same_user=True):
         assert functions[1]() == expected(2)[0]

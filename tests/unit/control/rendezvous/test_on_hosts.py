@@ -14,8 +14,8 @@ from horovod.control.rendezvous import on_hosts as rendezvous_on_hosts
 from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.rendezvous.munge import MungeError
 from horovod.control.rendezvous.on_hosts import PORTS, RendezvousOnHosts, candidates
-from unit.control.strangers import STRANGERS, visited_by
-from unit.control.together import Together, together
+from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently
+from unit.control.unauthenticated_clients import BAD_CLIENTS, visited_by
 
 SECONDS = 20.0
 KEY = b"k" * 32
@@ -72,7 +72,7 @@ def test_all_ranks_meet_and_have_one_new_secret_each_time(key: bytes, size: int)
     places = [place("job 1", key) for _ in range(size)]
     secrets = []
     for attempt in (1, 2):
-        found = together(
+        found = run_concurrently(
             *(partial(each.exchange, attempt, rank, size, b"%d" % rank, SECONDS) for rank, each in enumerate(places))
         )
         assert found == [[b"%d" % rank for rank in range(size)]] * size
@@ -83,7 +83,7 @@ def test_all_ranks_meet_and_have_one_new_secret_each_time(key: bytes, size: int)
 
 def test_rank_0_may_come_last() -> None:
     functions = ranks(lambda: place("late"), 3)
-    early = Together(*functions[1:])
+    early = ConcurrentCalls(*functions[1:])
     time.sleep(0.05)
     assert functions[0]() == [b"0", b"1", b"2"]
     early.results()
@@ -91,7 +91,7 @@ def test_rank_0_may_come_last() -> None:
 
 def test_steps_that_run_at_the_same_time_do_not_meet_each_other() -> None:
     ports = free_ports(2)  # both reserved for both: a port alone does not tell whose meeting is there
-    found = together(*ranks(lambda: place("1/0", ports=ports), 3), *ranks(lambda: place("1/1", ports=ports), 2))
+    found = run_concurrently(*ranks(lambda: place("1/0", ports=ports), 3), *ranks(lambda: place("1/1", ports=ports), 2))
     assert found == [[b"0", b"1", b"2"]] * 3 + [[b"0", b"1"]] * 2
 
 
@@ -100,7 +100,7 @@ def test_a_port_that_is_in_use_is_passed_over() -> None:
     with socket.socket() as other:
         other.bind(("0.0.0.0", ports[0]))
         other.listen()
-        assert together(*ranks(lambda: place("busy", ports=ports), 2)) == [[b"0", b"1"]] * 2
+        assert run_concurrently(*ranks(lambda: place("busy", ports=ports), 2)) == [[b"0", b"1"]] * 2
 
 
 def test_no_port_is_free() -> None:
@@ -125,7 +125,7 @@ def test_a_part_of_the_job_meets_where_its_first_rank_is() -> None:
         at = RendezvousOnHosts("part", ("a", "b"), "a", (), KEY, resolve)
         return at.exchange(1, rank, 2, b"%d" % rank, SECONDS, [3, 1])
 
-    assert together(partial(part, 0), partial(part, 1)) == [[b"0", b"1"]] * 2
+    assert run_concurrently(partial(part, 0), partial(part, 1)) == [[b"0", b"1"]] * 2
     assert asked == ["a", "b"]
 
 
@@ -137,7 +137,7 @@ def test_another_users_server_gets_no_rank_and_no_value(monkeypatch: pytest.Monk
         user = "somebody else"
 
     theirs._munge = Impostor()  # type: ignore[assignment]  # as if MUNGE vouched for another user there
-    there = Together(partial(theirs.exchange, 1, 0, 2, b"bait", 1.0))
+    there = ConcurrentCalls(partial(theirs.exchange, 1, 0, 2, b"bait", 1.0))
     with pytest.raises(TimeoutError, match=r"rank 0 of this job did not call hvd.init\(\).*MUNGE refuses"):
         place("job 1", ports=[port]).exchange(1, 1, 2, b"mine", 0.7)
     (outcome,) = there.outcomes()
@@ -161,7 +161,7 @@ def test_a_recorded_credential_opens_no_door() -> None:
                 connection.sendall(b"p" * 32)
                 return proof + connection.recv(1000)
 
-        there = Together(replay)
+        there = ConcurrentCalls(replay)
         with pytest.raises(TimeoutError, match="did not call"):
             place("x", ports=[port]).exchange(1, 1, 2, b"mine", 0.5)
         (heard,) = there.results()
@@ -183,7 +183,7 @@ def test_what_answers_otherwise_is_not_the_meeting(words: bytes) -> None:
             with connection:
                 connection.sendall(words)
 
-        there = Together(answer)
+        there = ConcurrentCalls(answer)
         with pytest.raises(TimeoutError, match="did not call"):
             place("x", ports=[port]).exchange(1, 1, 2, b"mine", 0.3)
         there.results()
@@ -193,15 +193,15 @@ def test_what_answers_otherwise_is_not_the_meeting(words: bytes) -> None:
     ("stranger", "key"),
     [
         (name, key)
-        for name in STRANGERS
+        for name in BAD_CLIENTS
         for key in (b"", KEY)
         if name != "closed_at_once" and (key or name != "wrong_secret")  # which would have to get past MUNGE first
     ],
 )
-def test_strangers_at_the_meeting_do_not_disturb(stranger: str, key: bytes) -> None:
+def test_unauthenticated_clients_at_the_rendezvous_do_not_disturb(stranger: str, key: bytes) -> None:
     ports = free_ports(1)
     functions = ranks(lambda: place(f"visited {stranger}", key, ports), 2)
-    first = Together(functions[0])
+    first = ConcurrentCalls(functions[0])
     deadline = time.monotonic() + SECONDS
     while True:
         try:
@@ -216,8 +216,8 @@ def test_strangers_at_the_meeting_do_not_disturb(stranger: str, key: bytes) -> N
 
 def test_a_rank_with_another_key_is_not_let_in() -> None:
     ports = free_ports(1)
-    first = Together(*ranks(lambda: place("x", KEY, ports), 2, seconds=3.0)[:1])
-    with pytest.raises(TimeoutError, match="has it the same secret"):
+    first = ConcurrentCalls(*ranks(lambda: place("x", KEY, ports), 2, seconds=3.0)[:1])
+    with pytest.raises(TimeoutError, match=r"with the same secret\?"):
         ranks(lambda: place("x", b"z" * 32, ports), 2, seconds=2.0)[1]()
     assert isinstance(first.outcomes()[0], TimeoutError)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from horovod.control.rendezvous.over_pmi import Client, PMIError
-from unit.control.together import together
+from unit.control.concurrent_ranks import run_concurrently
 
 SECONDS = 20.0
 LONGEST_VALUE = 64
@@ -94,7 +94,7 @@ def test_values_of_any_length_and_content_reach_all_again_and_again(hydra: Hydra
             lambda rank=rank, value=value: connected[rank].exchange(rank, 3, value, SECONDS)
             for rank, value in enumerate(values)
         ]
-        assert together(*calls) == [values] * 3
+        assert run_concurrently(*calls) == [values] * 3
     for client in connected:
         client.finish()
     assert sum(line == "cmd=finalize\n" for line in hydra.heard) == 3

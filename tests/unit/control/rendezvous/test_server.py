@@ -32,8 +32,8 @@ from horovod.control.rendezvous.messages import (
     values_of,
 )
 from horovod.control.rendezvous.server import RendezvousServer
-from unit.control.strangers import STRANGERS, Recorder, connect, receive, visited_by
-from unit.control.together import Together, errors, together, wait_until
+from unit.control.concurrent_ranks import ConcurrentCalls, errors, run_concurrently, wait_until
+from unit.control.unauthenticated_clients import BAD_CLIENTS, Recorder, connect, receive, visited_by
 
 SECRET = b"s" * 32
 SECONDS = 20.0
@@ -90,12 +90,12 @@ def test_values_of_any_size(server: RendezvousServer, value: bytes) -> None:
         assert client.get("big", SECONDS) == value
 
 
-def test_who_waits_for_a_value_gets_it_when_it_comes(server: RendezvousServer) -> None:
+def test_a_waiting_client_gets_a_value_when_it_is_stored(server: RendezvousServer) -> None:
     def wait() -> bytes:
         with RendezvousClient(server.address, SECRET, SECONDS) as client:
             return client.get("later", SECONDS)
 
-    waiting = Together(*[wait] * 3)
+    waiting = ConcurrentCalls(*[wait] * 3)
     with RendezvousClient(server.address, SECRET, SECONDS) as client:
         client.put("later", b"here")
     assert waiting.results() == [b"here"] * 3
@@ -107,12 +107,12 @@ def test_the_owner_can_put_and_wait_too(server: RendezvousServer) -> None:
             client.put("up", b"from client")
             return client.get("down", SECONDS)
 
-    waiting = Together(wait, lambda: server.get("up", SECONDS))
+    waiting = ConcurrentCalls(wait, lambda: server.get("up", SECONDS))
     server.put("down", b"from owner")
     assert waiting.results() == [b"from owner", b"from client"]
 
 
-def test_a_value_that_nobody_delivers(server: RendezvousServer) -> None:
+def test_a_value_that_no_rank_stores_times_out(server: RendezvousServer) -> None:
     with RendezvousClient(server.address, SECRET, SECONDS) as client:
         with pytest.raises(TimeoutError, match="'never'"):
             client.get("never", 0.05)
@@ -122,9 +122,9 @@ def test_a_value_that_nobody_delivers(server: RendezvousServer) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
-def test_everybody_learns_everybodys_value(server: RendezvousServer, size: int) -> None:
+def test_every_rank_gets_the_values_of_all(server: RendezvousServer, size: int) -> None:
     expected = [b"value %d" % rank for rank in range(size)]
-    assert together(*everybody(server, size)) == [expected] * size
+    assert run_concurrently(*everybody(server, size)) == [expected] * size
 
 
 def test_the_same_key_serves_again_and_again(server: RendezvousServer) -> None:
@@ -132,20 +132,20 @@ def test_the_same_key_serves_again_and_again(server: RendezvousServer) -> None:
         with RendezvousClient(server.address, SECRET, SECONDS) as client:
             return [client.exchange("k", rank, 2, b"%d.%d" % (rank, turn), SECONDS) for turn in range(30)]
 
-    first, second = together(partial(several, 0), partial(several, 1))
+    first, second = run_concurrently(partial(several, 0), partial(several, 1))
     assert first == second == [[b"0.%d" % turn, b"1.%d" % turn] for turn in range(30)]
     assert server.peek("k") is None
 
 
 def test_the_timeout_names_the_missing_rank(server: RendezvousServer) -> None:
-    outcomes = Together(
+    outcomes = ConcurrentCalls(
         partial(exchange, server, 0, 3, seconds=0.3), partial(exchange, server, 2, 3, seconds=0.3)
     ).outcomes()
     assert [type(outcome) for outcome in outcomes] == [TimeoutError, TimeoutError]
     for text in errors(outcomes):
         assert text.startswith("rank 1 of 3 did not call hvd.init() within 0.3 seconds")
         assert "HOROVOD_START_TIMEOUT" in text
-    assert together(*everybody(server, 3)) == [[b"value 0", b"value 1", b"value 2"]] * 3
+    assert run_concurrently(*everybody(server, 3)) == [[b"value 0", b"value 1", b"value 2"]] * 3
 
 
 def test_the_timeout_names_several_missing_ranks_and_not_thousands(server: RendezvousServer) -> None:
@@ -158,7 +158,7 @@ def test_the_timeout_names_several_missing_ranks_and_not_thousands(server: Rende
 
 
 def test_two_processes_that_claim_one_rank(server: RendezvousServer) -> None:
-    legitimate = Together(partial(exchange, server, 0, 2, b"real"))
+    legitimate = ConcurrentCalls(partial(exchange, server, 0, 2, b"real"))
     wait_until(lambda: server._rendezvous_groups, "the first claim")
     with pytest.raises(RendezvousError, match="two processes say they are rank 0"):
         exchange(server, 0, 2, b"double")
@@ -167,7 +167,7 @@ def test_two_processes_that_claim_one_rank(server: RendezvousServer) -> None:
 
 
 def test_ranks_that_differ_about_the_size(server: RendezvousServer) -> None:
-    legitimate = Together(partial(exchange, server, 0, 2, b"zero"))
+    legitimate = ConcurrentCalls(partial(exchange, server, 0, 2, b"zero"))
     wait_until(lambda: server._rendezvous_groups, "the first claim")
     with pytest.raises(RendezvousError, match=r"rank 1 says the job has 3 ranks, others say 2"):
         exchange(server, 1, 3)
@@ -183,34 +183,34 @@ def members(server: RendezvousServer, rank: int, ranks: list[int], seconds: floa
 
 def test_groups_of_launched_ranks_meet_apart(server: RendezvousServer) -> None:
     calls = [partial(members, server, rank, ranks) for ranks in ([3, 0], [1, 4, 2]) for rank in ranks]
-    assert together(*calls) == [[b"3", b"0"]] * 2 + [[b"1", b"4", b"2"]] * 3
+    assert run_concurrently(*calls) == [[b"3", b"0"]] * 2 + [[b"1", b"4", b"2"]] * 3
 
 
-def test_ranks_with_contradicting_lists_are_told_of_each_other_when_the_time_is_over(server: RendezvousServer) -> None:
-    other = Together(partial(members, server, 1, [1, 0], 1.0))
+def test_ranks_with_contradicting_lists_are_named_at_the_timeout(server: RendezvousServer) -> None:
+    other = ConcurrentCalls(partial(members, server, 1, [1, 0], 1.0))
     wait_until(lambda: server._rendezvous_groups, "the other list")
-    (told,) = Together(partial(members, server, 0, [0, 1], 0.2)).outcomes()
+    (told,) = ConcurrentCalls(partial(members, server, 0, [0, 1], 0.2)).outcomes()
     assert isinstance(told, TimeoutError)
     assert "rank 1 of 2 did not call hvd.init(comm=[0, 1]) within 0.2 seconds" in str(told)
     assert "Instead, rank 1 called hvd.init(comm=[1, 0]). All ranks of one list must pass the same list" in str(told)
     (told,) = other.outcomes()
     assert "rank 0 of 2 did not call hvd.init(comm=[1, 0])" in str(told)
-    assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+    assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
 def test_a_group_may_wait_for_a_rank_that_meets_others_first(server: RendezvousServer) -> None:
-    first = Together(partial(members, server, 0, [0, 1]))
+    first = ConcurrentCalls(partial(members, server, 0, [0, 1]))
     wait_until(lambda: server._rendezvous_groups, "the one that waits")
-    assert together(*(partial(members, server, rank, [1, 2]) for rank in (1, 2))) == [[b"1", b"2"]] * 2
+    assert run_concurrently(*(partial(members, server, rank, [1, 2]) for rank in (1, 2))) == [[b"1", b"2"]] * 2
     assert members(server, 1, [0, 1]) == [b"0", b"1"]
     assert first.results() == [[b"0", b"1"]]
 
 
-def test_who_waits_for_a_rank_that_departs_is_told_at_once_and_who_comes_later_too(server: RendezvousServer) -> None:
-    early = Together(partial(exchange, server, 0, 3))
+def test_early_and_late_waiters_for_an_ended_rank_are_told_at_once(server: RendezvousServer) -> None:
+    early = ConcurrentCalls(partial(exchange, server, 0, 3))
     wait_until(lambda: server._rendezvous_groups, "rank 0")
     server.depart(1, "exit code 0")
-    outcomes = [*early.outcomes(), *Together(partial(exchange, server, 2, 3)).outcomes()]
+    outcomes = [*early.outcomes(), *ConcurrentCalls(partial(exchange, server, 2, 3)).outcomes()]
     for error in outcomes:
         assert isinstance(error, RendezvousError)
         assert "rank 1 of 3 has ended (exit code 0)" in str(error)
@@ -222,7 +222,7 @@ def test_who_waits_for_a_rank_that_departs_is_told_at_once_and_who_comes_later_t
 def test_several_ranks_that_departed_are_all_named_and_the_first_is_to_blame(server: RendezvousServer) -> None:
     server.depart(2, "exit code 3")
     server.depart(1, "exit code 0")
-    (error,) = Together(partial(exchange, server, 0, 3)).outcomes()
+    (error,) = ConcurrentCalls(partial(exchange, server, 0, 3)).outcomes()
     assert "ranks 1, 2 of 3 have ended (exit codes 0, 3)" in str(error)
     assert server.awaited_in_vain() == (
         2,
@@ -230,9 +230,9 @@ def test_several_ranks_that_departed_are_all_named_and_the_first_is_to_blame(ser
     )
 
 
-def test_who_does_not_wait_for_a_rank_that_departed_hears_nothing_of_it(server: RendezvousServer) -> None:
+def test_clients_that_do_not_wait_for_an_ended_rank_are_not_told(server: RendezvousServer) -> None:
     server.depart(1, "exit code 0")
-    assert together(*(partial(members, server, rank, [2, 0]) for rank in (0, 2))) == [[b"2", b"0"]] * 2
+    assert run_concurrently(*(partial(members, server, rank, [2, 0]) for rank in (0, 2))) == [[b"2", b"0"]] * 2
     assert server.awaited_in_vain() is None
 
 
@@ -262,11 +262,11 @@ def arrived(server: RendezvousServer, key: str, count: int) -> Callable[[], bool
     return lambda: key in server._rendezvous_groups and len(server._rendezvous_groups[key].values) == count
 
 
-def test_who_leaves_in_the_middle_ends_the_wait_of_the_others_at_once(server: RendezvousServer) -> None:
-    waiting = Together(partial(exchange, server, 0, 3), partial(exchange, server, 2, 3))
+def test_a_rank_that_leaves_during_an_exchange_ends_the_wait_of_the_others(server: RendezvousServer) -> None:
+    waiting = ConcurrentCalls(partial(exchange, server, 0, 3), partial(exchange, server, 2, 3))
     with Guest(server) as leaver:
         wait_until(arrived(server, "k", 2), "two arrivals")
-        elsewhere = Together(partial(exchange, server, 0, 2, b"", "elsewhere"))
+        elsewhere = ConcurrentCalls(partial(exchange, server, 0, 2, b"", "elsewhere"))
         wait_until(arrived(server, "elsewhere", 1), "an exchange that has nothing to do with it")
         leaver.connection.close()
     wait_until(lambda: len(server._clients) == 3, "the end of the guest")
@@ -274,7 +274,7 @@ def test_who_leaves_in_the_middle_ends_the_wait_of_the_others_at_once(server: Re
     assert exchange(server, 1, 3) == [b"", b"", b""]
     waiting.results()
 
-    waiting = Together(partial(exchange, server, 0, 3, seconds=600.0))
+    waiting = ConcurrentCalls(partial(exchange, server, 0, 3, seconds=600.0))
     wait_until(arrived(server, "k", 1), "one arrival")
     with Guest(server) as leaver:
         leaver.say(ExchangeValues("k", 1, 3, b"", SECONDS))
@@ -292,7 +292,7 @@ def test_after_somebody_left_the_next_attempt_starts_from_nothing(server: Rendez
         leaver.say(ExchangeValues("k", 1, 2, b"stale", SECONDS))
         wait_until(arrived(server, "k", 1), "an arrival")
     wait_until(lambda: "k" not in server._rendezvous_groups, "its end")
-    assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+    assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"type": "Drop", "key": "a"})])
@@ -301,7 +301,7 @@ def test_a_message_that_is_none_ends_that_conversation_only(server: RendezvousSe
         guest.connection.sendall(frame(body))
         guest.connection.settimeout(10)
         assert guest.connection.recv(10) == b""
-    assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+    assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
 def test_a_connection_made_for_another_purpose_is_closed(server: RendezvousServer) -> None:
@@ -310,40 +310,40 @@ def test_a_connection_made_for_another_purpose_is_closed(server: RendezvousServe
         assert connection.recv(10) == b""
 
 
-def test_who_puts_and_goes_without_reading_the_answer_disturbs_nobody(server: RendezvousServer) -> None:
+def test_a_client_that_leaves_before_its_answer_does_not_disturb_others(server: RendezvousServer) -> None:
     for number in range(20):
         with Guest(server) as guest:
             guest.say(Put(f"key {number}", b"x" * 1000))
     wait_until(lambda: not server._clients, "all gone")
-    assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+    assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
-def test_a_guest_that_does_not_read_holds_nobody_up(server: RendezvousServer) -> None:
+def test_a_client_that_does_not_read_delays_no_other_client(server: RendezvousServer) -> None:
     """Its answer, far larger than the kernel takes at once, waits in the server; the others have theirs."""
     big = os.urandom(6_000_000)  # cannot be compressed
     with Guest(server) as slow:
         slow.say(ExchangeValues("k", 0, 2, big, SECONDS))
         assert exchange(server, 1, 2, b"small") == [big, b"small"]
-        assert together(*everybody(server, 2, "another")) == [[b"value 0", b"value 1"]] * 2
+        assert run_concurrently(*everybody(server, 2, "another")) == [[b"value 0", b"value 1"]] * 2
         slow.connection.settimeout(10)
         length = int.from_bytes(receive(slow.connection, 4), "big")
         assert len(receive(slow.connection, length)) == length > len(big)
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
-def test_strangers_do_not_disturb(server: RendezvousServer, stranger: str) -> None:
-    early = Together(partial(exchange, server, 0, 3, b"value 0"))
+@pytest.mark.parametrize("stranger", BAD_CLIENTS)
+def test_unauthenticated_clients_do_not_disturb(server: RendezvousServer, stranger: str) -> None:
+    early = ConcurrentCalls(partial(exchange, server, 0, 3, b"value 0"))
     wait_until(arrived(server, "k", 1), "the first rank")
     with visited_by(stranger, server.address):
-        late = Together(*everybody(server, 3)[1:])
+        late = ConcurrentCalls(*everybody(server, 3)[1:])
         expected = [b"value 0", b"value 1", b"value 2"]
         assert early.results() + late.results() == [expected] * 3
         assert server._thread.is_alive()
-        assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+        assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
-def test_a_server_that_stops_gives_everything_back_with_strangers_at_the_door(stranger: str) -> None:
+@pytest.mark.parametrize("stranger", BAD_CLIENTS)
+def test_a_server_that_stops_releases_everything_with_unauthenticated_clients_connected(stranger: str) -> None:
     server = RendezvousServer(SECRET)
     server.start()
     with visited_by(stranger, server.address):
@@ -370,7 +370,7 @@ def test_a_replayed_handshake_opens_nothing(server: RendezvousServer) -> None:
         except ConnectionResetError:
             pass
     assert server.peek("a") == b"3"
-    assert together(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
+    assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
 def test_a_client_with_a_wrong_secret_says_that_it_could_not_get_in(server: RendezvousServer) -> None:
@@ -378,7 +378,7 @@ def test_a_client_with_a_wrong_secret_says_that_it_could_not_get_in(server: Rend
         RendezvousClient(server.address, b"wrong", 0.1)
 
 
-def test_nobody_serves() -> None:
+def test_no_server_is_an_error() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         with pytest.raises(RendezvousError, match=f"127.0.0.1:{closed.getsockname()[1]}"):
@@ -388,7 +388,7 @@ def test_nobody_serves() -> None:
 def test_a_server_that_goes_away_ends_the_wait() -> None:
     server = RendezvousServer(SECRET)
     server.start()
-    waiting = Together(partial(exchange, server, 0, 2, seconds=600.0))
+    waiting = ConcurrentCalls(partial(exchange, server, 0, 2, seconds=600.0))
     wait_until(arrived(server, "k", 1), "the arrival")
     server.stop()
     (outcome,) = waiting.outcomes()
@@ -397,7 +397,7 @@ def test_a_server_that_goes_away_ends_the_wait() -> None:
 
 
 def test_a_wait_that_is_longer_than_the_kernel_can_sleep(server: RendezvousServer) -> None:
-    waiting = Together(partial(exchange, server, 0, 2, seconds=1e9))
+    waiting = ConcurrentCalls(partial(exchange, server, 0, 2, seconds=1e9))
     wait_until(arrived(server, "k", 1), "the arrival")
     assert exchange(server, 1, 2, seconds=1e9) == [b"", b""]
     waiting.results()
@@ -413,7 +413,7 @@ def test_a_server_on_a_unix_socket_of_the_same_user() -> None:
             with RendezvousClient(name, b"", SECONDS, same_user=True) as client:
                 return client.exchange("k", rank, 2, b"%d" % rank, SECONDS)
 
-        assert together(partial(meet, 0), partial(meet, 1)) == [[b"0", b"1"]] * 2
+        assert run_concurrently(partial(meet, 0), partial(meet, 1)) == [[b"0", b"1"]] * 2
         with pytest.raises(OSError, match="in use"):
             RendezvousServer(b"", name=name)
     finally:
@@ -422,7 +422,7 @@ def test_a_server_on_a_unix_socket_of_the_same_user() -> None:
 
 def test_waiting_until_the_clients_have_left(server: RendezvousServer) -> None:
     one, two = (RendezvousClient(server.address, SECRET, SECONDS) for _ in range(2))
-    together(lambda: one.exchange("k", 0, 2, b"", SECONDS), lambda: two.exchange("k", 1, 2, b"", SECONDS))
+    run_concurrently(lambda: one.exchange("k", 0, 2, b"", SECONDS), lambda: two.exchange("k", 1, 2, b"", SECONDS))
     server.wait_until_left(time.monotonic() + 0.02)  # in vain
     assert len(server._clients) == 2
     leaving = threading.Timer(0.05, two.close)
@@ -436,12 +436,12 @@ def test_waiting_until_the_clients_have_left(server: RendezvousServer) -> None:
 def test_a_rank_that_is_back_for_its_next_rendezvous_is_not_waited_for(server: RendezvousServer) -> None:
     """It has come before rank 0 has ended this one, and waits for it; both would wait until the timeout."""
     one, two = (RendezvousClient(server.address, SECRET, SECONDS) for _ in range(2))
-    together(lambda: one.exchange("k", 0, 2, b"", SECONDS), lambda: two.exchange("k", 1, 2, b"", SECONDS))
+    run_concurrently(lambda: one.exchange("k", 0, 2, b"", SECONDS), lambda: two.exchange("k", 1, 2, b"", SECONDS))
     with RendezvousClient(server.address, SECRET, SECONDS) as back:
-        waiting = Together(lambda: back.exchange("k", 1, 2, b"", SECONDS))
+        waiting = ConcurrentCalls(lambda: back.exchange("k", 1, 2, b"", SECONDS))
         wait_until(lambda: server._rendezvous_groups, "the rank that is back")
         two.close()
-        Together(lambda: server.wait_until_left(time.monotonic() + 10 * SECONDS)).results()
+        ConcurrentCalls(lambda: server.wait_until_left(time.monotonic() + 10 * SECONDS)).results()
         server.stop()
         (ended,) = waiting.outcomes()
     assert isinstance(ended, ServerGoneError)
@@ -468,7 +468,7 @@ def test_a_hundred_servers_after_one_another() -> None:
 def test_values_that_repeat_one_another_travel_compressed(server: RendezvousServer) -> None:
     size = 20
     values = [b"node%d.cluster.example " % rank * 200 for rank in range(size)]
-    found = together(*(partial(exchange, server, rank, size, values[rank]) for rank in range(size)))
+    found = run_concurrently(*(partial(exchange, server, rank, size, values[rank]) for rank in range(size)))
     assert found == [values] * size
     assert len(encode_values(values)) < len(b"".join(values)) / 10
 

@@ -20,7 +20,7 @@ from horovod.comm.tcp.communicator import TcpCommunicator
 from horovod.core.engines.engine_building import build_engine
 from horovod.core.engines.member_exchange import ExchangeOverCommunicator, ExchangeOverConnections
 from horovod.core.negotiation.tree import Tree
-from unit.control.together import Together
+from unit.control.concurrent_ranks import ConcurrentCalls
 
 
 def test_members_talk_over_a_communicator_that_they_have_already() -> None:
@@ -41,7 +41,7 @@ def test_a_descriptor_is_passed_where_it_can_be(pair: object, passed: bool) -> N
     second = ExchangeOverConnections([0, 1], {0: far}, index=1, deadline=deadline)
     descriptor = os.memfd_create("test")
     with near, far:
-        mine, theirs = Together(
+        mine, theirs = ConcurrentCalls(
             lambda: first.broadcast(b"data" * 1000, descriptor), lambda: second.broadcast(b"", -1)
         ).outcomes()
     os.close(descriptor)
@@ -89,7 +89,7 @@ def test_all_members_name_the_one_that_is_missing(hosts: str, lost: int, how: st
         deadline = now + seconds - 0.1 * index
         return ExchangeOverConnections(ranks, ends[index], index, deadline, tree).allgather(b"here")
 
-    outcomes = Together(*(functools.partial(member, index) for index in others)).outcomes()
+    outcomes = ConcurrentCalls(*(functools.partial(member, index) for index in others)).outcomes()
     for each in ends.values():
         for end in each.values():
             end.close()
@@ -97,7 +97,7 @@ def test_all_members_name_the_one_that_is_missing(hosts: str, lost: int, how: st
     assert all(str(outcome).startswith(named) for outcome in outcomes), outcomes
 
 
-def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_one_member_cannot_build_is_used_by_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Member 1 fails to build tcp. Both hear why, and the one that was made is closed."""
     closed = threading.Event()
 
@@ -121,7 +121,7 @@ def test_what_one_member_cannot_build_none_uses(monkeypatch: pytest.MonkeyPatch)
         return build_engine(group, exchange, "tcp", "VARIABLE", deadline)
 
     with near, far, other:
-        for outcome in Together(lambda: run(0), lambda: run(1)).outcomes():
+        for outcome in ConcurrentCalls(lambda: run(0), lambda: run(1)).outcomes():
             assert isinstance(outcome, EngineError)
             assert str(outcome) == "VARIABLE=tcp cannot serve this group: rank 5: no route to member 0"
     assert closed.is_set()

@@ -26,7 +26,7 @@ from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE
 from horovod.core.worker.member import Member
 from horovod.core.worker.worker import WorkerThread
-from unit.control.together import Together
+from unit.control.concurrent_ranks import ConcurrentCalls
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
 
@@ -91,7 +91,7 @@ class Members:
             self._stack.callback(worker.close)
             return worker
 
-        return Together(*(partial(run, number, rank) for number, rank in enumerate(ranks))).outcomes()
+        return ConcurrentCalls(*(partial(run, number, rank) for number, rank in enumerate(ranks))).outcomes()
 
     def _end(self, rank: int, key: ConnectionKey) -> socket.socket:
         """One rank's end of a connection, which is made when the first of the two asks for it."""
@@ -215,11 +215,11 @@ def test_ranks_that_can_pass_no_descriptor_agree_by_messages(
 
 
 @pytest.mark.parametrize("engines", [["tcp", "tcp"], ["tcp", ""], ["", "tcp"]])
-def test_one_wish_is_everybodys(members: Members, engines: list[str]) -> None:
+def test_an_engine_forced_on_one_rank_is_used_by_all(members: Members, engines: list[str]) -> None:
     assert engines_of(members.assemble([0, 1], engines)) == ["tcp"] * 2
 
 
-def test_wishes_that_contradict_each_other_are_an_error_on_every_rank(members: Members) -> None:
+def test_contradicting_forced_engines_are_an_error_on_every_rank(members: Members) -> None:
     (text,) = errors_of(members.assemble([0, 1, 2], ["", "tcp", "shm"]))
     assert text == f"ranks ask for different engines with {CPU_OPERATIONS}: shm on rank 2, tcp on rank 1; use one"
 
@@ -280,7 +280,7 @@ def test_a_member_that_answers_nonsense_ends_the_attempt(answer: bytes) -> None:
             )
 
 
-def test_what_was_assembled_works_and_can_be_ended(members: Members) -> None:
+def test_an_assembled_process_set_works_and_can_be_ended(members: Members) -> None:
     workers = [outcome for outcome in members.assemble([0, 1, 2]) if isinstance(outcome, WorkerThread)]
     for worker in workers:
         worker.start()
@@ -291,7 +291,7 @@ def test_what_was_assembled_works_and_can_be_ended(members: Members) -> None:
         worker.abort(HorovodInternalError("too late"))
 
 
-def test_who_is_connected_with_whom() -> None:
+def test_the_tree_connects_members_with_relays_and_the_coordinator() -> None:
     def peers(hosts: str, ranks: list[int], rank: int) -> list[int]:
         endpoints = [Endpoint(each, host, 1, 1, (), "") for each, host in enumerate(hosts)]
         keys = control_connections(3, ranks, rank, tree_of(ranks, endpoints, Config(relay_threshold=0)))

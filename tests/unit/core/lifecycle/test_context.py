@@ -46,7 +46,7 @@ from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
 from horovod.environments import HostList, ProcessIdentity, Rank0
 from leaks import Inventory
-from unit.control.together import Together, together, wait_until
+from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 SECONDS = 20.0
@@ -435,7 +435,7 @@ class Job:
         self, size: int, sets: list[list[int]] | None = None, settings: Config | None = None, generation: int = 1
     ) -> list[Generation]:
         made = self.contexts(size, settings, generation)
-        together(*(partial(each.start, [RequestedSet(tuple(ranks)) for ranks in sets or []]) for each in made))
+        run_concurrently(*(partial(each.start, [RequestedSet(tuple(ranks)) for ranks in sets or []]) for each in made))
         return made
 
 
@@ -445,7 +445,7 @@ def job(request: pytest.FixtureRequest) -> Job:
 
 
 def stop(contexts: list[Generation]) -> None:
-    together(*(each.stop for each in contexts))
+    run_concurrently(*(each.stop for each in contexts))
 
 
 def submit(each: Generation, name: str, value: float, process_set: int = 0) -> tuple[Handle, Any]:
@@ -492,7 +492,7 @@ def test_sets_of_ranks_have_workers_of_their_own(job: Job, monkeypatch: pytest.M
 
 def test_ranks_that_were_given_different_sets(job: Job) -> None:
     contexts = job.contexts(2)
-    outcomes = Together(
+    outcomes = ConcurrentCalls(
         *(partial(each.start, [RequestedSet((rank,))]) for rank, each in enumerate(contexts))
     ).outcomes()
     for rank, outcome in enumerate(outcomes):
@@ -505,7 +505,7 @@ def test_ranks_that_were_given_different_sets(job: Job) -> None:
 
 def test_a_rank_that_does_not_come_is_named(job: Job) -> None:
     contexts = job.contexts(3, Config.from_env({config.START_TIMEOUT: "1"}))
-    outcomes = Together(partial(contexts[0].start, [])).outcomes()
+    outcomes = ConcurrentCalls(partial(contexts[0].start, [])).outcomes()
     assert isinstance(outcomes[0], TimeoutError)
     assert "ranks 1, 2 of 3 did not call hvd.init() within" in str(outcomes[0])
     contexts[0].discard()
@@ -513,7 +513,7 @@ def test_a_rank_that_does_not_come_is_named(job: Job) -> None:
 
 def test_an_engine_that_one_rank_forces_and_another_forbids(job: Job) -> None:
     contexts = [member(rank, 2, "forced", Config(cpu_operations=engine)) for rank, engine in enumerate(["shm", "tcp"])]
-    outcomes = Together(*(partial(each.start, []) for each in contexts)).outcomes()
+    outcomes = ConcurrentCalls(*(partial(each.start, []) for each in contexts)).outcomes()
     for outcome in outcomes:
         assert isinstance(outcome, EngineError)
         assert f"different engines with {config.CPU_OPERATIONS}: shm on rank 0, tcp on rank 1" in str(outcome)
@@ -524,7 +524,7 @@ def test_an_engine_that_one_rank_forces_and_another_forbids(job: Job) -> None:
 def test_a_rank_that_leaves_ends_the_job_for_all_and_is_named(job: Job) -> None:
     contexts = job.start(3)
     waiting = [submit(contexts[rank], "x", 1)[0] for rank in (0, 2)]
-    leaving = Together(contexts[1].stop)
+    leaving = ConcurrentCalls(contexts[1].stop)
     for handle in waiting:
         with pytest.raises(HorovodInternalError, match=r"Horovod has been shut down\. This was caused by rank 1"):
             handle.wait(SECONDS)
@@ -555,7 +555,7 @@ def test_an_uncaught_exception_is_what_the_others_are_told(job: Job, monkeypatch
         raise ZeroDivisionError("division by zero")
     except ZeroDivisionError as error:
         monkeypatch.setattr(sys, "last_exc" if sys.version_info >= (3, 12) else "last_value", error, raising=False)
-    leaving = Together(contexts[0].stop)
+    leaving = ConcurrentCalls(contexts[0].stop)
     with pytest.raises(HorovodInternalError) as caught:
         handle.wait(SECONDS)
     assert "rank 0" in str(caught.value)
@@ -664,7 +664,7 @@ def test_the_launcher_learns_who_failed_first(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(config.RENDEZVOUS_PORT, str(server.address[1]))
         monkeypatch.setenv(config.SECRET_KEY, encode_secret(secret))
         contexts = [member(rank, 2, "") for rank in range(2)]
-        together(*(partial(each.start, []) for each in contexts))
+        run_concurrently(*(partial(each.start, []) for each in contexts))
         assert total(contexts) == [3, 3]
         assert server.peek(FAILURE_KEY) is None
         contexts[1].watch.report(1, "it fell over")
@@ -726,7 +726,7 @@ def test_a_grandchild_cannot_communicate_either():
 
 def test_a_forked_child_holds_no_connection_of_the_tcp_engine():
     contexts = [member(rank, 2, "hold", Config(cpu_operations="tcp")) for rank in range(2)]
-    together(*(partial(each.start, []) for each in contexts))
+    run_concurrently(*(partial(each.start, []) for each in contexts))
     basics.init()
     context.shutdown()
     context._running = contexts[0]

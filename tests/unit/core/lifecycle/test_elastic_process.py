@@ -21,7 +21,7 @@ from horovod.core import config
 from horovod.core.errors import NoNextRound
 from horovod.core.lifecycle import elastic_process
 from horovod.core.lifecycle.elastic_process import ElasticProcess
-from unit.control.together import Together, wait_until
+from unit.control.concurrent_ranks import ConcurrentCalls, wait_until
 
 SECRET = b"s" * 32
 SECONDS = 20.0
@@ -72,7 +72,7 @@ def place(round_number: int, rank: int = 2) -> Place:
 
 
 def enter(launcher: Launcher, process: ElasticProcess, round_number: int) -> ReadyForRound:
-    running = Together(process.take_place)
+    running = ConcurrentCalls(process.take_place)
     ready = launcher.answer(place(round_number))
     running.results()
     return ready
@@ -88,7 +88,7 @@ def test_the_place_becomes_the_environment(launcher: Launcher) -> None:
 def test_a_place_that_was_asked_for_before_init_is_the_one_that_init_uses(launcher: Launcher) -> None:
     process = launcher.process()
     enter(launcher, process, 1)
-    running = Together(partial(process.next, True, "rank 3 failed"))
+    running = ConcurrentCalls(partial(process.next, True, "rank 3 failed"))
     assert launcher.answer(place(2)) == ReadyForRound(1, 1, True, "rank 3 failed")
     running.results()
     process.take_place()  # does not ask
@@ -96,14 +96,14 @@ def test_a_place_that_was_asked_for_before_init_is_the_one_that_init_uses(launch
 
 
 def test_the_end_of_the_job_is_an_error_that_is_not_caught_by_the_loop(launcher: Launcher) -> None:
-    running = Together(launcher.process().take_place)
+    running = ConcurrentCalls(launcher.process().take_place)
     launcher.answer(NoPlace("too few are left", job_ends=True))
     with pytest.raises(NoNextRound, match="The job ends: too few are left"):
         running.results()
 
 
 def test_a_process_that_is_not_needed_ends_well(launcher: Launcher) -> None:
-    running = Together(launcher.process().take_place)
+    running = ConcurrentCalls(launcher.process().take_place)
     launcher.answer(NoPlace("its host is withdrawn", job_ends=False))
     with pytest.raises(SystemExit) as ended:
         running.results()
@@ -112,7 +112,7 @@ def test_a_process_that_is_not_needed_ends_well(launcher: Launcher) -> None:
 
 def test_a_launcher_that_is_gone_ends_the_job(launcher: Launcher) -> None:
     process = launcher.process()
-    running = Together(process.take_place)
+    running = ConcurrentCalls(process.take_place)
     launcher.told.get(timeout=SECONDS)
     launcher.server.stop()
     with pytest.raises(NoNextRound, match="cannot be asked"):
@@ -132,7 +132,7 @@ def test_a_launcher_that_ends_when_it_has_given_a_place_ends_the_job(
         return connections[-1]
 
     monkeypatch.setattr(elastic_process, "RendezvousClient", connect)
-    running = Together(partial(process.next, True, "rank 3 failed."))
+    running = ConcurrentCalls(partial(process.next, True, "rank 3 failed."))
     launcher.answer(place(2))
     with pytest.raises(
         NoNextRound, match=r"rank 3 failed\. The launcher has ended since it gave a place in the next round"
@@ -159,7 +159,7 @@ def test_news_of_a_round_are_not_told_in_the_next_one(launcher: Launcher) -> Non
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_whoever_connects_is_told_that_the_round_is_over(launcher: Launcher, early: bool) -> None:
+def test_connecting_ranks_are_told_that_the_round_is_over(launcher: Launcher, early: bool) -> None:
     process = launcher.process()
     enter(launcher, process, 1)
     heard: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -175,7 +175,7 @@ def test_whoever_connects_is_told_that_the_round_is_over(launcher: Launcher, ear
     assert heard.get(timeout=SECONDS) == "rank 1 has ended"
 
 
-def test_who_is_asked_to_end_tells_the_launcher_unless_it_ends_the_job(launcher: Launcher) -> None:
+def test_a_process_asked_to_end_tells_the_launcher_unless_the_job_ends(launcher: Launcher) -> None:
     process = launcher.process()
     enter(launcher, process, 1)
     assert process.leave()
@@ -209,7 +209,7 @@ def test_ranks_that_wait_in_a_round_that_ends_are_told(launcher: Launcher) -> No
         with RendezvousClient(launcher.server.address, SECRET, SECONDS) as client:
             client.exchange("init//4", 0, 2, b"", 600.0, (), 4)
 
-    running = Together(meet)
+    running = ConcurrentCalls(meet)
     launcher.server.end_rounds(3, "an earlier one")
     launcher.server.end_rounds(4, "rank 1 was lost")
     with pytest.raises(RendezvousError, match="rank 1 was lost"):

@@ -39,7 +39,7 @@ def test_what_is_no_iterable(ranks: object) -> None:
 
 
 @pytest.mark.parametrize("ranks", [["1"], [0, 1.0], [True], [None], [np.bool_(True)], np.arange(2.0), "01"])
-def test_what_are_no_ranks(ranks: object) -> None:
+def test_invalid_ranks_are_refused(ranks: object) -> None:
     with pytest.raises(ValueError, match="ProcessSet should be initialized with a list of process ranks"):
         ProcessSet(ranks)
 
@@ -71,7 +71,7 @@ def test_a_member() -> None:
 
 
 @pytest.mark.usefixtures("registered")
-def test_who_is_no_member() -> None:
+def test_a_rank_that_is_not_a_member_is_an_error() -> None:
     one = made([0, 2], 2)
     assert (one.size(), one.included()) == (2, False)
     with pytest.raises(ValueError, match=r"Process is not part of provided process set\."):

@@ -66,7 +66,7 @@ def fail(workers: dict[int, FakeLane], seen: list[str], monkeypatch: pytest.Monk
     return termination
 
 
-def test_nothing_fails_before_all_workers_are_left_and_the_launcher_delays_nothing(
+def test_requests_fail_after_all_workers_have_left_and_without_waiting_for_the_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[str] = []
@@ -95,7 +95,7 @@ def test_the_error_has_the_type_of_the_failure(kind: FailureKind, expected: type
         assert error.reason == "it is late."
 
 
-def test_a_worker_that_does_not_leave_is_said_to_whoever_uses_any(
+def test_later_submissions_to_any_worker_say_that_a_worker_is_stuck(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[str] = []

@@ -185,7 +185,7 @@ def test_the_first_check_that_fails_is_the_one_that_is_told() -> None:
     ],
     ids=["reducescatter", "broadcast", "alltoall"],
 )
-def test_what_joined_ranks_would_be_needed_for(request_: Request, reason: str) -> None:
+def test_operations_that_fail_after_ranks_have_joined(request_: Request, reason: str) -> None:
     text = refusal(request_, None, request_, None, ranks=[2, 3, 5, 8])
     operation = request_.operation.name.capitalize()
     assert f"{operation} is not supported with Join at this time: {reason}." in text
@@ -204,7 +204,7 @@ def test_what_joined_ranks_would_be_needed_for(request_: Request, reason: str) -
     ],
     ids=lambda request: request.operation.name,
 )
-def test_what_can_be_done_without_joined_ranks(request_: Request) -> None:
+def test_operations_that_work_after_ranks_have_joined(request_: Request) -> None:
     assert disagreement([None, request_, request_, None], [2, 5, 7, 8]) == ""
 
 
@@ -212,7 +212,7 @@ def test_a_mismatch_among_the_rest_comes_before_the_joined() -> None:
     assert "Mismatched" in refusal(make(Operation.ALLGATHER, (1, 2)), None, make(Operation.ALLGATHER, (1, 3)))
 
 
-def test_the_views_of_all_ranks_are_quoted_and_equal_ones_stand_together() -> None:
+def test_all_ranks_requests_are_quoted_with_equal_ones_together() -> None:
     many = make(shape=(10,), caller="train.py:12")
     odd = make(shape=(11,), caller="train.py:40")
     text = refusal(many, many, odd, many, None, ranks=[0, 1, 2, 3, 9])
@@ -264,7 +264,7 @@ def test_a_disagreement_is_found_in_whatever_order_it_stands(requests: list[Requ
     assert "Mismatched ALLREDUCE tensor shapes" in refusal(*requests)
 
 
-def test_what_must_be_alike_besides_is_quoted() -> None:
+def test_a_mismatch_of_alike_is_quoted() -> None:
     one, two = (make(alike=text) for text in ("all 3 gradients", "gradients 0-1 of 3"))
     assert disagreement([one, one], [0, 1]) == ""
     text = disagreement([one, two], [0, 1])

@@ -44,7 +44,7 @@ def test_a_batch_is_of_one_key_and_within_the_threshold(items: list[ReadyRequest
 
 
 @given(items, st.integers(1, 100))
-def test_what_has_one_key_keeps_its_order(items: list[ReadyRequest], threshold: int) -> None:
+def test_decisions_of_one_key_keep_their_order(items: list[ReadyRequest], threshold: int) -> None:
     flat = list(chain.from_iterable(fuse(items, threshold)))
     for key in [("a",), ("b",), ("c",), None]:
         some = [item.decision.identifier for item in flat if item.key == key]
@@ -56,7 +56,7 @@ def test_the_same_input_gives_the_same_batches(items: list[ReadyRequest], thresh
     assert fuse(items, threshold) == fuse(list(items), threshold)
 
 
-def test_what_fits_travels_together_whatever_lies_between() -> None:
+def test_decisions_of_one_key_are_batched_across_others() -> None:
     some = [ready(0, "a"), ready(1, "b"), ready(2, "a"), ready(3, None), ready(4, "b"), ready(5, "a")]
     assert numbers(fuse(some, 100)) == [[0, 2, 5], [1, 4], [3]]
 
@@ -66,7 +66,7 @@ def test_the_threshold_is_what_a_batch_may_hold() -> None:
     assert numbers(fuse([ready(number) for number in range(5)], 19)) == [[0], [1], [2], [3], [4]]
 
 
-def test_what_is_larger_than_the_threshold_travels_alone() -> None:
+def test_a_decision_above_the_threshold_is_a_batch_of_its_own() -> None:
     assert numbers(fuse([ready(0, size=5), ready(1, size=500), ready(2, size=5), ready(3, size=5)], 10)) == [
         [0],
         [1],

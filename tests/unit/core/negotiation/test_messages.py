@@ -67,17 +67,17 @@ from_coordinators = st.builds(Order, st.lists(st.lists(identifiers | decisions, 
 
 
 @given(from_members)
-def test_what_a_member_says_arrives(message: Announce | Leave) -> None:
+def test_messages_of_a_member_survive_encoding(message: Announce | Leave) -> None:
     assert decode_from_member(encode(message)) == message
 
 
 @given(from_coordinators)
-def test_what_the_coordinator_says_arrives(message: Order | Stop) -> None:
+def test_messages_of_the_coordinator_survive_encoding(message: Order | Stop) -> None:
     assert decode_from_coordinator(encode(message)) == message
 
 
 @given(from_members)
-def test_one_direction_is_not_the_other(message: Announce | Leave) -> None:
+def test_messages_of_one_direction_are_invalid_in_the_other(message: Announce | Leave) -> None:
     with pytest.raises(MessageError):
         decode_from_coordinator(encode(message))
 
@@ -133,7 +133,7 @@ def test_the_second_time_a_number_says_it_all() -> None:
     assert all(found is request for found in decoder.requests([first, second]))
 
 
-def test_what_changed_is_said_in_full_under_the_same_number() -> None:
+def test_a_changed_request_is_sent_in_full_with_its_old_number() -> None:
     encoder, decoder = RequestEncoder(4), RequestDecoder(4)
     decoder.requests([encoder.item(make("a", 1))])
     changed = make("a", 2)

@@ -79,7 +79,7 @@ def test_decisions_come_in_the_order_in_which_names_were_completed() -> None:
     assert [ready.decision.name for ready in negotiator.take()] == ["c", "a", "b"]
 
 
-def test_what_was_decided_before_is_decided_again_without_being_told_in_full() -> None:
+def test_a_repeated_decision_is_sent_by_its_number() -> None:
     negotiator = Negotiator([0, 1], 8)
     request = make("a")
     (first,) = announce_all(negotiator, 2, request)
@@ -90,7 +90,7 @@ def test_what_was_decided_before_is_decided_again_without_being_told_in_full() -
     assert first.decision.identifier >= 0
 
 
-def test_what_changed_is_told_in_full_under_the_same_number() -> None:
+def test_a_changed_decision_is_sent_in_full_with_its_old_number() -> None:
     negotiator = Negotiator([0, 1], 8)
     (before,) = announce_all(negotiator, 2, make("a", shape=(4,)))
     (after,) = announce_all(negotiator, 2, make("a", shape=(5,)))
@@ -206,7 +206,7 @@ def test_a_set_of_one_decides_at_once() -> None:
 
 
 @pytest.mark.parametrize("operation", [Operation.ALLREDUCE, Operation.ALLGATHER, Operation.REDUCESCATTER])
-def test_what_may_travel_together_has_equal_keys(operation: Operation) -> None:
+def test_requests_that_may_be_batched_have_equal_keys(operation: Operation) -> None:
     def key(**fields: Any) -> object:
         (ready,) = announce_all(Negotiator([0, 1], 8), 2, make("x", operation, **fields))
         return ready.key
@@ -224,7 +224,7 @@ def test_what_may_travel_together_has_equal_keys(operation: Operation) -> None:
 
 
 @pytest.mark.parametrize("operation", [Operation.BROADCAST, Operation.ALLTOALL, Operation.BARRIER])
-def test_what_always_travels_alone_has_no_key(operation: Operation) -> None:
+def test_requests_that_are_never_batched_have_no_key(operation: Operation) -> None:
     splits = (2, 2) if operation is Operation.ALLTOALL else ()
     (ready,) = announce_all(Negotiator([0, 1], 8), 2, make("x", operation, splits=splits))
     assert ready.key is None
@@ -238,7 +238,7 @@ def test_splits_that_are_not_one_for_each_rank_break_the_protocol() -> None:
 # Who waits for whom
 
 
-def test_waiting_tells_who_has_and_who_has_not_oldest_first() -> None:
+def test_incomplete_names_list_announced_and_missing_ranks_oldest_first() -> None:
     negotiator = Negotiator([10, 20, 30], 8)
     assert negotiator.waiting() == []
     assert negotiator.oldest() is None
@@ -271,7 +271,7 @@ def test_joined_members_are_not_missing() -> None:
 # Join
 
 
-def test_who_has_joined_waits_for_those_that_do_nothing_any_more() -> None:
+def test_a_joined_rank_waits_for_idle_ranks() -> None:
     negotiator = Negotiator([4, 5, 6], 8)
     negotiator.announce(0, [JOIN], 1.0)
     negotiator.announce(1, [make("a")], 2.0)
@@ -342,7 +342,7 @@ def test_joined_members_have_no_rows() -> None:
     assert gathered.decision.template is not None and exchanged.decision.template is not None
 
 
-def test_what_needs_the_joined_never_travels_with_what_does_not() -> None:
+def test_requests_with_and_without_joined_ranks_are_never_batched_together() -> None:
     negotiator = Negotiator([0, 1], 8)
     announce_all(negotiator, 1, make("a"))
     negotiator.announce(1, [make("a")], 0.0)
@@ -352,7 +352,7 @@ def test_what_needs_the_joined_never_travels_with_what_does_not() -> None:
     assert one.key != two.key
 
 
-def test_what_cannot_be_done_without_the_joined_is_an_error() -> None:
+def test_operations_that_need_joined_ranks_fail() -> None:
     negotiator = Negotiator([0, 1], 8)
     negotiator.announce(1, [JOIN], 0.0)
     negotiator.announce(0, [make("a", Operation.REDUCESCATTER)], 0.0)
@@ -378,7 +378,7 @@ def test_joining_twice_is_a_breach() -> None:
 
 
 @given(st.permutations(range(5)))
-def test_who_joined_last_is_known_by_its_global_rank(order: Sequence[int]) -> None:
+def test_the_last_joined_rank_is_a_global_rank(order: Sequence[int]) -> None:
     ranks = [2, 3, 5, 7, 11]
     negotiator = Negotiator(ranks, 8)
     for member in order:
@@ -629,7 +629,7 @@ def test_a_request_of_some_ranks_is_ready_when_these_have_announced_it() -> None
     assert ready.decision.members == (0, 2) and ready.decision.device == "gpu:nccl" and not ready.decision.error
 
 
-def test_what_different_ranks_take_part_in_never_travels_together() -> None:
+def test_requests_of_different_members_are_never_batched_together() -> None:
     negotiator = Negotiator([0, 1], 8)
     for name, members in (("x", (0, 1)), ("y", (0,)), ("z", ())):
         for member in members or (0, 1):
@@ -638,14 +638,14 @@ def test_what_different_ranks_take_part_in_never_travels_together() -> None:
     assert len(set(keys)) == 3
 
 
-def test_who_has_joined_is_still_waited_for_by_another_process_set() -> None:
+def test_a_joined_rank_is_still_waited_for_by_another_process_set() -> None:
     negotiator = Negotiator([0, 1, 2], 8)
     negotiator.announce(0, [Request(Operation.JOIN, "join", transient=True)], 0.0)
     negotiator.announce(1, [some("x", (0, 1))], 0.0)
     assert not negotiator.has_ready and negotiator.waiting()[0].missing == [0]
 
 
-def test_who_disagrees_on_the_members_breaks_the_protocol() -> None:
+def test_a_request_for_other_members_breaks_the_protocol() -> None:
     for members, rank in (((0, 1), 2), ((0, 2), 1)):
         negotiator = Negotiator([0, 1, 2], 8)
         negotiator.announce(0, [some("x", (0, 1))], 0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from horovod.core.errors import HorovodInternalError
 from horovod.core.requests.handle import Handle
-from unit.control.together import Together, wait_until
+from unit.control.concurrent_ranks import ConcurrentCalls, wait_until
 
 
 def test_before_and_after() -> None:
@@ -23,7 +23,7 @@ def test_before_and_after() -> None:
     assert handle.result is None
 
 
-def test_the_result_is_there_for_whoever_waited() -> None:
+def test_every_waiting_thread_gets_the_result() -> None:
     handle = Handle()
 
     def work() -> None:
@@ -34,7 +34,7 @@ def test_the_result_is_there_for_whoever_waited() -> None:
         handle.wait(10)
         return handle.result
 
-    waiting = Together(wait, wait, wait, wait)
+    waiting = ConcurrentCalls(wait, wait, wait, wait)
     threading.Event().wait(0.02)
     work()
     assert waiting.results() == [[1, 2]] * 4
@@ -52,7 +52,7 @@ def test_a_wait_that_is_too_short() -> None:
 
 def test_waiting_after_somebodys_timeout_still_works() -> None:
     handle = Handle()
-    waiting = Together(lambda: handle.wait(10), lambda: handle.wait(0.01))
+    waiting = ConcurrentCalls(lambda: handle.wait(10), lambda: handle.wait(0.01))
     wait_until(lambda: 1 in waiting._found, "the timeout")
     handle.complete()
     outcomes = waiting.outcomes()
@@ -75,7 +75,7 @@ def test_an_error_is_raised_anew_each_time() -> None:
 
 def test_every_waiter_gets_an_exception_of_its_own() -> None:
     handle = Handle()
-    waiting = Together(*[lambda: handle.wait(10)] * 5)
+    waiting = ConcurrentCalls(*[lambda: handle.wait(10)] * 5)
     handle.complete(ValueError("no", 7))
     outcomes = waiting.outcomes()
     assert [type(outcome) for outcome in outcomes] == [ValueError] * 5
@@ -96,7 +96,7 @@ def test_an_interrupt_ends_a_wait_and_the_handle_lives_on() -> None:
     handle.wait()
 
 
-def test_what_ends_it_may_say_how() -> None:
+def test_the_end_function_may_replace_the_error() -> None:
     seen: list[BaseException | None] = []
 
     def fail(error: BaseException | None) -> BaseException:
@@ -110,7 +110,7 @@ def test_what_ends_it_may_say_how() -> None:
     assert seen == [None]
 
 
-def test_what_comes_next_is_called_once() -> None:
+def test_a_callback_is_called_once() -> None:
     calls: list[str] = []
     before, after = Handle(), Handle()
     before.then(lambda: calls.append(f"before: {before.done()}"))
@@ -122,14 +122,14 @@ def test_what_comes_next_is_called_once() -> None:
     assert calls == ["before: True", "after"]
 
 
-def test_what_comes_next_is_called_once_however_threads_race() -> None:
+def test_a_callback_is_called_once_when_threads_race() -> None:
     for _ in range(200):
         handle, calls = Handle(), []
-        Together(lambda: handle.complete(), lambda: handle.then(lambda: calls.append(1))).results()  # noqa: B023
+        ConcurrentCalls(lambda: handle.complete(), lambda: handle.then(lambda: calls.append(1))).results()  # noqa: B023
         assert calls == [1]
 
 
-def test_a_callback_that_raises_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_raises_does_not_block_waiting_threads(caplog: pytest.LogCaptureFixture) -> None:
     handle = Handle()
     called = []
 
@@ -138,7 +138,7 @@ def test_a_callback_that_raises_keeps_nobody_waiting(caplog: pytest.LogCaptureFi
 
     handle.then(lambda: called.append(1))
     handle.then(broken)
-    waiting = Together(lambda: handle.wait(10))
+    waiting = ConcurrentCalls(lambda: handle.wait(10))
     handle.then(lambda: called.append(2))
     handle.complete()
     assert waiting.results() == [None]
@@ -146,7 +146,7 @@ def test_a_callback_that_raises_keeps_nobody_waiting(caplog: pytest.LogCaptureFi
     assert "ZeroDivisionError: oh" in caplog.text
 
 
-def test_what_follows_a_collective_and_raises_is_its_error() -> None:
+def test_an_exception_in_the_end_function_becomes_the_error() -> None:
     def broken(_: BaseException | None) -> BaseException | None:
         raise ZeroDivisionError("oh")
 

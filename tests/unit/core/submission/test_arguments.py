@@ -44,7 +44,7 @@ def test_whole_numbers(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [True, np.bool_(True), 2.0, np.float64(2), np.array([2]), "2", b"2", None, [2], 2j])
-def test_what_is_no_whole_number(value: Any) -> None:
+def test_other_values_than_whole_numbers_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^root_rank=.*: expected a whole number, not "):
         whole_number(value, "root_rank")
 
@@ -69,7 +69,7 @@ def test_numbers(value: Any) -> None:
 @pytest.mark.parametrize(
     "value", [True, np.bool_(False), "0.5", b"1", None, [0.5], np.array([0.5]), 1j, np.complex64(1)]
 )
-def test_what_is_no_number(value: Any) -> None:
+def test_other_values_than_numbers_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^x=.*: expected a number, not "):
         real_number(value, "x")
 

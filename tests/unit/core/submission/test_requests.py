@@ -35,7 +35,7 @@ REFUSED: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_sent_is_refused_where_it_is_made(kind: str) -> None:
+def test_requests_that_cannot_be_sent_are_refused_in_the_call(kind: str) -> None:
     with pytest.raises((TypeError, ValueError)):
         REFUSED[kind]()
 

@@ -82,7 +82,7 @@ def test_a_core_that_the_user_has_chosen_is_the_one() -> None:
     assert placement_of(of(("a", [0, 1], 1)), 0) == ANYWHERE
 
 
-def test_what_this_process_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cores_and_threads_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     cores = sorted(os.sched_getaffinity(0))
     monkeypatch.delenv(THREADS, raising=False)
     assert own_cpu_resources("here") == CpuResources("here", cores, len(cores))

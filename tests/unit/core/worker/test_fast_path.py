@@ -36,7 +36,7 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.fast_path import FastPath
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import (
     JOIN,
     LARGE,
@@ -243,7 +243,7 @@ def test_rows_may_differ_and_other_dimensions_may_not(process_set: Set) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_who_waits_at_once_wakes_no_other_thread(process_set: Set, successes: list[tuple[int, str]]) -> None:
+def test_a_thread_that_waits_at_once_wakes_no_other_thread(process_set: Set, successes: list[tuple[int, str]]) -> None:
     ranks = asleep(process_set.whole(3, proposals=True))
 
     def script(rank: Rank) -> None:
@@ -273,7 +273,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("size", [2, 3])
-def test_what_is_not_small_goes_through_the_engine_without_an_order(
+def test_quick_requests_that_are_not_small_use_the_engine_without_an_order(
     process_set: Set, orders: list[str], successes: list[tuple[int, str]], size: int
 ) -> None:
     ranks = asleep(process_set.whole(size, proposals=True))
@@ -306,7 +306,7 @@ def test_what_is_not_small_goes_through_the_engine_without_an_order(
     assert all(rank.communicator.batches == [1] * 40 for rank in ranks)  # of allreduce and allgather
 
 
-def test_what_is_large_is_ordered(process_set: Set, orders: list[str]) -> None:
+def test_large_requests_are_announced(process_set: Set, orders: list[str]) -> None:
     ranks = process_set.whole(2, proposals=True)
 
     def script(rank: Rank) -> None:
@@ -346,7 +346,7 @@ def test_an_awaited_one_that_is_asked_for_in_another_way_is_done(process_set: Se
     on_every_rank(ranks, script)
 
 
-def test_what_its_caller_does_not_wait_for_after_all_goes_with_the_next(process_set: Set) -> None:
+def test_an_awaited_request_without_a_waiting_thread_runs_with_the_next_one(process_set: Set) -> None:
     ranks = asleep(process_set.whole(2, proposals=True))
     left = [rank.submit(allreduce_request("left", (4,)), ones(), awaited=True) for rank in ranks]
     wait(*(rank.allreduce("next", ones()) for rank in ranks))
@@ -385,7 +385,7 @@ def test_a_rank_that_comes_late(process_set: Set, late: int, seconds: float, len
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_rank_that_goes_the_ordinary_way_ends_the_try_of_the_others(process_set: Set) -> None:
+def test_a_rank_that_announces_ends_the_proposal_of_the_others(process_set: Set) -> None:
     """Whichever it is. They need not wait for their time to be over."""
     for ordinary in range(3):
         ranks = process_set.whole(3, proposals=True)
@@ -428,7 +428,7 @@ def test_different_names_at_the_same_time(process_set: Set) -> None:
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("size", [2, 3])
-def test_what_does_not_agree_fails_with_the_reason(process_set: Set, size: int) -> None:
+def test_mismatched_requests_fail_with_the_reason(process_set: Set, size: int) -> None:
     ranks = process_set.whole(size, proposals=True)
 
     def script(rank: Rank) -> None:

@@ -63,7 +63,7 @@ def test_a_name_is_free_again_when_it_is_finished(requests: InFlight) -> None:
     requests.add(entry(), held=False, awaited=False)
 
 
-def test_what_is_held_is_in_flight_and_not_announced(requests: InFlight) -> None:
+def test_a_held_request_is_in_flight_and_not_announced(requests: InFlight) -> None:
     late = entry()
     asleep(requests)
     assert not requests.add(late, held=True, awaited=False)
@@ -73,7 +73,7 @@ def test_what_is_held_is_in_flight_and_not_announced(requests: InFlight) -> None
     assert requests.take() == [late]
 
 
-def test_what_is_withdrawn_cannot_be_released(requests: InFlight) -> None:
+def test_a_withdrawn_request_cannot_be_released(requests: InFlight) -> None:
     late = entry()
     requests.add(late, held=True, awaited=False)
     assert requests.withdraw(late)
@@ -107,7 +107,7 @@ def test_only_small_ones_may_be_driven_and_only_where_somebody_drives(requests: 
 @pytest.mark.parametrize(
     ("length", "awaited", "woken"), [(4, False, True), (4, True, False), (LARGE, False, True), (LARGE, True, True)]
 )
-def test_who_sleeps_is_woken_unless_the_caller_does_it(
+def test_a_sleeping_worker_is_woken_unless_the_caller_drives(
     requests: InFlight, length: int, awaited: bool, woken: bool
 ) -> None:
     asleep(requests)
@@ -117,7 +117,7 @@ def test_who_sleeps_is_woken_unless_the_caller_does_it(
     assert not requests.add(entry("awake"), held=False, awaited=False)
 
 
-def test_who_has_something_to_do_does_not_rest(requests: InFlight) -> None:
+def test_a_busy_worker_does_not_sleep(requests: InFlight) -> None:
     assert requests.begin_wait(busy=True) == 0
     requests.add(entry(), held=False, awaited=False)
     assert requests.begin_wait(busy=False) == 0
@@ -138,7 +138,7 @@ def test_submissions_coalesce_after_an_announcement_while_an_answer_is_due(reque
     asleep(requests)
 
 
-def test_who_stands_by_is_woken_for_what_nobody_drives(requests: InFlight) -> None:
+def test_standby_ends_for_a_request_that_no_thread_drives(requests: InFlight) -> None:
     assert requests.begin_standby()
     assert not requests.add(entry("small"), held=False, awaited=False)
     assert requests.add(entry("large", LARGE), held=False, awaited=False)
@@ -150,7 +150,7 @@ def test_who_stands_by_is_woken_for_what_nobody_drives(requests: InFlight) -> No
     assert requests.begin_standby()
 
 
-def test_who_stands_by_does_not_wait_for_what_is_held(requests: InFlight) -> None:
+def test_standby_ignores_held_requests(requests: InFlight) -> None:
     late = entry()
     requests.add(late, held=True, awaited=False)
     assert requests.begin_standby()
@@ -159,7 +159,7 @@ def test_who_stands_by_does_not_wait_for_what_is_held(requests: InFlight) -> Non
     assert not requests.begin_standby()
 
 
-def test_who_is_asked_to_take_over_does_not_stand_by_until_that_is_done(requests: InFlight) -> None:
+def test_no_standby_before_a_taken_over_collective_is_done(requests: InFlight) -> None:
     assert requests.begin_standby()
     handle = Handle()
     assert requests.leave_to_worker(handle)
@@ -170,7 +170,7 @@ def test_who_is_asked_to_take_over_does_not_stand_by_until_that_is_done(requests
     assert requests.begin_standby()
 
 
-def test_who_sleeps_is_asked_to_take_over_what_nobody_has_announced(requests: InFlight) -> None:
+def test_a_sleeping_worker_takes_over_an_unannounced_request(requests: InFlight) -> None:
     handle = Handle()
     asleep(requests)
     assert not requests.leave_to_worker(handle)
@@ -178,7 +178,7 @@ def test_who_sleeps_is_asked_to_take_over_what_nobody_has_announced(requests: In
     assert requests.leave_to_worker(handle)
 
 
-def test_one_alone_can_be_taken_and_put_back(requests: InFlight) -> None:
+def test_a_single_request_can_be_taken_and_put_back(requests: InFlight) -> None:
     first, second = entry("first"), entry("second")
     assert requests.take_alone(first.handle) is None
     requests.add(first, held=False, awaited=True)

@@ -13,7 +13,7 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.worker import WorkerThread
 from interruptions import every_place
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import LARGE, Set, allreduce_request, asleep, ones, wait
 
 
@@ -66,7 +66,7 @@ def test_release_of_what_was_held(process_set: Set) -> None:
     wait(late[-1].handle)
 
 
-def test_what_was_to_be_awaited_is_carried_out_with_the_next_at_the_latest(process_set: Set) -> None:
+def test_an_awaited_request_runs_with_the_next_one_at_the_latest(process_set: Set) -> None:
     (rank,) = process_set.whole(1)
     handle = rank.submit(allreduce_request("x"), ones(), awaited=True)
     for _ in every_place(lambda place: handle.wait()):  # noqa: B023  that of the moment

@@ -21,7 +21,7 @@ from horovod.core.requests.batch import Entry, execute
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.open_events import FIRST_LOOK_MILLISECONDS, LOOK_MILLISECONDS, OpenEvents
 from horovod.core.worker.worker import WorkerThread
-from unit.control.together import wait_until
+from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import Watch
 
 

@@ -201,7 +201,7 @@ def test_a_rank_that_announces_a_name_twice_is_found_by_its_relay(clock: Clock) 
         made.ranks[1].role.receive(2, second)
 
 
-def test_what_a_thread_announces_while_another_has_joined_counts(clock: Clock) -> None:
+def test_announcements_after_another_thread_has_joined_count(clock: Clock) -> None:
     decided = []
     for hosts in ("xxxx", "xyyy"):
         made = SimulatedSet(

@@ -20,7 +20,7 @@ def test_a_thread_that_sleeps_is_woken_unless_the_caller_carries_its_request_out
     assert not must_wake(WorkerState.ASLEEP, driven=True, awaited=True, seconds=1.0)
 
 
-def test_a_burst_after_an_announcement_wakes_nobody() -> None:
+def test_a_burst_after_an_announcement_wakes_no_thread() -> None:
     assert not must_wake(WorkerState.COALESCING, driven=False, awaited=False, seconds=COALESCE_SECONDS / 2)
     assert must_wake(WorkerState.COALESCING, driven=False, awaited=False, seconds=COALESCE_SECONDS * 2)
 
@@ -30,7 +30,7 @@ def test_a_thread_on_standby_is_woken_for_what_no_other_thread_carries_out() -> 
     assert not must_wake(WorkerState.STANDBY, driven=True, awaited=False, seconds=1.0)
 
 
-def test_nobody_polls_where_ranks_share_a_core() -> None:
+def test_no_thread_polls_if_ranks_share_a_core() -> None:
     shared = polls(spins=False)
     assert shared.worker == 0
     assert max(shared) == 1

@@ -90,7 +90,7 @@ def test_the_end_of_the_other_side_is_told_once(pair: Pair) -> None:
     assert len(pair.ended) == 1
 
 
-def test_who_sends_more_than_is_taken_is_told_to_wait_and_to_go_on() -> None:
+def test_a_congested_sender_is_paused_and_resumed() -> None:
     pair = Pair()
     try:
         body = bytes(1 << 16)

@@ -88,7 +88,7 @@ def test_a_script_that_hangs_again_and_again_is_reported_once(tmp_path: Path) ->
     assert found[1] == [HostInfo("a", 1), HostInfo("b", 1)]
 
 
-def test_what_two_answers_in_a_row_lack_is_withdrawn() -> None:
+def test_a_host_missing_in_two_consecutive_answers_is_withdrawn() -> None:
     a, b = HostInfo("a", 2), HostInfo("b", 1)
     assert confirmed([a, b], [b]) == [a, b]
     assert confirmed([b], [b]) == [b]

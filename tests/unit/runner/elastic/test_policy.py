@@ -215,7 +215,7 @@ def test_a_newcomer_that_dies_while_it_connects_costs_one_more_round() -> None:
     assert world.ranks() == [0, 1]
 
 
-def test_rounds_that_cannot_begin_although_nobody_is_lost_end_the_job_in_the_end() -> None:
+def test_rounds_that_repeatedly_fail_to_begin_end_the_job() -> None:
     world = PolicyWorld({"a": 2}, least=2)
     for _ in range(3):
         world.ready(0, 1, failed=True)
@@ -270,7 +270,7 @@ def test_too_few_ranks_wait_for_a_host_and_go_on_with_it() -> None:
     assert not world.policy.stopped
 
 
-def test_who_waits_too_long_for_hosts_is_told() -> None:
+def test_a_job_that_waits_too_long_for_hosts_is_told() -> None:
     world = PolicyWorld({"a": 2}, least=2)
     world.begin()
     world.end(0)
@@ -311,7 +311,7 @@ def test_the_reset_limit_ends_the_job() -> None:
     )
 
 
-def test_nobody_is_interrupted_for_a_new_host_once_the_resets_are_used_up() -> None:
+def test_no_round_is_interrupted_for_a_new_host_after_the_last_reset() -> None:
     world = PolicyWorld({"a": 2}, resets=0)
     world.begin()
     world.hosts({"a": 2, "b": 1})
@@ -341,7 +341,7 @@ def test_a_rank_lost_before_the_end_does_not_fail_a_job_that_ends_well() -> None
     assert world.policy.first_failure is None
 
 
-def test_who_asks_for_a_round_after_another_rank_has_done_its_work_is_ended() -> None:
+def test_a_process_that_asks_for_a_round_after_the_work_is_done_is_ended() -> None:
     world = PolicyWorld({"a": 3}, least=1)
     world.begin()
     world.end(2)

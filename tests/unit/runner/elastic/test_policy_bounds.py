@@ -42,7 +42,7 @@ def test_a_process_that_is_not_needed_any_more_and_does_not_end_is_stopped() -> 
     assert world.killed == [1] and world.ranks() == [0]
 
 
-def test_one_that_is_not_needed_after_another_has_done_its_work_does_not_wait_for_those_that_train() -> None:
+def test_a_process_that_is_not_needed_any_more_ends_at_once() -> None:
     world = PolicyWorld({"a": 3})
     world.begin()
     world.end(0, Exit(0))
@@ -86,7 +86,7 @@ def test_the_time_to_wait_begins_anew_after_there_were_enough() -> None:
 # SIGTERM, where nobody else can go on.
 
 
-def test_the_only_rank_that_is_told_to_end_hands_on_the_state_and_begins_no_round_of_its_own() -> None:
+def test_the_only_rank_with_the_state_passes_it_on_before_it_ends() -> None:
     world = PolicyWorld({"a": 1, "b": 1}, least=1, start=1, most=1)
     world.begin()
     world.do(world.policy.told(0, Leaving(1)))

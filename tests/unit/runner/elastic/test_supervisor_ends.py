@@ -89,7 +89,7 @@ def test_each_agent_is_told_to_end_though_the_one_before_it_leaves_at_once(cance
 
 
 @pytest.mark.parametrize("seconds", [3600.0, 0.0], ids=["a moment ago", "long ago"])
-def test_an_agent_that_is_lost_is_let_go_of_and_named_at_the_end_only_while_something_may_be_left_there(
+def test_a_lost_agent_is_named_at_the_end_only_if_processes_may_remain(
     monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     monkeypatch.setattr(elastic_supervisor, "UNHEARD_SECONDS", seconds)

@@ -1,4 +1,4 @@
-"""A command that prints the hosts of the moment."""
+"""A command that prints the available hosts."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from horovod.runner.hosts.slots import HostInfo
         ("echo a warning >&2; echo a:1", None, [HostInfo("a", 1)]),
     ],
 )
-def test_what_it_prints_are_the_hosts(command: str, slots: int | None, expected: list[HostInfo]) -> None:
+def test_the_script_prints_the_hosts(command: str, slots: int | None, expected: list[HostInfo]) -> None:
     assert HostScript(command, slots).hosts(1) == expected
 
 
-def test_it_is_asked_anew_each_time(tmp_path: Path) -> None:
+def test_the_script_runs_each_time_that_hosts_are_asked_for(tmp_path: Path) -> None:
     listed = tmp_path / "hosts"
     source = HostScript(f"cat {quote(str(listed))}")
     for text in ("a:1\n", "a:1\nb:2\n", ""):
@@ -38,7 +38,7 @@ def test_it_is_asked_anew_each_time(tmp_path: Path) -> None:
         assert len(source.hosts(1)) == len(text.split())
 
 
-def test_it_may_be_a_path_with_spaces(tmp_path: Path) -> None:
+def test_the_script_may_be_a_path_with_spaces(tmp_path: Path) -> None:
     script = tmp_path / "the hosts"
     script.write_text("#!/bin/sh\necho a:2\n")
     script.chmod(0o755)
@@ -62,26 +62,26 @@ def test_it_may_be_a_path_with_spaces(tmp_path: Path) -> None:
         ("yes a:1", "wrote more than 1048576 bytes"),
     ],
 )
-def test_what_goes_wrong_is_said_in_words(command: str, told: str) -> None:
+def test_errors_of_the_script_are_explained(command: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         HostScript(command).hosts(1)
 
 
-def test_one_that_hangs_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
+def test_a_script_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     note = tmp_path / "child"
     with pytest.raises(ValueError, match=r"did not end within 0\.5 seconds"):
         HostScript(f"sleep 1000 & echo $! > {quote(str(note))}; wait", seconds=0.5).hosts(1)
     await_end(int(note.read_text()))
 
 
-def test_one_that_closes_its_streams_and_hangs_is_ended(tmp_path: Path) -> None:
+def test_a_script_that_closes_its_streams_and_hangs_is_ended(tmp_path: Path) -> None:
     note = tmp_path / "script"
     with pytest.raises(ValueError, match=r"host discovery script .* did not end within 0\.5 seconds"):
         HostScript(f"echo $$ > {quote(str(note))}; exec >&- 2>&-; sleep 1000", seconds=0.5).hosts(1)
     await_end(int(note.read_text()))
 
 
-def test_one_that_hangs_is_ended_with_the_job(tmp_path: Path) -> None:
+def test_a_script_that_hangs_is_ended_with_the_job(tmp_path: Path) -> None:
     note = tmp_path / "script"
     cancel = WakeUp()
     cancel.set()

@@ -15,7 +15,7 @@ def test_a_job_that_went_well_has_no_last_words() -> None:
     assert (outcome.describe(), outcome.status, outcome.failed) == ("", 0, False)
 
 
-def test_a_failed_job_says_who_where_why_and_how() -> None:
+def test_a_failed_job_reports_rank_host_reason_and_exit_code() -> None:
     outcome = Outcome(
         culprit=1, exit=Exit(139, signal.SIGSEGV), place="localhost, local rank 1", reason="rank 1 left", tail=["boom"]
     )
@@ -51,7 +51,7 @@ def test_an_unknown_signal_has_a_number() -> None:
     assert str(Exit(128 + 40, 40)) == "168 (killed by signal 40)"
 
 
-def test_what_does_not_die_is_named() -> None:
+def test_processes_that_survive_sigkill_are_named() -> None:
     assert "processes 7, 9 did not end" in Outcome(immortal=frozenset({9, 7})).describe()
 
 

@@ -99,7 +99,7 @@ def test_a_stream_that_knows_few_letters_gets_the_others_escaped() -> None:
     assert raw.getvalue() == b"n\\xe9\n"
 
 
-def test_a_closed_stream_is_nobody_listening() -> None:
+def test_output_to_a_closed_stream_is_dropped() -> None:
     stream = io.StringIO()
     stream.close()
     StreamSink(stream).write("x")

@@ -26,7 +26,7 @@ def command(folder: Path) -> list[str]:
 
 def test_hosts_that_cannot_be_reached_are_told_with_the_reason(tmp_path: Path) -> None:
     found = unreachable(command(tmp_path), ["good", "unknown", "interrupted"], 60)
-    assert list(found) == ["unknown"] and found["unknown"].startswith("its name is unknown: is it written right?")
+    assert list(found) == ["unknown"] and found["unknown"].startswith("its name is unknown: is it spelled correctly?")
 
 
 def test_a_host_that_is_silent_is_given_up_and_nothing_is_left(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_an_ssh_command_that_does_not_parse_is_refused() -> None:
     assert options({}, None, None, 30) == SshOptions(("ssh",), None, None, 30)
 
 
-def test_what_travels_to_other_hosts() -> None:
+def test_the_variables_that_other_hosts_get() -> None:
     stays = ["BASH_FUNC_x%%", "OLDPWD", "CUDA_VISIBLE_DEVICES", "MY_CUDA_VISIBLE_DEVICES", "_HOROVOD_SECRET_KEY", "HOME",
              "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR", "PWD", "_"]  # fmt: skip
     travels = [
@@ -91,7 +91,7 @@ def test_what_travels_to_other_hosts() -> None:
     assert set(forwarded(dict.fromkeys([*stays, *travels], "x"))) == set(travels)
 
 
-def test_what_ssh_says_of_a_connection_that_works_is_no_explanation() -> None:
+def test_messages_of_ssh_about_working_connections_are_not_quoted() -> None:
     said = "Warning: Permanently added 'hostB' (ED25519) to the list of known hosts.\r\n"
     assert explain(255, said) == "it was killed, or the connection broke"
     assert explain(255, said + "Timeout, server hostB not responding.\r\n") == (

@@ -28,7 +28,7 @@ class Ask:
         return self.tensors
 
 
-class Together:
+class ConcurrentCalls:
     """The collectives of one rank, as the interface has them."""
 
     def __init__(self, size: int, average: bool) -> None:
@@ -52,7 +52,7 @@ class Job:
 
     def __init__(self, compressor: BucketCompressor, size: int, average: bool = True) -> None:
         self.compressor = compressor
-        self.collectives = [Together(size, average) for _ in range(size)]
+        self.collectives = [ConcurrentCalls(size, average) for _ in range(size)]
         self.memories: list[dict[str, dict[str, Any]]] = [defaultdict(dict) for _ in range(size)]
         self.travelled: list[int] = []
         self.average = average

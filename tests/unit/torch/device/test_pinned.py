@@ -52,7 +52,7 @@ def test_not_before_the_device_has_done_with_it() -> None:
     assert pool.take(1) is buffer
 
 
-def test_a_buffer_that_nobody_gives_back_is_forgotten() -> None:
+def test_a_buffer_that_is_never_returned_is_forgotten() -> None:
     pool = PinnedPool(ordinary)
     buffer = pool.take(1)
     memory = weakref.ref(buffer.memory)
@@ -73,7 +73,7 @@ class Counted:
         return ordinary(size)
 
 
-def test_what_was_idle_for_longest_goes_when_needs_change() -> None:
+def test_the_least_recently_used_buffer_is_freed_first() -> None:
     made = Counted()
     pool = PinnedPool(made, limit=4 * SMALLEST)
     for buffer in [pool.take(size * SMALLEST) for size in (1, 2, 1)]:

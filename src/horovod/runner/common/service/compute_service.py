@@ -1,4 +1,4 @@
-"""Where a job that prepares data and a job that trains on them find each other.
+"""The rendezvous of a job that prepares data and a job that trains on them.
 
 The compute job has *workers*, each of which serves one *dispatcher*; dispatchers belong to either job. Both jobs know the
 service's address and key (from a file, in general). Dispatchers register their addresses, and workers
@@ -10,7 +10,7 @@ that have the key, uses no pickles, and bounds every wait::
 
     dispatchers, workers_per_dispatcher     how many there are
     dispatcher/<id>                         its address
-    worker/<dispatcher id>/<place>          the id of a worker that serves it; places are taken first come, first served
+    worker/<dispatcher id>/<index>          the id of a worker that serves it; indices are taken first come, first served
     shutdown                                set at the end
 """
 
@@ -83,7 +83,7 @@ class ComputeService:
             return
         self._ended = True
         try:
-            # As a client does, because the server answers those who wait before it looks whether it is to stop.
+            # Through a client, since the server then answers all waiting clients before it stops.
             ComputeClient(self._addresses, self._key, verbose=0).shutdown()
         finally:
             self._server.stop()
@@ -163,7 +163,7 @@ class ComputeClient:
         if not 0 <= worker_id < dispatchers * places:
             raise IndexError(f"worker {worker_id} does not exist: their numbers are 0 to {dispatchers * places - 1}")
         with self._connected() as store:
-            for step in range(places):  # begins elsewhere for each worker, so that few find a place taken
+            for step in range(places):  # each worker begins at another index, so that few are taken already
                 place = (worker_id + step) % places
                 if _claim(store, f"worker/{dispatcher_id}/{place}", str(worker_id)) == str(worker_id):
                     break
@@ -197,7 +197,7 @@ class ComputeClient:
         _log.log(self._level, "dispatcher %d has its %d workers", dispatcher_id, places)
 
     def shutdown(self) -> None:
-        """Say that it is over: everybody's :meth:`wait_for_shutdown` returns. Idempotent."""
+        """End the service: :meth:`wait_for_shutdown` returns in all clients. Idempotent."""
         with self._connected() as store:
             store.put(_SHUTDOWN, b"", timeout=CONNECT_SECONDS)
         _log.log(self._level, "the compute service is told that it is over")
@@ -261,7 +261,7 @@ class ComputeClient:
 
 
 def _claim(store: RendezvousClient, key: str, value: str) -> str:
-    """Give a key its value unless it has one; the value that it has."""
+    """Set the value of a key unless it has one. Returns its value."""
     store.put(key, value.encode(), only_first=True, timeout=CONNECT_SECONDS)
     return store.get(key, CONNECT_SECONDS).decode()
 

@@ -140,7 +140,7 @@ class Receiver:
                 source.channel.send(encode(Taken(message.number)))
                 receive.handle.complete()
         else:
-            raise ChannelClosed("it sent what only a receiver sends")
+            raise ChannelClosed("it sent a message that only a receiver sends")
 
     def _arrived(self, envelope: Envelope, arrived: _Arrived) -> None:
         receive = self._matching.arrive(envelope, arrived)

@@ -158,7 +158,7 @@ class Sender:
         elif isinstance(message, Ask):
             peer.streaming.append(peer.offered[message.number])
         else:
-            raise ChannelClosed("it sent what only a sender sends")
+            raise ChannelClosed("it sent a message that only a sender sends")
 
     def _stream(self, peer: _Peer, channel: Channel) -> None:
         """Send parts of what the peer has asked for, as much as the socket takes."""

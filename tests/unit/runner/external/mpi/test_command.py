@@ -197,7 +197,7 @@ def test_many_hosts_get_their_daemons_from_one() -> None:
     assert "tree_spawn" not in line(MpiKind.OPEN_MPI_5, THERE)
 
 
-def test_what_a_kind_cannot_do_is_refused() -> None:
+def test_options_that_an_mpi_lacks_are_refused() -> None:
     with pytest.raises(
         UsageError, match="Intel MPI starts the same number of ranks on every host, not hostA:2, hostB:1"
     ):

@@ -51,7 +51,7 @@ def test_a_list_for_hydra_holds_the_same_names(tmp_path: Path) -> None:
     assert "_HOROVOD_SECRET_KEY" in names and not {*OWN} - {"MINE"} & set(names)
 
 
-def test_what_reaches_other_hosts_is_ssh_unless_somebody_chose_something(tmp_path: Path) -> None:
+def test_ssh_reaches_other_hosts_unless_the_user_chooses_another_program(tmp_path: Path) -> None:
     def agent(*words: str, **extra: str) -> str:
         command = job(tmp_path, OPEN_MPI_5, *words, **extra).command
         return command[command.index("plm_ssh_agent") + 1] if "plm_ssh_agent" in command else ""

@@ -81,7 +81,7 @@ def a_thousand_half_open(address: Address) -> list[socket.socket]:
     return connections
 
 
-STRANGERS: dict[str, Callable[[Address], list[socket.socket]]] = {
+BAD_CLIENTS: dict[str, Callable[[Address], list[socket.socket]]] = {
     stranger.__name__: stranger
     for stranger in (
         no_bytes,
@@ -108,7 +108,7 @@ def receive(connection: socket.socket, length: int) -> bytes:
 def visited_by(name: str, address: Address) -> Iterator[list[socket.socket]]:
     """A stranger has called at ``address`` and holds the line for the length of the block."""
     with enough_descriptors():
-        connections = STRANGERS[name](address)
+        connections = BAD_CLIENTS[name](address)
         try:
             yield connections
         finally:

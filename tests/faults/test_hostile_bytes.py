@@ -118,7 +118,7 @@ def until_visited(strangers: Strangers, run: Callable[[], object]) -> None:
         run()
 
 
-def test_strangers_where_the_ranks_meet(ranks: Ranks) -> None:
+def test_hostile_bytes_at_the_rendezvous_do_not_disturb(ranks: Ranks) -> None:
     pool = ranks(2, framework="torch")
     found = pool.run(lambda: (os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
     place = found[0][0], int(found[0][1])
@@ -129,7 +129,7 @@ def test_strangers_where_the_ranks_meet(ranks: Ranks) -> None:
         pool.run(train, 0.0)
 
 
-def test_strangers_where_the_ranks_listen(ranks: Ranks) -> None:
+def test_hostile_bytes_at_the_ranks_ports_do_not_disturb(ranks: Ranks) -> None:
     """As if every rank were on a host of its own, so that they listen on TCP ports; and on the sockets of one host."""
 
     def on_hosts_of_their_own() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-class Together:
+class ConcurrentCalls:
     """Functions that run at the same time, from the start of a ``with`` block on, or until :meth:`outcomes`."""
 
     def __init__(self, *functions: Callable[[], Any]) -> None:
@@ -44,9 +44,9 @@ class Together:
         return outcomes
 
 
-def together(*functions: Callable[[], Any], seconds: float = 20.0) -> list[Any]:
+def run_concurrently(*functions: Callable[[], Any], seconds: float = 20.0) -> list[Any]:
     """Run ``functions`` at the same time and return what they return."""
-    return Together(*functions).results(seconds)
+    return ConcurrentCalls(*functions).results(seconds)
 
 
 def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 10.0) -> None:

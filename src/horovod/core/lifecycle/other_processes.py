@@ -1,0 +1,68 @@
+"""Which ranks' processes have ended, as far as this one can see, also after all have left the job.
+
+MPI's start and its ``Finalize`` wait for all processes, without a time limit; whoever waits there asks. A process on this host
+is looked at. One on another host is known by its connection with the liveness monitor here, which both keep until they end: the
+kernel closes it then. Who gives up ends, so the others see that, and in the end all do.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Mapping, Sequence
+
+from horovod.control.descriptors import make_room
+from horovod.control.mesh import Endpoint
+from horovod.control.processes import ended
+from horovod.core.negotiation.agreement import list_ranks
+
+_CLOSED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
+
+
+class OtherProcesses:
+    """Those of one job.
+
+    Args:
+        rank: this one.
+        endpoints: of all ranks, by rank.
+    """
+
+    def __init__(self, rank: int, endpoints: Sequence[Endpoint]) -> None:
+        own = endpoints[rank].process_namespace
+        self._visible = {
+            other.rank: other.pid
+            for other in endpoints
+            if own and own == other.process_namespace and other.rank != rank
+        }
+        self._connections: dict[int, socket.socket] = {}
+
+    def keep(self, connections: Mapping[int, socket.socket]) -> None:
+        """Keep duplicates of the connections with ranks that cannot be seen. They are never read.
+
+        Raises:
+            DescriptorLimitError: the hard limit on open files is too low.
+        """
+        self.close()
+        unseen = {rank: connection for rank, connection in connections.items() if rank not in self._visible}
+        make_room(len(unseen), "MPI among ranks of several hosts")
+        for rank, connection in unseen.items():
+            self._connections[rank] = connection.dup()
+
+    def gone(self) -> str:
+        """Names the ranks whose processes have ended, as "rank 3"; "" if none is known to have."""
+        poll = select.poll()
+        ranks = {connection.fileno(): rank for rank, connection in self._connections.items()}
+        for descriptor in ranks:
+            poll.register(descriptor, _CLOSED)
+        found = [*ended(self._visible), *(ranks[descriptor] for descriptor, _ in poll.poll(0))]
+        return list_ranks(found) if found else ""
+
+    def close(self) -> None:
+        """Close what is kept."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def descriptors(self) -> list[int]:
+        """The descriptors that a forked child must close."""
+        return [connection.fileno() for connection in self._connections.values()]
