@@ -87,7 +87,7 @@ def in_words(record: Record) -> str:
 
 def of_training(record: Record) -> Iterator[str]:
     """One row an arrangement: the step time of the best round, and this against Horovod's."""
-    yield f"| {record['ranks']} ranks | what | ms per step, best round | its time to Horovod's |"
+    yield f"| {record['ranks']} ranks | what | ms per step, best round | times Horovod's |"
     yield "|---|---|---:|---:|"
     for model in record["models"]:
         best = {name: min(seconds) for name, seconds in model["seconds"].items()}

@@ -42,7 +42,7 @@ class PolicyWorld:
         self.policy = ElasticPolicy(limits, Blacklist(cooldown, lambda: 0.5))
         self.alive: dict[int, str] = {}
         self.asked: dict[int, int] = {}
-        self.places: dict[int, SlotInfo] = {}  # of those in the round that runs
+        self.assignments: dict[int, SlotInfo] = {}  # of those in the round that runs
         self.announced = HostUpdateResult.no_update
         self.timers: dict[str, float] = {}
         self.said = ""
@@ -63,11 +63,11 @@ class PolicyWorld:
                 self.alive[decision.number] = decision.host.hostname
                 self.asked[decision.number] = -1
             elif isinstance(decision, BeginRound):
-                self.places = {number: slot for number, _, slot in decision.places}
+                self.assignments = {number: slot for number, _, slot in decision.assignments}
                 self.announced = HostUpdateResult.no_update
                 self.same_state = decision.same_state
-                assert all(number in self.alive for number in self.places)
-                assert all(self.asked[number] == question for number, question, _ in decision.places)
+                assert all(number in self.alive for number in self.assignments)
+                assert all(self.asked[number] == question for number, question, _ in decision.assignments)
             elif isinstance(decision, NotifyHostsChanged):
                 self.announced |= decision.result
             elif isinstance(decision, EndRound):
@@ -89,17 +89,17 @@ class PolicyWorld:
             keep: whether they have stopped at a check with the state that all have.
         """
         for number in numbers:
-            before = self.policy.round if number in self.places else 0
+            before = self.policy.round if number in self.assignments else 0
             self.asked[number] += 1
-            self.places.pop(number, None)
+            self.assignments.pop(number, None)
             has_state = number in self.have_state
             ready = ReadyForRound(self.asked[number], before, failed, "why", has_state=has_state, keeps_state=keep)
             self.do(self.policy.told(number, ready))
 
     def connect(self) -> None:
         """The runtimes of the round run, and the states are synchronised."""
-        self.have_state |= set(self.places)
-        for number in self.places:
+        self.have_state |= set(self.assignments)
+        for number in self.assignments:
             self.do(self.policy.told(number, Connected(self.policy.round)))
 
     def begin(self) -> None:
@@ -109,7 +109,7 @@ class PolicyWorld:
 
     def end(self, number: int, end: Exit = KILLED) -> None:
         del self.alive[number]
-        self.places.pop(number, None)
+        self.assignments.pop(number, None)
         self.do(self.policy.ended(number, end))
 
     def wake(self, reason: str) -> None:
@@ -118,4 +118,4 @@ class PolicyWorld:
 
     def ranks(self) -> list[int]:
         """The processes of the round that runs, by rank."""
-        return sorted(self.places, key=lambda number: self.places[number].rank)
+        return sorted(self.assignments, key=lambda number: self.assignments[number].rank)

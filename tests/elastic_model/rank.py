@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from horovod.control.elastic_messages import Connected, NoPlace, Place, ReadyForRound
+from horovod.control.elastic_messages import Connected, NoRank, RankAssignment, ReadyForRound
 from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoNextRound
 from horovod.elastic.loop import outcome_of
 from horovod.elastic.policy import Begun, Call, Completed, Outcome, RankPolicy
@@ -51,7 +51,7 @@ class Rank:
     Attributes:
         waits: where it is; None once it has ended.
         stopped: whether it is stuck (SIGSTOP).
-        place: in the round that it is in.
+        assignment: in the round that it is in.
         calls: how many collectives it has called in that round.
         rounds, step, saved: how often its state was synchronised, the step that it is of, and that of the last save.
         handles_sigterm: whether SIGTERM means to leave at the next check.
@@ -62,7 +62,7 @@ class Rank:
         self.number = number
         self.host = host
         self.stopped = False
-        self.place: Place | None = None
+        self.assignment: RankAssignment | None = None
         self.calls = 0
         self.rounds = self.step = self.saved = 0
         self.has_state: bool | None = None
@@ -153,8 +153,8 @@ class Rank:
         elif call is Call.INIT:
             yield Calls(("init", 0), None)
             self._begin()
-            assert self.place is not None
-            return Begun(self.place.same_state)
+            assert self.assignment is not None
+            return Begun(self.assignment.same_state)
         return Completed()
 
     def _ask(self, *, failed: bool, keeps_state: bool) -> Waits:
@@ -165,10 +165,10 @@ class Rank:
             ReadyForRound(question, self._left, failed, "why", has_state=has_state, keeps_state=keeps_state),
             in_order=True,
         )
-        answer: Place | NoPlace = yield Asks(question)
-        if isinstance(answer, NoPlace):
+        answer: RankAssignment | NoRank = yield Asks(question)
+        if isinstance(answer, NoRank):
             raise NoNextRound(answer.reason) if answer.job_ends else SystemExit(0)
-        self.place, self.calls, self._left = answer, 0, answer.round
+        self.assignment, self.calls, self._left = answer, 0, answer.round
         self.heard_news = self._news = 0
 
     def _begin(self) -> None:
@@ -176,7 +176,7 @@ class Rank:
         self.world.tells(self, Connected(self._left), in_order=True)
 
     def _sync(self) -> Waits:
-        assert self.place is not None
+        assert self.assignment is not None
         reports = yield Calls(("gather", 0), StateReport(self.rounds, self.saved, self.saved))
         root = furthest(reports) if self.world.settings.furthest else None
         steps = yield Calls(("broadcast", 0), self.saved)

@@ -170,9 +170,9 @@ def _disturb_rank(world: World, rank: Rank, kind: int) -> None:
         world.note(f"{number} raises")
         world.kill(number, Exit(1))
     elif kind < 23:
-        if rank.place is not None and not isinstance(rank.waits, Imports):
+        if rank.assignment is not None and not isinstance(rank.waits, Imports):
             world.note(f"a collective of {number} fails")
-            world.break_round(rank, world.pick(rank.place.size))
+            world.break_round(rank, world.pick(rank.assignment.size))
     elif world.furthest_step > 3 and not world.pick(3):
         world.goal = world.furthest_step + 1 + world.pick(3)
         world.note(f"the goal is {world.goal}")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from elastic_model.rank import Asks, Calls, Imports, Rank
-from horovod.control.elastic_messages import Leaving, NoPlace, Place, RankFailed, ReadyForRound, Told
+from horovod.control.elastic_messages import Leaving, NoRank, RankAssignment, RankFailed, ReadyForRound, Told
 from horovod.core.errors import HorovodInternalError
 from horovod.elastic.progress import StateReport
 from horovod.runner.agent.messages import Exit
@@ -91,7 +91,7 @@ class World:
         self.exits: dict[int, Exit] = {}  # that the launcher has not seen
         self.told: dict[int, deque[Told]] = {}  # in the order in which a process has sent them
         self.told_aside: list[tuple[int, Told]] = []  # by other threads of a process, which may come at any time
-        self.answers: dict[tuple[int, int], Place | NoPlace] = {}
+        self.answers: dict[tuple[int, int], RankAssignment | NoRank] = {}
         self.rounds: dict[int, Round] = {}
         self.news: dict[int, list[int]] = {}
         self.timers: dict[tuple[str, str], float] = {}
@@ -133,7 +133,7 @@ class World:
         elif isinstance(decision, EndRound):
             self.rounds[decision.round].over = True
         elif isinstance(decision, Dismiss):
-            self.answers[decision.number, decision.question] = NoPlace(decision.reason, decision.job_ends)
+            self.answers[decision.number, decision.question] = NoRank(decision.reason, decision.job_ends)
         elif isinstance(decision, StopProcess):
             self._stop(decision.number)
         elif isinstance(decision, KillProcess):
@@ -149,11 +149,11 @@ class World:
 
     def _begin(self, begin: BeginRound) -> None:
         limits = self.settings.limits
-        size = len(begin.places)
+        size = len(begin.assignments)
         hands_on = limits.most == 1 and size == 2  # the only rank hands on the state to the next one
         assert hands_on or limits.least <= size <= (limits.most or size), f"{size} ranks"
-        assert sorted(slot.rank for _, _, slot in begin.places) == list(range(size))
-        members = {slot.rank: number for number, _, slot in begin.places}
+        assert sorted(slot.rank for _, _, slot in begin.assignments) == list(range(size))
+        members = {slot.rank: number for number, _, slot in begin.assignments}
         self.rounds[begin.round] = Round(begin.round, members)
         self.news[begin.round] = []
         alive = [self.ranks[number] for number in members.values() if number in self.ranks]
@@ -162,12 +162,12 @@ class World:
         first = self.ranks.get(members[0])
         if first is not None and any(rank.rounds for rank in alive):
             assert first.rounds, "rank 0 has the state of the job"
-        for number, question, slot in begin.places:
-            place = Place(
+        for number, question, slot in begin.assignments:
+            assignment = RankAssignment(
                 begin.round, slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size,
                 begin.same_state,
             )  # fmt: skip
-            self.answers[number, question] = place
+            self.answers[number, question] = assignment
             if number not in self.ranks:  # it has ended, and the launcher does not know it yet
                 self.rounds[begin.round].gone.add(slot.rank)
 
@@ -205,7 +205,7 @@ class World:
             return
         if rank.handles_sigterm and number not in self.terminated and not self.all_ended:
             self.terminated.add(number)
-            self.told_aside.append((number, Leaving(0 if rank.place is None else rank.place.round)))
+            self.told_aside.append((number, Leaving(0 if rank.assignment is None else rank.assignment.round)))
         else:
             self.kill(number, Exit(143, signal.SIGTERM))
 
@@ -225,14 +225,14 @@ class World:
 
     def _gone(self, rank: Rank, *, blamed: bool) -> None:
         found = self._round(rank)
-        if found is None or rank.place is None or rank.place.rank in found.gone:
+        if found is None or rank.assignment is None or rank.assignment.rank in found.gone:
             return
-        found.gone.add(rank.place.rank)
+        found.gone.add(rank.assignment.rank)
         if not found.failed:
-            found.failed, found.culprit = True, rank.place.rank if blamed else None
+            found.failed, found.culprit = True, rank.assignment.rank if blamed else None
 
     def _round(self, rank: Rank) -> Round | None:
-        return None if rank.place is None else self.rounds[rank.place.round]
+        return None if rank.assignment is None else self.rounds[rank.assignment.round]
 
     # What processes do.
 
@@ -252,7 +252,7 @@ class World:
     def _collective(self, rank: Rank) -> Collective | None:
         """The one that it waits in."""
         found = self._round(rank)
-        if found is None or not isinstance(rank.waits, Calls) or rank.place is None:
+        if found is None or not isinstance(rank.waits, Calls) or rank.assignment is None:
             return None
         if rank.calls == len(found.collectives):
             found.collectives.append(Collective(rank.waits.kind))
@@ -260,7 +260,7 @@ class World:
         assert collective.kind == rank.waits.kind, (
             f"process {rank.number} calls {rank.waits.kind} in round {found.number}, others {collective.kind}"
         )
-        collective.brought[rank.place.rank] = rank.waits.brings
+        collective.brought[rank.assignment.rank] = rank.waits.brings
         return collective
 
     # What can happen next.
@@ -292,7 +292,7 @@ class World:
                 yield f"{rank.number} gets {answer}", lambda: rank.go_on(answer)
         elif isinstance(waits, Calls):
             collective, found = self._collective(rank), self._round(rank)
-            assert collective is not None and found is not None and rank.place is not None
+            assert collective is not None and found is not None and rank.assignment is not None
             members = found.members
             if len(collective.brought) == len(members):
                 yield f"{rank.number} has done {waits.kind}", lambda: self._complete(rank, collective)
@@ -312,12 +312,12 @@ class World:
 
     def _fail(self, rank: Rank) -> None:
         found = self._round(rank)
-        assert found is not None and rank.place is not None and isinstance(rank.waits, Calls)
+        assert found is not None and rank.assignment is not None and isinstance(rank.waits, Calls)
         if rank.waits.kind[0] == "init":
             self._gone(rank, blamed=False)
             rank.fail(TimeoutError("a rank has not come"))
             return
-        culprit, own = found.culprit, rank.place.rank
+        culprit, own = found.culprit, rank.assignment.rank
         if culprit is not None and (own in (0, culprit) or culprit == 0):
             self.told_aside.append((rank.number, RankFailed(found.number, culprit, "failed")))
         rank.fail(HorovodInternalError("a rank failed"))
@@ -330,8 +330,8 @@ class World:
         self._fail(rank)
 
     def _hear(self, rank: Rank) -> None:
-        assert rank.place is not None
-        rank.hear(self.news[rank.place.round][rank.heard_news])
+        assert rank.assignment is not None
+        rank.hear(self.news[rank.assignment.round][rank.heard_news])
         rank.heard_news += 1
 
     def _exit(self, number: int) -> None:

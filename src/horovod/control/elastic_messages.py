@@ -63,7 +63,7 @@ ENDING = "elastic/ending"
 Told = ReadyForRound | Connected | RankFailed | Leaving
 
 
-class Place(msgspec.Struct, tag=True, frozen=True):
+class RankAssignment(msgspec.Struct, tag=True, frozen=True):
     """The process is a rank of this round."""
 
     round: int
@@ -77,7 +77,7 @@ class Place(msgspec.Struct, tag=True, frozen=True):
     """Whether all ranks of this round come from the same check of the round before. If not, all synchronise their states."""
 
 
-class NoPlace(msgspec.Struct, tag=True, frozen=True):
+class NoRank(msgspec.Struct, tag=True, frozen=True):
     """The process is not part of the next round."""
 
     reason: str
@@ -85,7 +85,7 @@ class NoPlace(msgspec.Struct, tag=True, frozen=True):
     """Whether there is no next round. Otherwise other processes go on, and this one exits with 0."""
 
 
-Answer = Place | NoPlace
+Answer = RankAssignment | NoRank
 
 
 class HostUpdateResult(IntFlag):

@@ -145,7 +145,7 @@ class Job:
                 loop,
                 output,
                 StaticPolicy([slot.rank for slot in self.slots], self._reader, batch_job(self._launcher_environment)),
-                places={slot.rank: f"{slot.hostname}, local rank {slot.local_rank}" for slot in self.slots},
+                locations={slot.rank: f"{slot.hostname}, local rank {slot.local_rank}" for slot in self.slots},
                 reported_failure=self._reported_failure,
                 departed=lambda rank, end: server.depart(rank, f"exit code {end}"),
                 signals=signals,

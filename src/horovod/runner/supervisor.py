@@ -50,7 +50,7 @@ class Supervisor:
         loop: calls back when something happens.
         output: where the ranks' output goes.
         policy: decides.
-        places: where ranks run, for messages: "localhost, local rank 1".
+        locations: where ranks run, for messages: "localhost, local rank 1".
         reported_failure: returns what the runtime has reported about the first failing rank, if anything.
         departed: called for every rank that has ended, before the policy is.
         signals: where signals to the launcher arrive; None leaves them to Python.
@@ -63,7 +63,7 @@ class Supervisor:
         output: JobOutput,
         policy: Policy,
         *,
-        places: Mapping[int, str],
+        locations: Mapping[int, str],
         reported_failure: Callable[[], ReportedFailure | None],
         departed: Callable[[int, Exit], None],
         signals: SignalPipe | None = None,
@@ -72,7 +72,7 @@ class Supervisor:
         self._loop = loop
         self._output = output
         self._policy = policy
-        self._places = places
+        self._locations = locations
         self._reported_failure = reported_failure
         self._departed = departed
         self._signals = signals
@@ -311,7 +311,7 @@ class Supervisor:
             culprit=first_failure.culprit,
             exit=first_failure.exit,
             victim=None if first_failure.ended == first_failure.culprit else first_failure.ended,
-            place=self._places[first_failure.culprit],
+            location=self._locations[first_failure.culprit],
             reason=first_failure.reason or known,
             reader=self._reader,
             tail=() if last_words is None else tuple(last_words.tail),

@@ -120,7 +120,7 @@ class Job:
             self.loop,
             JobOutput(StreamSink(self.out), StreamSink(self.err), len(ranks)),
             StaticPolicy(ranks, None),
-            places={rank: f"h{rank // EACH}, local rank {rank % EACH}" for rank in ranks},
+            locations={rank: f"h{rank // EACH}, local rank {rank % EACH}" for rank in ranks},
             reported_failure=lambda: self.reported,
             departed=lambda rank, _: self.departed.append(rank),
         )

@@ -137,7 +137,7 @@ def _start_elastic(
             "Horovod initialization failed: comm cannot be given in an elastic job, whose ranks change; use hvd.init()."
         )
     while True:
-        process.take_place()
+        process.take_rank()
         try:
             started = _start(identify, sets, comm, foundation)
         except NotImplementedError:

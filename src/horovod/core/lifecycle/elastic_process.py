@@ -17,8 +17,8 @@ from horovod.control.elastic_messages import (
     Connected,
     HostsChanged,
     Leaving,
-    NoPlace,
-    Place,
+    NoRank,
+    RankAssignment,
     RankFailed,
     ReadyForRound,
     Told,
@@ -60,7 +60,7 @@ class ElasticProcess:
         self.same_state = False
         self._connected = False
         self._questions = 0
-        self._has_place = False  # one that no init() has used yet
+        self._has_rank = False  # one that no init() has used yet
         self._listener: _Listener | None = None
 
     @property
@@ -92,10 +92,8 @@ class ElasticProcess:
                 self._tell(client, ready)
                 answer = messages.decode_answer(_wait(client, messages.answer_key(self.number, question)))
         except RendezvousError as error:
-            raise NoNextRound(
-                f"{reason} The launcher cannot be asked for a place in the next round: {error}"
-            ) from error
-        if isinstance(answer, NoPlace):
+            raise NoNextRound(f"{reason} The launcher cannot be asked for a rank in the next round: {error}") from error
+        if isinstance(answer, NoRank):
             if answer.job_ends:
                 raise NoNextRound(f"The job ends: {answer.reason}")
             _log.info("this process is not needed any more: %s", answer.reason)
@@ -106,20 +104,20 @@ class ElasticProcess:
             client = RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS)
         except RendezvousError as error:
             raise NoNextRound(
-                f"{reason} The launcher has ended since it gave a place in the next round: {error}"
+                f"{reason} The launcher has ended since it gave a rank in the next round: {error}"
             ) from error
         self._listener = _Listener(client, answer.round)
-        self._has_place = True
+        self._has_rank = True
 
-    def take_place(self) -> None:
+    def take_rank(self) -> None:
         """Called when ``init()`` begins: wait for a rank, unless this process has one that no ``init()`` has used.
 
         Raises:
             NoNextRound, SystemExit: as :meth:`next`.
         """
-        if not self._has_place:
+        if not self._has_rank:
             self.next(False, "hvd.init() was called.")
-        self._has_place = False
+        self._has_rank = False
 
     def connected(self) -> None:
         """``init()`` has succeeded."""
@@ -214,16 +212,16 @@ class _Listener:
                 act(news.reason)
 
 
-def variables(place: Place) -> dict[str, str]:
+def variables(assignment: RankAssignment) -> dict[str, str]:
     """A rank assignment as environment variables."""
     return {
-        config.RANK: str(place.rank),
-        config.SIZE: str(place.size),
-        config.LOCAL_RANK: str(place.local_rank),
-        config.LOCAL_SIZE: str(place.local_size),
-        config.CROSS_RANK: str(place.cross_rank),
-        config.CROSS_SIZE: str(place.cross_size),
-        config.ELASTIC_ROUND: str(place.round),
+        config.RANK: str(assignment.rank),
+        config.SIZE: str(assignment.size),
+        config.LOCAL_RANK: str(assignment.local_rank),
+        config.LOCAL_SIZE: str(assignment.local_size),
+        config.CROSS_RANK: str(assignment.cross_rank),
+        config.CROSS_SIZE: str(assignment.cross_size),
+        config.ELASTIC_ROUND: str(assignment.round),
     }
 
 

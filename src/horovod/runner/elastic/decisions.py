@@ -16,7 +16,7 @@ class StartProcess(NamedTuple):
     number: int
     host: HostInfo
     slot: int
-    place: SlotInfo
+    assignment: SlotInfo
     """Its likely rank; the first round may still change it."""
 
 
@@ -24,7 +24,7 @@ class BeginRound(NamedTuple):
     """Begin a round: send each process, identified by its number and its question, its rank."""
 
     round: int
-    places: Sequence[tuple[int, int, SlotInfo]]
+    assignments: Sequence[tuple[int, int, SlotInfo]]
     same_state: bool
     """Whether all of them have the same state, so that they need not synchronise."""
 

@@ -175,7 +175,7 @@ class ElasticJob(Job):
         here = isinstance(agent, LocalAgent)
         rendezvous = facts.rendezvous or (LOOPBACK, port)
         shared = self._shared(start.host.hostname, facts, here, rendezvous, secret, start.host.slots)
-        own = self._own_environment(start.number, start.place)
+        own = self._own_environment(start.number, start.assignment)
         return shared, [ProcessPlan(start.number, self._command(facts), own)]
 
     ranks_are_fixed: ClassVar[bool] = False

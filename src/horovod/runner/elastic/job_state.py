@@ -178,7 +178,7 @@ class JobState:
         return process
 
     def wanted(self) -> frozenset[int]:
-        """The processes that have a place in the next round, by number: their slots are the job's, and they stay.
+        """The processes that have a rank in the next round, by number: their slots are the job's, and they stay.
 
         Where there are more than the user allows, as when a withdrawn host comes back, those that have trained stay, and
         the oldest of the others.
@@ -195,11 +195,11 @@ class JobState:
         return host is not None and process.slot < host.slots and not gone
 
     def training(self) -> list[JobProcess]:
-        """Those of the last round that have neither asked for a place in the next one nor ended."""
+        """Those of the last round that have neither asked for a rank in the next one nor ended."""
         return [process for process in self.processes.values() if isinstance(process.state, Training)]
 
     def waiting(self) -> list[JobProcess]:
-        """Those that have asked for a place in the next round."""
+        """Those that have asked for a rank in the next round."""
         return [process for process in self.processes.values() if isinstance(process.state, WaitingForRound)]
 
     def have_same_state(self, members: Iterable[JobProcess]) -> bool:
@@ -218,7 +218,7 @@ class JobState:
         return self.blacklist.ends and any(name in self.blacklist for name in self.hosts)
 
     def is_hopeless(self) -> bool:
-        """Whether no process can come to those that wait for a place.
+        """Whether no process can come to those that wait for a rank.
 
         Hosts on which processes have failed get no new ones. Where a script may name other hosts, ranks that have the state of
         the job wait for these; others do not, since what failed there fails elsewhere.

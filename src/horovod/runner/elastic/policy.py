@@ -103,7 +103,7 @@ class ElasticPolicy(Policy):
             if isinstance(job.phase, Ending):
                 return dismiss(process, told.question, job.phase.why, job_ends=True)
             if isinstance(process.state, Dismissed):
-                return dismiss(process, told.question, "it has no place in the job any more", job_ends=False)
+                return dismiss(process, told.question, "it has no rank in the job any more", job_ends=False)
             kept = told.round if told.keeps_state else None
             was, process.state = process.state, WaitingForRound(told.question, kept)
             process.has_state = told.has_state
@@ -231,7 +231,7 @@ class ElasticPolicy(Policy):
         return words, self._reviewer.wake(f"cooldown {host}", seconds)
 
     def _leave_round(self, reason: str, *, lost: bool = False) -> list[ElasticDecision]:
-        """The round that runs is over: all its ranks will ask for a place in the next one, or end."""
+        """The round that runs is over: all its ranks will ask for a rank in the next one, or end."""
         job = self._job
         if not isinstance(job.phase, Running):
             return []

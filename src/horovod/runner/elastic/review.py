@@ -30,7 +30,7 @@ from horovod.runner.elastic.job_state import (
     WaitingForRound,
     count,
 )
-from horovod.runner.elastic.places import RoundMember, assign
+from horovod.runner.elastic.rank_assignment import RoundMember, assign
 from horovod.runner.hosts.slots import HostInfo, SlotInfo
 from horovod.runner.policy import Say, Wake
 
@@ -87,7 +87,7 @@ class Reviewer:
         self._timers.discard(timer)
 
     def stop(self, why: str) -> list[ElasticDecision]:
-        """The job cannot go on. Processes that wait for a place are told, and may save what they have."""
+        """The job cannot go on. Processes that wait for a rank are told, and may save what they have."""
         job = self._job
         job.phase = Ending(why)
         decisions: list[ElasticDecision] = []
@@ -99,7 +99,7 @@ class Reviewer:
         return decisions + ([] if job.over else self.wake("ending", FINAL_WORDS_SECONDS))
 
     def _stop_unwanted(self) -> list[ElasticDecision]:
-        """End processes that have not trained and have no place in the job any more."""
+        """End processes that have not trained and have no rank in the job any more."""
         decisions: list[ElasticDecision] = []
         wanted = self._job.wanted()
         for process in self._job.processes.values():
@@ -125,9 +125,11 @@ class Reviewer:
                     new.append((job.new_process(host.hostname, slot), host))
         if not new:
             return []
-        places = assign([_member(each) for each in job.processes.values() if not isinstance(each.state, Dismissed)])
+        assignments = assign(
+            [_member(each) for each in job.processes.values() if not isinstance(each.state, Dismissed)]
+        )
         decisions: list[ElasticDecision] = [
-            StartProcess(process.number, host, process.slot, places[process.number]) for process, host in new
+            StartProcess(process.number, host, process.slot, assignments[process.number]) for process, host in new
         ]
         return decisions + (self.wake("starting", limits.starting) if job.round == 0 else [])
 
@@ -206,7 +208,7 @@ class Reviewer:
         return decisions
 
     def _let_go(self, process: JobProcess) -> list[ElasticDecision]:
-        """Have a process that waits for a place end, while others go on."""
+        """Have a process that waits for a rank end, while others go on."""
         assert isinstance(process.state, WaitingForRound)
         why = "it was asked to end" if process.leaving else "its host is withdrawn"
         if process.host in self._job.hosts and not process.leaving:
@@ -226,12 +228,12 @@ class Reviewer:
             decisions += self._let_go(process)
         slots = assign([_member(process) for process in ready])
         job.ranks = {slots[process.number].rank: process.number for process in ready}
-        places: list[tuple[int, int, SlotInfo]] = []
+        assignments: list[tuple[int, int, SlotInfo]] = []
         for process in ready:
             assert isinstance(process.state, WaitingForRound)
-            places.append((process.number, process.state.question, slots[process.number]))
+            assignments.append((process.number, process.state.question, slots[process.number]))
             process.state = Training(job.round, slots[process.number].rank)
-        begin = BeginRound(job.round, places, same_state)
+        begin = BeginRound(job.round, assignments, same_state)
         if job.round == 1:
             return [*decisions, begin]
         hosts = len({process.host for process in ready})

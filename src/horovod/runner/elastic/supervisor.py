@@ -13,7 +13,7 @@ from functools import partial
 import msgspec
 
 from horovod.control import elastic_messages as messages
-from horovod.control.elastic_messages import HostsChanged, News, NoPlace, Place, ReadyForRound, RoundOver, Told
+from horovod.control.elastic_messages import HostsChanged, News, NoRank, RankAssignment, ReadyForRound, RoundOver, Told
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.wakeup import WakeUp
 from horovod.runner.agent.base import Agent
@@ -64,12 +64,12 @@ class ElasticSupervisor(Supervisor):
         seconds: float,
         signals: SignalPipe | None,
     ) -> None:
-        self._process_places: dict[int, str] = {}
+        self._process_locations: dict[int, str] = {}
         super().__init__(
             loop,
             output,
             policy,
-            places=self._process_places,
+            locations=self._process_locations,
             reported_failure=lambda: None,
             departed=lambda *_: None,
             signals=signals,
@@ -208,7 +208,7 @@ class ElasticSupervisor(Supervisor):
             self._tell_round(decision.round, RoundOver(decision.reason))
         elif isinstance(decision, Dismiss):
             key = messages.answer_key(decision.number, decision.question)
-            self._server.put(key, messages.encode(NoPlace(decision.reason, decision.job_ends)))
+            self._server.put(key, messages.encode(NoRank(decision.reason, decision.job_ends)))
         elif isinstance(decision, StopProcess):
             self._signal(decision.number, signal.SIGTERM)
             kill = partial(self._signal, decision.number, signal.SIGKILL)
@@ -222,7 +222,7 @@ class ElasticSupervisor(Supervisor):
 
     def _start_on_host(self, start: StartProcess) -> None:
         name = start.host.hostname
-        self._process_places[start.number] = f"on {name}"
+        self._process_locations[start.number] = f"on {name}"
         agent = self._by_host.get(name)
         if agent is None:
             try:
@@ -258,15 +258,15 @@ class ElasticSupervisor(Supervisor):
             self._server.forget(messages.news_key(self._news[0], number))
         self._news = [begin.round, 0]
         running = self._elastic.running
-        for number in [each for each in self._process_places if each not in running]:
-            del self._process_places[number]
+        for number in [each for each in self._process_locations if each not in running]:
+            del self._process_locations[number]
             self._tails.pop(number, None)
-        for number, question, slot in begin.places:
-            place = Place(
+        for number, question, slot in begin.assignments:
+            assignment = RankAssignment(
                 begin.round, slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size,
                 begin.same_state,
             )  # fmt: skip
-            self._server.put(messages.answer_key(number, question), messages.encode(place))
+            self._server.put(messages.answer_key(number, question), messages.encode(assignment))
 
     def _tell_round(self, number: int, news: News) -> None:
         if number == self._news[0]:

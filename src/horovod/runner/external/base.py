@@ -105,7 +105,7 @@ class ExternalJob(Job):
                 loop,
                 output,
                 ExternalJobPolicy(reads_input=reads_input),
-                places={},
+                locations={},
                 reported_failure=self._reported_failure,
                 departed=lambda *_: None,
                 signals=signals,

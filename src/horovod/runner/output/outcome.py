@@ -35,7 +35,7 @@ class Outcome:
     """How the culprit ended. If it did not end by itself: how the first rank ended that failed because of it."""
     victim: int | None = None
     """The rank whose exit is ``exit``, if the culprit did not end by itself."""
-    place: str = ""
+    location: str = ""
     """Where the culprit ran."""
     reason: str = ""
     """What the runtime knows about the failure."""
@@ -88,7 +88,7 @@ class Outcome:
             if self.stopped:
                 words.append(f"horovodrun: the job ended: {self.stopped}.")
             words.append(
-                f"horovodrun: the job failed. {self.called.capitalize()} {self.culprit} failed first ({self.place})."
+                f"horovodrun: the job failed. {self.called.capitalize()} {self.culprit} failed first ({self.location})."
             )
             reason = self.exit.reason or self.reason  # first, because other ranks only saw its connections close
             if reason:

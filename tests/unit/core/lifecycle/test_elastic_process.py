@@ -1,4 +1,4 @@
-"""A process of an elastic job asks a real server for its places; the test plays the launcher."""
+"""A process of an elastic job asks a real server for its assignments; the test plays the launcher."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 from horovod.control import elastic_messages as messages
-from horovod.control.elastic_messages import HostsChanged, Leaving, NoPlace, Place, ReadyForRound, RoundOver, Told
+from horovod.control.elastic_messages import (
+    HostsChanged,
+    Leaving,
+    NoRank,
+    RankAssignment,
+    ReadyForRound,
+    RoundOver,
+    Told,
+)
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
@@ -67,13 +75,13 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
     wait_until(lambda: threading.active_count() <= before, "the end of all threads")
 
 
-def place(round_number: int, rank: int = 2) -> Place:
-    return Place(round_number, rank, 5, 1, 3, 0, 2)
+def assignment(round_number: int, rank: int = 2) -> RankAssignment:
+    return RankAssignment(round_number, rank, 5, 1, 3, 0, 2)
 
 
 def enter(launcher: Launcher, process: ElasticProcess, round_number: int) -> ReadyForRound:
-    running = ConcurrentCalls(process.take_place)
-    ready = launcher.answer(place(round_number))
+    running = ConcurrentCalls(process.take_rank)
+    ready = launcher.answer(assignment(round_number))
     running.results()
     return ready
 
@@ -89,22 +97,22 @@ def test_a_place_that_was_asked_for_before_init_is_the_one_that_init_uses(launch
     process = launcher.process()
     enter(launcher, process, 1)
     running = ConcurrentCalls(partial(process.next, True, "rank 3 failed"))
-    assert launcher.answer(place(2)) == ReadyForRound(1, 1, True, "rank 3 failed")
+    assert launcher.answer(assignment(2)) == ReadyForRound(1, 1, True, "rank 3 failed")
     running.results()
-    process.take_place()  # does not ask
+    process.take_rank()  # does not ask
     assert launcher.told.empty()
 
 
 def test_the_end_of_the_job_is_an_error_that_is_not_caught_by_the_loop(launcher: Launcher) -> None:
-    running = ConcurrentCalls(launcher.process().take_place)
-    launcher.answer(NoPlace("too few are left", job_ends=True))
+    running = ConcurrentCalls(launcher.process().take_rank)
+    launcher.answer(NoRank("too few are left", job_ends=True))
     with pytest.raises(NoNextRound, match="The job ends: too few are left"):
         running.results()
 
 
 def test_a_process_that_is_not_needed_ends_well(launcher: Launcher) -> None:
-    running = ConcurrentCalls(launcher.process().take_place)
-    launcher.answer(NoPlace("its host is withdrawn", job_ends=False))
+    running = ConcurrentCalls(launcher.process().take_rank)
+    launcher.answer(NoRank("its host is withdrawn", job_ends=False))
     with pytest.raises(SystemExit) as ended:
         running.results()
     assert ended.value.code == 0
@@ -112,7 +120,7 @@ def test_a_process_that_is_not_needed_ends_well(launcher: Launcher) -> None:
 
 def test_a_launcher_that_is_gone_ends_the_job(launcher: Launcher) -> None:
     process = launcher.process()
-    running = ConcurrentCalls(process.take_place)
+    running = ConcurrentCalls(process.take_rank)
     launcher.told.get(timeout=SECONDS)
     launcher.server.stop()
     with pytest.raises(NoNextRound, match="cannot be asked"):
@@ -133,9 +141,9 @@ def test_a_launcher_that_ends_when_it_has_given_a_place_ends_the_job(
 
     monkeypatch.setattr(elastic_process, "RendezvousClient", connect)
     running = ConcurrentCalls(partial(process.next, True, "rank 3 failed."))
-    launcher.answer(place(2))
+    launcher.answer(assignment(2))
     with pytest.raises(
-        NoNextRound, match=r"rank 3 failed\. The launcher has ended since it gave a place in the next round"
+        NoNextRound, match=r"rank 3 failed\. The launcher has ended since it gave a rank in the next round"
     ):
         running.results()
 

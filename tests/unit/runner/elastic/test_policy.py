@@ -17,17 +17,17 @@ from horovod.runner.policy import EndAll
 def test_the_first_round_begins_when_all_have_come() -> None:
     world = PolicyWorld({"a": 2, "b": 1})
     world.ready(0, 2)
-    assert not world.places
+    assert not world.assignments
     world.ready(1)
     assert world.ranks() == [0, 1, 2]
-    assert [world.places[n].hostname for n in world.ranks()] == ["a", "a", "b"]
-    assert {slot.size for slot in world.places.values()} == {3}
+    assert [world.assignments[n].hostname for n in world.ranks()] == ["a", "a", "b"]
+    assert {slot.size for slot in world.assignments.values()} == {3}
 
 
 def test_the_first_round_does_not_wait_for_ever_for_ranks_that_are_not_needed() -> None:
     world = PolicyWorld({"a": 3}, least=2)
     world.ready(0, 1)
-    assert not world.places
+    assert not world.assignments
     world.wake("starting")
     assert world.ranks() == [0, 1]
     world.connect()
@@ -80,7 +80,7 @@ def test_a_lost_rank_is_replaced_after_the_hosts_cooldown() -> None:
     world.ready(0, 2)
     assert sorted(world.ranks()) == [0, 2, 3]
     assert world.ranks()[0] == 0, "rank 0 has the state of the job"
-    assert world.places[3].local_rank == 1, "it takes the device of the one it replaces"
+    assert world.assignments[3].local_rank == 1, "it takes the device of the one it replaces"
 
 
 def test_a_host_that_fails_at_once_each_time_waits_longer_each_time() -> None:
@@ -208,7 +208,7 @@ def test_a_newcomer_that_dies_while_it_connects_costs_one_more_round() -> None:
     world.connect()
     world.ready(2)
     world.ready(0, 1)
-    assert len(world.places) == 3
+    assert len(world.assignments) == 3
     world.end(2)
     assert world.ended_rounds[-1] == 2, "those who still wait for it are told"
     world.ready(0, 1, failed=True)
@@ -372,11 +372,11 @@ def test_a_signal_ends_the_job() -> None:
 def test_no_more_ranks_than_allowed() -> None:
     world = PolicyWorld({"a": 4, "b": 4}, least=2, most=5)
     world.begin()
-    assert len(world.places) == 5
+    assert len(world.assignments) == 5
     world.end(4)
     world.ready(0, 1, 2, 3, failed=True)
     world.connect()
-    assert len(world.places) == 4
+    assert len(world.assignments) == 4
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -386,12 +386,12 @@ def test_hundreds_of_hosts_that_come_and_go(seed: int) -> None:
     present = {f"host{number}": chance.randint(1, 4) for number in range(200)}
     world = PolicyWorld(present, least=50, most=600, cooldown=(1, 8))
     world.begin()
-    trained: set[int] = set(world.places)
+    trained: set[int] = set(world.assignments)
     spare = 200
     for _ in range(60):
         happens = chance.random()
         if happens < 0.4:
-            for number in chance.sample(sorted(world.places), min(3, len(world.places))):
+            for number in chance.sample(sorted(world.assignments), min(3, len(world.assignments))):
                 world.end(number)
         elif happens < 0.6:
             present[f"host{spare}"] = chance.randint(1, 4)
@@ -403,15 +403,15 @@ def test_hundreds_of_hosts_that_come_and_go(seed: int) -> None:
         for reason in [each for each in world.timers if each.startswith("cooldown")]:
             if chance.random() < 0.5:
                 world.wake(reason)
-        waiting = [each for each in world.alive if each not in world.places and each not in world.dismissed]
+        waiting = [each for each in world.alive if each not in world.assignments and each not in world.dismissed]
         world.ready(*[each for each in waiting if world.asked[each] < 0 and chance.random() < 0.8])
         if world.announced or (world.ended_rounds and world.ended_rounds[-1] == world.policy.round):
-            world.ready(*sorted(world.places))
+            world.ready(*sorted(world.assignments))
         for number in [each for each in world.dismissed if each in world.alive]:
             world.end(number, Exit(0))
         check(world, trained)
         world.connect()
-        trained |= set(world.places)
+        trained |= set(world.assignments)
     assert not world.policy.stopped
     assert world.policy.round > 20
 
@@ -419,12 +419,12 @@ def test_hundreds_of_hosts_that_come_and_go(seed: int) -> None:
 def check(world: PolicyWorld, trained: Iterable[int]) -> None:
     ranks = world.ranks()
     assert 50 <= len(ranks) <= 600
-    assert [world.places[number].rank for number in ranks] == list(range(len(ranks)))
+    assert [world.assignments[number].rank for number in ranks] == list(range(len(ranks)))
     assert ranks[0] in set(trained)
     by_host: dict[str, list[int]] = {}
     for number in ranks:
-        by_host.setdefault(world.places[number].hostname, []).append(world.places[number].local_rank)
+        by_host.setdefault(world.assignments[number].hostname, []).append(world.assignments[number].local_rank)
     for host, local in by_host.items():
         assert sorted(local) == list(range(len(local))), host
     survivors = [number for number in ranks if number in set(trained)]
-    assert survivors == sorted(survivors, key=lambda number: world.places[number].rank)
+    assert survivors == sorted(survivors, key=lambda number: world.assignments[number].rank)

@@ -103,7 +103,7 @@ def play(cancelled: bool = False, lost: str = "") -> tuple[list[PromptAgent], Ou
     loop = Loop()
     said = io.StringIO()
     output = JobOutput(StreamSink(io.StringIO()), StreamSink(said), len(HOSTS), None, timestamps=False)
-    seconds = 1.0 if lost else 60.0  # nothing takes the place of what is lost
+    seconds = 1.0 if lost else 60.0  # nothing takes the assignment of what is lost
     limits = Limits(start=4, least=4, most=None, resets=None, patience=seconds, starting=seconds, fixed=True)
     policy = ElasticPolicy(limits, Blacklist(None), "")
     server = RendezvousServer(make_secret(), "127.0.0.1")

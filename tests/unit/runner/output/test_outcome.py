@@ -17,7 +17,11 @@ def test_a_job_that_went_well_has_no_last_words() -> None:
 
 def test_a_failed_job_reports_rank_host_reason_and_exit_code() -> None:
     outcome = Outcome(
-        culprit=1, exit=Exit(139, signal.SIGSEGV), place="localhost, local rank 1", reason="rank 1 left", tail=["boom"]
+        culprit=1,
+        exit=Exit(139, signal.SIGSEGV),
+        location="localhost, local rank 1",
+        reason="rank 1 left",
+        tail=["boom"],
     )
     assert outcome.describe().splitlines() == [
         "horovodrun: the end of rank 1's stderr:",
@@ -56,13 +60,13 @@ def test_processes_that_survive_sigkill_are_named() -> None:
 
 
 def test_a_culprit_that_hangs_has_its_victims_exit_code() -> None:
-    words = Outcome(culprit=1, victim=0, exit=Exit(3), place="here").describe()
+    words = Outcome(culprit=1, victim=0, exit=Exit(3), location="here").describe()
     assert "Process name: 1\nExit code: 3, which is that of rank 0" in words
 
 
 def test_a_rank_that_is_lost_with_its_host_says_so_rather_than_what_others_saw_of_it() -> None:
     lost = Exit(255, reason="the agent of b is lost")
-    outcome = Outcome(culprit=2, exit=lost, place="b, local rank 0", reason="its connections closed", unheard=["b"])
+    outcome = Outcome(culprit=2, exit=lost, location="b, local rank 0", reason="its connections closed", unheard=["b"])
     assert outcome.describe().splitlines() == [
         "horovodrun: b did not confirm that the job has ended there; the agent there ends what is left by itself, "
         "within 20 seconds",

@@ -24,7 +24,7 @@ class RoundMember(NamedTuple):
 
 
 def assign(members: Sequence[RoundMember]) -> Mapping[int, SlotInfo]:
-    """The place of each process, by its number.
+    """The rank assignment of each process, by its number.
 
     Hosts follow one another by the age of their oldest process that has the state, and so do the processes of a host. So
     survivors keep their order, rank 0 is one of them, and new ranks come last on their hosts. Local ranks follow the slots: a
@@ -45,17 +45,17 @@ def assign(members: Sequence[RoundMember]) -> Mapping[int, SlotInfo]:
         }
         for local_rank in range(max(map(len, hosts.values()), default=0))
     }
-    places: dict[int, SlotInfo] = {}
+    assignments: dict[int, SlotInfo] = {}
     for host, on_host in hosts.items():
         for member in on_host:
             local_rank = local_ranks[member.number]
-            places[member.number] = SlotInfo(
+            assignments[member.number] = SlotInfo(
                 hostname=host,
-                rank=len(places),
+                rank=len(assignments),
                 local_rank=local_rank,
                 cross_rank=peers[local_rank][host],
                 size=len(members),
                 local_size=len(on_host),
                 cross_size=len(peers[local_rank]),
             )
-    return places
+    return assignments
