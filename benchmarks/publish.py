@@ -87,7 +87,7 @@ def in_words(record: Record) -> str:
 
 def of_training(record: Record) -> Iterator[str]:
     """One row an arrangement: the step time of the best round, and this against Horovod's."""
-    yield f"| {record['ranks']} ranks | what | ms per step, best round | its time to Horovod's |"
+    yield f"| {record['ranks']} ranks | what | ms per step, best round | times Horovod's |"
     yield "|---|---|---:|---:|"
     for model in record["models"]:
         best = {name: min(seconds) for name, seconds in model["seconds"].items()}
@@ -176,14 +176,14 @@ def of_autotuning(record: Record) -> Iterator[str]:
 def of_torch_distributed(record: Record) -> Iterator[str]:
     """A table of steps of DDP, and one of collectives, a row an operation and a column a size."""
     step = f"a step of DDP on {record['ranks']} ranks"
-    yield f"| {step} | ms on horovod | ms on gloo | ms without communication | gloo to horovod |"
+    yield f"| {step} | ms on horovod | ms on gloo | ms without communication | time on gloo / time on horovod |"
     yield "|---|---:|---:|---:|---:|"
     for row in record["training"]:
         times = " | ".join(f"{1e3 * row[name]:.0f}" for name in ("horovod", "gloo", "silent"))
         yield f"| {row['model']} | {times} | {row['ratio']:.2f} |"
     yield ""
     sizes = sorted({row["bytes"] for row in record["collectives"]})
-    yield f"| ms on horovod, and gloo to horovod | {' | '.join(map(in_units, sizes))} |"
+    yield f"| ms on horovod; time on gloo / time on horovod | {' | '.join(map(in_units, sizes))} |"
     yield f"|---|{'---:|' * len(sizes)}"
     found = {(row["operation"], row["bytes"]): row for row in record["collectives"]}
     for operation in dict.fromkeys(row["operation"] for row in record["collectives"]):

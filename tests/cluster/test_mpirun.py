@@ -158,7 +158,8 @@ LENIENT = {mpi.MPICH: ["-disable-auto-cleanup"], mpi.OPEN_MPI: ["--runtime-optio
 def test_a_rank_that_dies_after_all_have_left_does_not_keep_those_on_the_other_host(
     cluster: Cluster, kind: str, lost: int
 ) -> None:
-    """They wait for it before ``Finalize``, and their launcher does not end them."""
+    """They wait for it before ``Finalize``, and their launcher does not end them. Open MPI ends by itself where it sees a
+    connection between hosts closed; MPICH waits on."""
     script = cluster.script(
         "import os, numpy, plain\nfrom horovod.common import basics\n"
         "plain.init()\nrank = basics.rank()\nplain.allreduce(numpy.ones(9, numpy.float32), 'x')\nplain.shutdown()\n"
@@ -166,6 +167,7 @@ def test_a_rank_that_dies_after_all_have_left_does_not_keep_those_on_the_other_h
     )
     command = [*LENIENT[kind], "python", script]
     done = cluster.finish(start(cluster, kind, "hostA:2,hostB:2", *command, engine="mpi"), PATIENCE_SECONDS)
-    assert done.returncode is not None and "Segmentation" not in done.stderr
-    assert done.stderr.count("MPI is not finalized") == 3, done.stdout + done.stderr
+    assert done.returncode not in (None, 0) and "Segmentation" not in done.stderr
+    if kind == mpi.MPICH:
+        assert done.stderr.count("MPI is not finalized") == 3, done.stdout + done.stderr
     cluster.hosts.await_nothing(10)

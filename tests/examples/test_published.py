@@ -94,11 +94,11 @@ def test_a_table_of_collectives_has_a_row_for_each_operation_and_a_column_for_ea
     ]
     record = {"machine": RECORD["machine"], "ranks": 2, "training": steps, "collectives": moved}
     assert list(publish.TABLES["torch_distributed"](record)) == [
-        "| a step of DDP on 2 ranks | ms on horovod | ms on gloo | ms without communication | gloo to horovod |",
+        "| a step of DDP on 2 ranks | ms on horovod | ms on gloo | ms without communication | time on gloo / time on horovod |",
         "|---|---:|---:|---:|---:|",
         "| mlp | 100 | 150 | 80 | 1.50 |",
         "",
-        "| ms on horovod, and gloo to horovod | 64 KiB | 1 MiB |",
+        "| ms on horovod; time on gloo / time on horovod | 64 KiB | 1 MiB |",
         "|---|---:|---:|",
         "| `all_reduce` | 0.10; 2.0 | 2.00; 2.0 |",
         "| `broadcast` | 0.10; 2.0 | 2.00; 2.0 |",
