@@ -153,6 +153,7 @@ def main() -> None:
     dist.init_process_group("horovod")
     own, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
     machine = describe() if dist.get_rank() == 0 else {}
+    dist.barrier(gloo)  # the others sleep while rank 0 looks how busy the machine is
     rows = training(own, gloo, options.rounds, [name for name in options.models.split(",") if name])
     moved = collectives(own, gloo, options.rounds, options.largest * MIB)
     if dist.get_rank() == 0:
