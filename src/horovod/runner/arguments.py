@@ -176,8 +176,8 @@ def build_parser(brief: bool = True) -> Parser:
          help="before the ranks start, show on stderr what is started where")  # fmt: skip
     flag(parser, "--dry-run", action="store_true", help="show what would be started where, and exit; no host is asked")
     flag(parser, "--dump", metavar="JOB|PID",
-         help="have all ranks of a running job write down what they do, say it in words, and exit; the job goes on. PID is the "
-              "process of horovodrun or of a rank, JOB the number of a batch job, on this host")  # fmt: skip
+         help="have all ranks of a running job write down what they do, print an explanation, and exit; the job continues. PID "
+              "is the process of horovodrun or of a rank, JOB the number of a batch job, on this host")  # fmt: skip
     flag(parser, "--top", metavar="JOB|PID",
          help="show what a running job does, and where its ranks wait, until Ctrl-C. JOB and PID as of --dump, on the host of "
               "rank 0")  # fmt: skip
@@ -257,7 +257,7 @@ def _add_elastic(parser: Parser) -> None:
     flag = parser.flag
     group = parser.add_argument_group("elastic jobs")
     flag(group, "--min-np", "--min-num-proc", type=_positive, dest="min_num_proc", metavar="N",
-         help="the fewest ranks that the job goes on with; makes the job elastic")  # fmt: skip
+         help="the fewest ranks with which the job continues; makes the job elastic")  # fmt: skip
     flag(group, "--max-np", "--max-num-proc", type=_positive, dest="max_num_proc", metavar="N",
          help="the most ranks (default: all slots)")  # fmt: skip
     flag(group, "--slots-per-host", type=_positive, dest="slots", metavar="N",
