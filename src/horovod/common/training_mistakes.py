@@ -122,7 +122,10 @@ class GradientWatch:
         return step, bad
 
     def taken(self, step: int) -> bytes:
-        """A digest of all gradients of a step that is over; ``b""`` if all of them were zero. Forgets the step."""
+        """A digest of all gradients of a step that is over; ``b""`` if all of them were zero. Forgets the step.
+
+        Names do not count: Keras numbers the models of a process, and a rank may have made more of them.
+        """
         with self._lock:
             found = self._digests.pop(step, {})
-        return digest(repr(sorted(found.items())).encode()).encode() if found else b""
+        return digest(repr(sorted(found.values())).encode()).encode() if found else b""

@@ -27,13 +27,24 @@ def findings(job: DumpedJob) -> list[Finding]:
     ended = {rank for each in found for rank in each.ranks if each.kind in ("raised", "killed", "left", "lost", "link")}
     waiting = job.waiting()
     for item in _main_of_each_set(job, waiting):
-        found += _of_waiting(job, item, waiting, ended)
+        if not _is_running(job, item):
+            found += _of_waiting(job, item, waiting, ended)
     if any(each.kind == "mismatch" for each in found):  # what follows from it
         found = [each for each in found if each.kind not in ("left", "raised")]
     found.sort(key=lambda each: _ORDER.index(each.kind))
     if not found:
         found += stragglers.findings(job)
     return found or [Finding("nothing", [], "No rank waits for another, and none has failed.")]
+
+
+_RUNNING_SECONDS = 1.0
+"""For how long all ranks may be in a collective without a finding, if a job was only asked what it does."""
+
+
+def _is_running(job: DumpedJob, item: UnfinishedCollective) -> bool:
+    """Whether all ranks were in this collective for a moment when the job was asked what it does."""
+    asked = all(dump.why == "request" for dump in job.dumps.values())
+    return asked and not item.missing and not item.unknown and longest(job, item) < _RUNNING_SECONDS
 
 
 _ORDER = (

@@ -81,6 +81,17 @@ def test_steps_are_counted_in_any_order(order: list[tuple[str, int]]) -> None:
         assert watch.taken(step) == other.taken(step) != b""
 
 
+def test_ranks_that_name_their_gradients_differently_may_have_the_same() -> None:
+    """As Keras does, which numbers the models of a process."""
+    taken = []
+    for model in ("sequential", "sequential_1"):
+        watch = GradientWatch()
+        for name in ("kernel", "bias"):
+            watch.see(f"{model}/{name}", np.float32([len(name), 1.0]))
+        taken.append(watch.taken(1))
+    assert taken[0] == taken[1] != b""
+
+
 def test_gradients_of_zeros_say_nothing_of_the_data() -> None:
     watch = GradientWatch()
     watch.see("a", np.zeros(3, np.float32))

@@ -156,6 +156,23 @@ def test_a_slow_rank(size: int, slow: int, share: float) -> None:
     assert (said.kind, said.ranks) == ("straggler", [slow])
 
 
+@pytest.mark.parametrize(
+    ("why", "seconds", "kind"),
+    [("request", 0.01, "straggler"), ("request", 60.0, "inside"), ("stall", 0.01, "inside")],
+)
+def test_a_collective_that_runs_for_a_moment_hides_no_slow_rank_if_the_job_was_only_asked(
+    why: str, seconds: float, kind: str
+) -> None:
+    folder = run([script(2, 20)] * 3, compute={1: 0.05})
+    dumps = {}
+    for rank, dump in folder.ranks.items():
+        last = dump.collectives[-1]
+        if rank == 1:
+            last = msgspec.structs.replace(last, ended=None, submitted=dump.monotonic - seconds)
+        dumps[rank] = msgspec.structs.replace(dump, why=why, collectives=[*dump.collectives[:-1], last])
+    assert findings(DumpedJob(Folder(dumps, {}, None)))[0].kind == kind
+
+
 @given(st.lists(st.integers(0, 40), min_size=1, unique=True))
 def test_ranks_in_words(ranks: list[int]) -> None:
     words = ranks_in_words(ranks).partition(" ")[2].replace(" and ", ", ").split(", ")
