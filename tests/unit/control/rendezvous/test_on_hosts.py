@@ -217,7 +217,7 @@ def test_unauthenticated_clients_at_the_rendezvous_do_not_disturb(stranger: str,
 def test_a_rank_with_another_key_is_not_let_in() -> None:
     ports = free_ports(1)
     first = ConcurrentCalls(*ranks(lambda: place("x", KEY, ports), 2, seconds=6.0)[:1])
-    with pytest.raises(TimeoutError, match=r"with the same secret\?"):
+    with pytest.raises(TimeoutError, match=r"with the same secret\?|no answer in time"):
         ranks(lambda: place("x", b"z" * 32, ports), 2, seconds=4.0)[1]()
     assert isinstance(first.outcomes()[0], TimeoutError)
 
