@@ -50,7 +50,7 @@ class Switch:
         """A block with this on, between steps: nothing is in flight."""
         off = name.startswith(OFF)
         self._worker._requests._recorder = self._worker.executor.recorder = None if off else self._recorder
-        StepClock.enter = (lambda self, phase: FORWARD) if off else self._enter  # type: ignore[method-assign]
+        StepClock.enter = (lambda self, phase: FORWARD) if off else self._enter  # type: ignore[method-assign]  # measures
         if not off and name != DEFAULT:
             hvd.start_timeline(self._file)
         try:
@@ -59,7 +59,7 @@ class Switch:
             if not off and name != DEFAULT:
                 hvd.stop_timeline()
             self._worker._requests._recorder = self._worker.executor.recorder = self._recorder
-            StepClock.enter = self._enter  # type: ignore[method-assign]
+            StepClock.enter = self._enter  # type: ignore[method-assign]  # measures
 
 
 def main() -> None:
@@ -189,12 +189,12 @@ def direct(step: Callable[[], None]) -> dict[str, float]:
         send(self, now)
         reported.append(time.thread_time() - began)
 
-    StepClock.enter, ProgressReports._send_now = counted, measured  # type: ignore[method-assign]
+    StepClock.enter, ProgressReports._send_now = counted, measured  # type: ignore[method-assign]  # measures
     before, steps, began = recorder.count, STEPS_INSIDE, time.perf_counter()
     for _ in range(steps):
         step()
     seconds = (time.perf_counter() - began) / steps
-    StepClock.enter, ProgressReports._send_now = enter, send  # type: ignore[method-assign]
+    StepClock.enter, ProgressReports._send_now = enter, send  # type: ignore[method-assign]  # measures
     return {
         "seconds_of_a_step": seconds,
         "collectives": (recorder.count - before) / steps,

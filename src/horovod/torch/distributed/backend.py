@@ -27,7 +27,7 @@ AVAILABLE = not isinstance(_Base.__init__, WrapperDescriptorType)
 _BackendBase: Any = _Base if AVAILABLE else object
 
 
-class HorovodBackend(BackendGroup, _BackendBase):  # type: ignore[misc]
+class HorovodBackend(BackendGroup, _BackendBase):  # type: ignore[misc]  # C++, without types
     """The operations of a group on Horovod's engines.
 
     Args:
