@@ -154,14 +154,19 @@ def test_programs_run_on_two_ranks(document: Path, ranks: Callable[..., RankPool
     pytest.importorskip("torch")
     for package in PACKAGES & set(programs(document)):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[integrations]'")
-    trained = ranks(2, framework="torch").run(_run_programs, document.name, programs(document), free_port())
+    ports = {name: free_port() for name in programs(document)}
+    trained = ranks(2, framework="torch").run(_run_programs, document.name, programs(document), ports)
     for weights in trained:
         assert weights.get("ddp") == pytest.approx(weights.get("hvd"), abs=1e-5), "both programs train the same"
     assert trained[0].get("hvd") == trained[1].get("hvd")
 
 
-def _run_programs(document: str, programs: dict[str, list[str]], port: int) -> dict[str, list[float]]:
-    """Runs on a rank: each program to its end; the weights that those with names trained."""
+def _run_programs(document: str, programs: dict[str, list[str]], ports: dict[str, int]) -> dict[str, list[float]]:
+    """Runs on a rank: each program to its end; the weights that those with names trained.
+
+    Each has a port of its own for the store of ``torch.distributed``: at the port of the program before, a rank that is
+    ahead would find the store that rank 0 is about to end.
+    """
     import os
 
     import torch.distributed
@@ -179,14 +184,14 @@ def _run_programs(document: str, programs: dict[str, list[str]], port: int) -> d
         destroy()
 
     before = dict(os.environ)
-    places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "HF_HUB_OFFLINE": "1"}
+    places = {"MASTER_ADDR": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
     places |= {"RANK": before[config.RANK], "LOCAL_RANK": before[config.RANK], "WORLD_SIZE": before[config.SIZE]}
     weights = {}
     torch.distributed.destroy_process_group = destroy_when_all_have_finished
     try:
         for name, blocks in programs.items():
             variables: dict[str, Any] = {"__name__": "__main__"}
-            os.environ |= places  # a program may take some away
+            os.environ |= places | {"MASTER_PORT": str(ports[name])}  # a program may take some away
             try:
                 for number, block in enumerate(blocks, 1):
                     exec(compile(block, f"{document}, block {number} of {name or 'the program'}", "exec"), variables)
