@@ -161,7 +161,7 @@ class ShmCommunicator(Communicator):
         """Contribute elements ``[start, stop)``, with my own shard, as the next piece; returns its number."""
         piece = self._begin()
         if source.addresses:
-            self._arena.gather(self._start(piece, self.rank), source.places(start, stop))
+            self._arena.gather(self._start(piece, self.rank), source.iovecs(start, stop))
         else:
             source.read(start, stop, self._region(piece, self.rank, dtype)[: stop - start])
         self._counters.signal(PACKED, piece)
@@ -171,7 +171,7 @@ class ShmCommunicator(Communicator):
         """Copy a piece's result over elements ``[start, stop)``."""
         begin = self._start(piece, self.size)
         if target.addresses:
-            self._arena.scatter(begin, target.places(start, stop))
+            self._arena.scatter(begin, target.iovecs(start, stop))
         elif dtype.kind != "V":
             self._arena.scatter_over(begin, begin + (stop - start) * dtype.itemsize, target.runs(start, stop))
         else:  # not a built-in NumPy type, so it has no buffer protocol
