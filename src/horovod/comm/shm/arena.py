@@ -2,7 +2,7 @@
 
 It has three parts, for n ranks and pieces of P bytes::
 
-    words      with which ranks wait for each other, see horovod.comm.shm.words
+    words      futex words, see horovod.comm.shm.futex_words
     slot 0     contribution of rank 0 [P] ... contribution of rank n-1 [P] | result [P]
     slot 1     the same
 
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.comm.datatypes import Array
+from horovod.comm.shm.futex_words import word_bytes
 from horovod.comm.shm.memory import SharedMemory, created, duplicated, in_pages
-from horovod.comm.shm.words import word_bytes
 from horovod.comm.spans import IOVEC_BYTES, VECTORS
 
 DEFAULT_PIECE = 1 << 20

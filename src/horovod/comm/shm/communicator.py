@@ -35,8 +35,8 @@ from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.counters import LONG_SPIN, Counters, Pieces
 from horovod.comm.shm.direct import DirectCollectives
+from horovod.comm.shm.futex_words import PACKED, REDUCED
 from horovod.comm.shm.large import SCATTERED, Large
-from horovod.comm.shm.words import PACKED, REDUCED
 from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spans_of
 from horovod.comm.tuned import TunedSettings
 

@@ -19,7 +19,7 @@ import numpy as np
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall, give_up
 from horovod.comm.datatypes import Array
 from horovod.comm.shm.arena import Arena
-from horovod.comm.shm.words import PACKED, PROGRESS, REDUCED, Words, word_index
+from horovod.comm.shm.futex_words import PACKED, PROGRESS, REDUCED, FutexWords, word_index
 
 _POISON = 1 << 62
 SHORT_SPIN = 40
@@ -48,7 +48,7 @@ class Counters:
         on_stall: OnStall = give_up,
         spins: bool = True,
     ) -> None:
-        self._words = Words(arena.words, arena.address, rank, size)
+        self._words = FutexWords(arena.words, arena.address, rank, size)
         self._rank = rank
         self._seconds = stall_timeout.total_seconds()
         self._on_stall = on_stall

@@ -27,7 +27,7 @@ from horovod.comm.ranges import shard_bounds
 from horovod.comm.reduction import HALVES, ReduceOp, Workspace, reduce_into
 from horovod.comm.shm import cross_memory
 from horovod.comm.shm.cross_memory import copy_plan
-from horovod.comm.shm.words import WORD
+from horovod.comm.shm.futex_words import WORD_BYTES
 from horovod.comm.spans import IOVEC_BYTES, Layout, Spans, address_of, spans_of
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def exchange_rank_infos(rank: int, exchange: ExchangeFunction) -> list[int] | No
     Returns:
         The process ids by rank; None, on all ranks, if one of them cannot.
     """
-    token = np.frombuffer(os.urandom(2 * WORD), np.uintp)
+    token = np.frombuffer(os.urandom(2 * WORD_BYTES), np.uintp)
     process = os.getpid() if cross_memory.available else 0
     cross_memory.permit_siblings()
     cards = exchange(np.array([process, address_of(token), *token], np.uintp))

@@ -5,8 +5,8 @@ request, byte by byte, and its contribution if that is small. The group's first 
 either the proposals are alike, and every rank computes the result from the contributions, or runs the collective with the
 engine; or the try has failed, and every rank announces its request.
 
-The proposals have a shared memory of their own, whichever engine the ranks have: words, and two slots with a block of every
-rank. The words, each with one writer::
+The proposals have their own shared memory, whichever engine the ranks have. It holds futex words, and two slots with a block
+for every rank. Each word has one writer::
 
     proposal  of every rank: the number of the try that it takes part in
     outcome   of the leader: how many tries are over, times two, plus one if an odd number of them succeeded
@@ -33,8 +33,8 @@ import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+from horovod.comm.shm.futex_words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, FutexWords, fence, word_bytes, word_index
 from horovod.comm.shm.memory import SharedMemory, in_pages
-from horovod.comm.shm.words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, Words, fence, word_bytes, word_index
 from horovod.comm.spans import Vectors, spans_of
 
 _BLOCK_BYTES = 20 << 10
@@ -74,7 +74,7 @@ class Proposals:
         self.leads = rank == 0
         self.data_bytes = _BLOCK_BYTES - _HEAD_BYTES if contributions else 0
         self._memory = memory
-        self._words = Words(memory.words, memory.address, rank, size)
+        self._words = FutexWords(memory.words, memory.address, rank, size)
         self._rank = rank
         self._peers = [peer for peer in range(size) if peer != rank]
         self._proposal, self._outcome, self._closed = (
