@@ -104,15 +104,17 @@ class TensorFlowDeviceMemory:
     """
 
     def __init__(self, tensors: Sequence[Any], engine: str) -> None:
-        places = {id(tensor): _address(tensor) for tensor in tensors}
-        for first in {tensor.backing_device: place for tensor in tensors if (place := places[id(tensor)])}.values():
+        addresses = {id(tensor): _address(tensor) for tensor in tensors}
+        for first in {
+            tensor.backing_device: address for tensor in tensors if (address := addresses[id(tensor)])
+        }.values():
             tensorflow_devices.use(first)
         self._runtime = tensorflow_devices.runtime()
         self._submission = OnDevice(self._runtime, engine)
-        self._places = places
+        self._addresses = addresses
 
     def read(self, tensors: Sequence[Any]) -> list[Tensor]:
-        return [self.described(tensor, self._places[id(tensor)]) for tensor in tensors]
+        return [self.described(tensor, self._addresses[id(tensor)]) for tensor in tensors]
 
     def room(self, like: Any, shape: Sequence[int]) -> Room:
         with tf.device(like.backing_device):
@@ -149,9 +151,9 @@ class _DeviceRoom:
 
     @property
     def vector(self) -> Vectors:
-        place = self._described.place
-        assert place is not None
-        return place
+        memory = self._described.device_memory
+        assert memory is not None
+        return memory
 
     def described(self) -> Tensor:
         return self._described

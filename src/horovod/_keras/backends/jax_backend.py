@@ -218,18 +218,18 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
                 "this training step was compiled for an engine that moves the memory of GPUs, and the job has none any more: "
                 f"call model.compile() again, or set {GPU_OPERATIONS}=HOST on all ranks"
             )
-        places = [address_in(output.__dlpack__()) for output in outputs]
-        somewhere = max(places)
-        if not somewhere:
+        addresses = [address_in(output.__dlpack__()) for output in outputs]
+        address = max(addresses)
+        if not address:
             change([_host_tensor(np.empty(each.shape, each.dtype)) for each in shapes])
             return
-        runtime = jax_devices.use(somewhere)
+        runtime = jax_devices.use(address)
         with runtime.on(context.stream):
             submission = OnDevice(runtime, engine)
             change(
                 [
-                    submission.tensor(place, data_type, each.shape)
-                    for place, data_type, each in zip(places, data_types, shapes, strict=True)
+                    submission.tensor(address, data_type, each.shape)
+                    for address, data_type, each in zip(addresses, data_types, shapes, strict=True)
                 ]
             )
 

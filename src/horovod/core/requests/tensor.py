@@ -49,7 +49,7 @@ class Tensor(msgspec.Struct, frozen=True):
         data_type: of the elements.
         shape: as the framework has it; () for a scalar, which has one element.
         transfer: copies the elements from a device, and back; one for all tensors of a submission.
-        place: the memory of elements on a device that an engine moves; ``array`` is empty then.
+        device_memory: the memory of elements on a device that an engine moves; ``array`` is empty then.
         ready: when that memory may be accessed; one for all tensors of a submission.
     """
 
@@ -57,7 +57,7 @@ class Tensor(msgspec.Struct, frozen=True):
     data_type: DataType
     shape: tuple[int, ...]
     transfer: Transfer | None = None
-    place: Spans | None = None
+    device_memory: Spans | None = None
     ready: DeviceReadiness | None = None
 
 

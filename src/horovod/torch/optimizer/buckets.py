@@ -45,7 +45,7 @@ class Slot:
         passes: with Adasum, how many backward passes must still add to the gradient until it is ready. 0: it is ready.
         version: PyTorch's count of changes to the gradient (``_version``) when it was last sent, or when a backward pass last
             added to it and kept it on this rank.
-        place: the address of PyTorch's C++ tensor of the gradient, then or at the last step.
+        tensor_address: the address of PyTorch's C++ tensor of the gradient (``_cdata``), then or at the last step.
         sparse: whether the gradient is sparse on some rank.
         aside: the older part of the gradient, which is reduced already, while a newer part is reduced apart from it.
         memory: what a compressor keeps for this parameter from step to step.
@@ -60,8 +60,8 @@ class Slot:
         "name",
         "parameter",
         "passes",
-        "place",
         "sparse",
+        "tensor_address",
         "version",
     )
 
@@ -73,7 +73,7 @@ class Slot:
         self.hook: GradientHook | None = None
         self.passes = 1
         self.version = NO_GRADIENT
-        self.place = 0
+        self.tensor_address = 0
         self.sparse = False
         self.aside: torch.Tensor | None = None
         self.memory: dict[str, Any] = {}

@@ -162,7 +162,7 @@ class GradientReduction(GradientRounds):
             other._rest()
         if self._keeps_aside:
             for slot in self.slots.values():
-                slot.place = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
+                slot.tensor_address = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
         if self._debugger is not None:
             self._debugger.after_step(self.slots.values())
 
