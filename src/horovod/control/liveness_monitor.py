@@ -122,7 +122,7 @@ class LivenessMonitor:
         self.no_progress: dict[int, tuple[str, float]] = {}
         """By rank, why this rank's engine sees no progress of it, and when it last reported that."""
         self._dumped: dict[str, float] = {}
-        self._last_places: dict[int, str] = {}
+        self._last_call_sites: dict[int, str] = {}
         self._poll = select.poll()
         self._links = LivenessLinks(rank, channels, tree, self._poll)
         self._wake_up = WakeUp()
@@ -229,7 +229,7 @@ class LivenessMonitor:
             if peer not in self._links.above:
                 self._ask_all()
         elif isinstance(message, Pong):
-            self.call_sites[peer] = self._last_places[peer] = message.where
+            self.call_sites[peer] = self._last_call_sites[peer] = message.where
             self.thread_lines[peer] = message.threads
             self.awaited[peer] = message.awaited
             self._detector.answered(peer, time.monotonic())
@@ -324,11 +324,11 @@ class LivenessMonitor:
         seconds = self._detector.process_seen(rank, found, time.monotonic())
         if seconds is None:
             return
-        place = self._last_places.get(rank, "")
-        self.call_sites[rank] = f"{place or 'an unknown place'}, or was when it last answered"
+        call_site = self._last_call_sites.get(rank, "")
+        self.call_sites[rank] = f"{call_site or 'an unknown line'}, or was when it last answered"
         # Of a rank that all others look at, one warning is enough.
         level = logging.WARNING if self._rank <= 1 else logging.INFO
-        _log.log(level, RUNS, self._describe(rank), seconds, f"; it was at {place}" if place else "")
+        _log.log(level, RUNS, self._describe(rank), seconds, f"; it was at {call_site}" if call_site else "")
 
     def _decide(self, failure: Failure) -> None:
         if self._decided or self._leaving:

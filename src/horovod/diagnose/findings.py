@@ -183,9 +183,9 @@ def _stopped_finding(job: DumpedJob, item: UnfinishedCollective, rank: int) -> F
 def _held(job: DumpedJob, item: UnfinishedCollective, rank: int) -> Finding:
     frames = main_thread_of(job.stacks[rank])
     users = next((frame for frame in frames if frame.users), frames[0] if frames else None)
-    place = "" if users is None else f" at {users.file}:{users.line} in {users.function}"
+    at = "" if users is None else f" at {users.file}:{users.line} in {users.function}"
     text = (
-        f"Rank {rank} (host {job.host(rank)}) is in native code{place} that keeps Python's interpreter lock, so no thread of "
+        f"Rank {rank} (host {job.host(rank)}) is in native code{at} that keeps Python's interpreter lock, so no thread of "
         f"it runs. {waiters_in_words(item, longest(job, item))}"
     )
     return Finding("held", [rank], text, *_about(item))

@@ -139,7 +139,7 @@ class DumpedJob:
         names = [each.name for each in order]
         if not names:
             return []
-        earlier = [place for place, name in enumerate(names[:-1]) if name == names[-1]]
+        earlier = [index for index, name in enumerate(names[:-1]) if name == names[-1]]
         return names[earlier[-1] + 1 :] if earlier else names
 
 
@@ -170,7 +170,7 @@ def ordinal(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Some seconds in words."""
+    """A duration as text."""
     if seconds < 120:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -54,7 +54,7 @@ class ThreadState(msgspec.Struct, frozen=True):
     frames: list[Frame]
 
     @property
-    def place(self) -> Frame | None:
+    def location(self) -> Frame | None:
         """The innermost line of the user's own code; the innermost line at all if there is none."""
         return next((frame for frame in self.frames if frame.users), self.frames[0] if self.frames else None)
 
@@ -78,15 +78,17 @@ def states() -> list[ThreadState]:
 
 def main_thread() -> str:
     """Where this process's main thread is, as ``file:line in function``. For any thread."""
-    place = next((state.place for state in states() if state.main), None)
-    return "unknown" if place is None else f"{place.file}:{place.line} in {place.function}"
+    location = next((state.location for state in states() if state.main), None)
+    return "unknown" if location is None else f"{location.file}:{location.line} in {location.function}"
 
 
 def lines() -> list[str]:
-    """The present line of each thread but the main thread and the runtime's own, in words."""
+    """The present line of each thread but the main thread and the runtime's own, as text."""
     others = [state for state in states() if not state.main and not state.own]
     found = [
-        f"{each.name}: {each.place.file}:{each.place.line} in {each.place.function}" for each in others if each.place
+        f"{each.name}: {each.location.file}:{each.location.line} in {each.location.function}"
+        for each in others
+        if each.location
     ]
     left = len(found) - MOST_LINES
     return [*found[:MOST_LINES], f"{left} more"] if left > 0 else found

@@ -400,8 +400,8 @@ class Coordinator(Role):
             self._watch.request_dump("stall", f"{stalled[0].name} waits for {list_ranks(stalled[0].missing)}")
         if blamed >= 0:
             late = stalled[0]
-            places = {rank: place for rank, place in self._watch.call_sites.items() if rank in late.missing}
-            self._watch.report(blamed, text, cause=Cause(FailureKind.TIME_LIMIT, late.name, places))
+            call_sites = {rank: line for rank, line in self._watch.call_sites.items() if rank in late.missing}
+            self._watch.report(blamed, text, cause=Cause(FailureKind.TIME_LIMIT, late.name, call_sites))
         remaining = [self._warning_seconds]
         if self._limit_seconds:
             remaining.append(self._limit_seconds - (now - stalled[0].since))
