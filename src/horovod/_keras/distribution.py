@@ -190,14 +190,15 @@ class Distribution:
             The gradients of ``variables``, and after them those of further variables of which only other ranks have some.
         """
         given = list(variables)
-        everything, places = self._everything(given)
+        everything, positions = self._everything(given)
         every: list[Any] = [None] * len(everything)
-        for place, gradient in zip(places, gradients, strict=True):
-            every[place] = gradient
+        for position, gradient in zip(positions, gradients, strict=True):
+            every[position] = gradient
         reduced = self._reduced(every, everything, factor)
-        others = sorted(set(range(len(everything))) - set(places))
-        more = [place for place in others if reduced[place] is not None]
-        return [reduced[place] for place in [*places, *more]], [*given, *(everything[place] for place in more)]
+        others = sorted(set(range(len(everything))) - set(positions))
+        more = [position for position in others if reduced[position] is not None]
+        returned = [*given, *(everything[position] for position in more)]
+        return [reduced[position] for position in [*positions, *more]], returned
 
     def _everything(self, variables: Sequence[Any]) -> tuple[list[Any], list[int]]:
         """All variables of the optimizer, and the positions of ``variables`` among them."""

@@ -163,14 +163,14 @@ class Search:
         if self._trial is not None:
             self._made_study().tell(self._trial, score)
             return
-        places: dict[str, Any] = {}
+        indices: dict[str, Any] = {}
         for name, values in self.space.choices.items():
             value = getattr(settings, name)
             if value not in values:
                 return
-            places[name] = values.index(value)
-        if places:
-            self._made_study().enqueue_trial(places)
+            indices[name] = values.index(value)
+        if indices:
+            self._made_study().enqueue_trial(indices)
             trial = self._made_study().ask()
             for name, values in self.space.choices.items():
                 self._value(trial, name, values)

@@ -2,7 +2,7 @@
 
 A communicator is bound to one group of ranks. A worker thread calls the collectives one after another, every rank of the
 group in the same order with matching arguments (the core has agreed on them beforehand, so engines do not check).
-What travels is :data:`~horovod.comm.spans.Vectors`: places in the memory of one kind of device. Host engines derive NumPy
+What travels is :data:`~horovod.comm.spans.Vectors`: ranges of the memory of one kind of device. Host engines derive NumPy
 arrays from them where they want them; a device engine uses the addresses. ``abort`` alone may be called from other threads.
 
 How an engine is chosen and built is in :mod:`horovod.comm.engine`.

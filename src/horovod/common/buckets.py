@@ -70,7 +70,7 @@ def check_groups(groups: Any, kind: str, key: Callable[[Any], Hashable]) -> int 
     """``groups=`` of an optimizer, checked and copied.
 
     Args:
-        kind: what the lists contain, in the binding's words.
+        kind: what the lists contain, as the binding calls it.
         key: returns what identifies a member; raises for one that cannot be a member.
 
     Raises:
@@ -101,6 +101,6 @@ def cut_by_groups(members: Sequence[Hashable], groups: int | Sequence[Sequence[H
     """
     if isinstance(groups, int):
         return [part for part in split_list(range(len(members)), groups) if part]
-    places = {member: index for index, member in enumerate(members)}
-    listed = [[places.pop(member) for member in group if member in places] for group in groups]
-    return [bucket for bucket in listed if bucket] + [[index] for index in places.values()]
+    indices = {member: index for index, member in enumerate(members)}
+    listed = [[indices.pop(member) for member in group if member in indices] for group in groups]
+    return [bucket for bucket in listed if bucket] + [[index] for index in indices.values()]

@@ -49,12 +49,12 @@ def pack(rank: int, held: bytes) -> bytes:
 def unpack(rows: bytes) -> dict[int, bytes]:
     """What each rank holds, from the rows of all in a sequence."""
     found: dict[int, bytes] = {}
-    place = 0
-    while place < len(rows):
-        rank, length = _ROW.unpack_from(rows, place)
-        place += _ROW.size
-        found[rank] = rows[place : place + length]
-        place += length
+    offset = 0
+    while offset < len(rows):
+        rank, length = _ROW.unpack_from(rows, offset)
+        offset += _ROW.size
+        found[rank] = rows[offset : offset + length]
+        offset += length
     return found
 
 

@@ -123,8 +123,8 @@ class JaxReducer(Reducer):
         names = [f"gradient of {variable_name(variables[index])}" for index in present]
         shapes = tuple((str(each.dtype), tuple(each.shape)) for each in variables)
         alike = presence.in_words([GradientKind.ABSENT if each is None else GradientKind.DENSE for each in gradients])
-        places = {index: place for place, index in enumerate(present)}
-        own_cut = None if cut is None else [[places[index] for index in each if index in places] for each in cut]
+        positions = {index: position for position, index in enumerate(present)}
+        own_cut = None if cut is None else [[positions[index] for index in each if index in positions] for each in cut]
 
         guard = None if op == ReduceOp.MAX else self.guard
         held = _held(guard, variables)
@@ -173,11 +173,11 @@ def _has_value(variable: Any) -> bool:
 def _compare(guard: OptimizerGuard, variables: Sequence[Any], held: Any, whole: Sequence[Any]) -> None:
     """Compare what :func:`_held` has put into the computation, and all of the variables, if they are there."""
     values = np.asarray(held)
-    samples, place = [], 0 if guard.rate() is None else 1
+    samples, position = [], 0 if guard.rate() is None else 1
     for each in some(variables):
         length = min(int(np.prod(each.shape)), ELEMENTS)
-        samples.append(values[place : place + length])
-        place += length
+        samples.append(values[position : position + length])
+        position += length
     rate = None if guard.rate() is None else lambda: values[0]
     guard.compare(variables, rate, lambda: samples, lambda: whole)
 

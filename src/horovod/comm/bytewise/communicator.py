@@ -97,8 +97,8 @@ class BytewiseCommunicator(Communicator):
 
     def _finish(self, receipt: _Receipt) -> None:
         self._collectives.wait(receipt.started)
-        for place, array in receipt.unpack:
-            place.write(array)
+        for target, array in receipt.unpack:
+            target.write(array)
 
     def _contributions(self, use: str, dtype: np.dtype[Any], ranges: Sequence[Range]) -> _Contributions:
         """Start sending each rank its range, and receiving the other ranks' contributions to this rank's range."""
@@ -148,13 +148,13 @@ class BytewiseCommunicator(Communicator):
 
         def reduce(index: int, contributions: _Contributions) -> _Receipt:
             self._collectives.wait(contributions.started)
-            places = ranges(target, index)
-            own = places[self.rank]
+            shares = ranges(target, index)
+            own = shares[self.rank]
             ((result,), apart) = self._arrays(f"{index % 2} result", dtype, [own])
             reduce_into(result, contributions.arrays, op, prescale, postscale, self._workspace)
             if apart:
                 own.write(result)
-            return self._gather(f"{index % 2} results", result, places)
+            return self._gather(f"{index % 2} results", result, shares)
 
         contributions, gathering = exchange(0), None
         for index in range(pieces):

@@ -1,8 +1,8 @@
 """CUDA's driver library, called through ctypes.
 
-TensorFlow and JAX have no streams and events in Python, so these come from here. Why the driver's library, and not the
-runtime's (libcudart): every host with a GPU has it, at one place; it does not leave a thread's errors where the framework takes
-them for its own; and a thread can work on one device and go back without a context being made on device 0, where the
+TensorFlow and JAX have no streams and events in Python, so these come from here. This is the driver's library, and not
+the runtime's (libcudart): every host with a GPU has it, under one name; it does not leave a thread's errors where the framework
+takes them for its own; and a thread can work on one device and go back without a context being made on device 0, where the
 runtime's ``cudaSetDevice`` makes one. The contexts are the devices' primary ones, which the frameworks and NCCL use as well.
 Each function's C prototype stands beside its types. HIP has no such library, so on ROCm these frameworks use host memory.
 """
@@ -131,12 +131,12 @@ class Cuda:
         return cuda
 
     def call(self, name: str, *arguments: Any) -> None:
-        """One call. Raises CudaError, in CUDA's words, unless it succeeds."""
+        """One call. Raises CudaError, with CUDA's message, unless it succeeds."""
         result = getattr(self.functions, name)(*arguments)
         if result != SUCCESS:
-            words = ctypes.c_char_p()
-            self.functions.cuGetErrorString(result, ctypes.byref(words))
-            text = (words.value or b"unknown error").decode(errors="replace")
+            message = ctypes.c_char_p()
+            self.functions.cuGetErrorString(result, ctypes.byref(message))
+            text = (message.value or b"unknown error").decode(errors="replace")
             raise CudaError(f"{name.removesuffix('_v2')}: CUDA says {text!r} (code {result})")
 
     @contextmanager

@@ -138,12 +138,12 @@ class ExchangeCommunicator(Communicator):
         sources, targets = arrays_of(inputs), arrays_of(outputs)
         if not sources:
             return
-        places = split_by_rank(targets, counts)
+        parts = split_by_rank(targets, counts)
         data = [as_bytes(source) for source in sources]
         marks = [exchange.send(r, *data) for r in self._peers]
-        marks += [exchange.receive(r, *map(as_bytes, places[r])) for r in self._peers]
-        for source, place in zip(sources, places[self.rank], strict=True):
-            np.copyto(place, source)
+        marks += [exchange.receive(r, *map(as_bytes, parts[r])) for r in self._peers]
+        for source, part in zip(sources, parts[self.rank], strict=True):
+            np.copyto(part, source)
         exchange.wait(marks)
 
     def broadcast(self, vectors: Vectors, root: int) -> None:
@@ -172,20 +172,20 @@ class ExchangeCommunicator(Communicator):
 
         A chain has the highest bandwidth, since no rank sends twice; a binomial tree takes the fewest steps.
         """
-        place, size = (self.rank - root) % self.size, self.size
+        position, size = (self.rank - root) % self.size, self.size
         if chain:
-            above = place - 1 if place else None
-            below = [place + 1] if place + 1 < size else []
+            above = position - 1 if position else None
+            below = [position + 1] if position + 1 < size else []
         else:
-            span = 1  # the subtree under ``place`` covers the places up to place + span
-            while span < size and not place & span:
+            span = 1  # the subtree of ``position`` covers the positions up to position + span
+            while span < size and not position & span:
                 span *= 2
-            above = place - span if place else None
+            above = position - span if position else None
             below = []
             while span > 1:
                 span //= 2
-                if place + span < size:
-                    below.append(place + span)
+                if position + span < size:
+                    below.append(position + span)
         return None if above is None else (above + root) % size, [(child + root) % size for child in below]
 
     def alltoall(

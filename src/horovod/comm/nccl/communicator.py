@@ -225,10 +225,10 @@ class NcclCommunicator(Communicator):
 
     def barrier(self) -> NcclEvent:
         with self._runtime.chosen():
-            word = self._runtime.allocate(np.dtype(np.int32), 1, self._stream, 0)
-        address = word.addresses[0]
-        calls: list[_Call] = [("ncclAllReduce", address, address, 1, library.DATA_TYPES[word.layout.dtype], 0)]
-        return self._carry_out(calls, held=word)
+            flag = self._runtime.allocate(np.dtype(np.int32), 1, self._stream, 0)
+        address = flag.addresses[0]
+        calls: list[_Call] = [("ncclAllReduce", address, address, 1, library.DATA_TYPES[flag.layout.dtype], 0)]
+        return self._carry_out(calls, held=flag)
 
     def _carry_out(self, calls: Sequence[_Call], then: Callable[[], None] = nothing, held: object = None) -> NcclEvent:
         """Queue these calls as one kernel, and after it what ``then`` queues.
@@ -255,11 +255,11 @@ class NcclCommunicator(Communicator):
         return self._latest is None or self._latest.was_right()
 
     def split(self, members: Sequence[int], deadline: float, meanwhile: Meanwhile = nothing) -> NcclCommunicator | None:
-        place = members.index(self.rank) if self.rank in members else -1
-        handle = self._handle.split(None if place < 0 else 0, max(place, 0), deadline, meanwhile)
+        rank = members.index(self.rank) if self.rank in members else -1
+        handle = self._handle.split(None if rank < 0 else 0, max(rank, 0), deadline, meanwhile)
         if handle is None:
             return None
-        return NcclCommunicator(place, len(members), handle, self._runtime, self._stream)
+        return NcclCommunicator(rank, len(members), handle, self._runtime, self._stream)
 
     # The end
 
@@ -303,8 +303,8 @@ class NcclCommunicator(Communicator):
             room = 1 << max(16, (wanted - 1).bit_length())
             self._scratch = self._runtime.allocate(np.dtype(np.uint8), room, self._stream, 0)
         base = self._scratch.addresses[0]
-        places = [base + start * layout.dtype.itemsize for start in starts]
-        room_for = Spans(layout_of(layout.dtype, tuple(sizes), layout.device), places)
+        addresses = [base + start * layout.dtype.itemsize for start in starts]
+        room_for = Spans(layout_of(layout.dtype, tuple(sizes), layout.device), addresses)
         self._runtime.copy(self._stream, _some(sources, chosen), room_for)
         return room_for, length
 

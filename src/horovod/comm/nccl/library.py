@@ -225,11 +225,11 @@ class Nccl:
         return made.data()
 
     def check(self, call: str, result: int) -> None:
-        """Raises NcclError, in NCCL's words, unless ``result`` is success."""
+        """Raises NcclError, with NCCL's message, unless ``result`` is success."""
         if result != SUCCESS:
-            raise NcclError(f"{call}: {self.words(result)}")
+            raise NcclError(f"{call}: {self.error_text(result)}")
 
-    def words(self, result: int) -> str:
+    def error_text(self, result: int) -> str:
         """The text of a result code, with NCCL's last error.
 
         The last error is asked for without a communicator: NCCL ignores it, and another thread may have destroyed it.

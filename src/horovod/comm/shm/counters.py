@@ -180,8 +180,8 @@ class Pieces:
 
     def start(self, piece: int, owner: int) -> int:
         """The offset of :meth:`region` in the arena, in bytes."""
-        place = (piece & 1) * (self._size + 1) + owner
-        return Arena.header_bytes(self._size) + place * self._bytes
+        index = (piece & 1) * (self._size + 1) + owner
+        return Arena.header_bytes(self._size) + index * self._bytes
 
     def region(self, piece: int, owner: int, dtype: np.dtype[Any]) -> Array:
         """The region of rank ``owner`` (``size`` for the result) for piece number ``piece``."""

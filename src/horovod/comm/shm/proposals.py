@@ -140,8 +140,8 @@ class Proposals:
 
     def notes(self, count: int) -> tuple[tuple[int, ...], ...]:
         """After a success: the ``count`` notes of every rank, by rank."""
-        place = slice(_HEAD_BYTES - _NOTE_BYTES * count, _HEAD_BYTES)
-        return tuple(tuple(head[place].cast("Q")) for head in self._heads[self._slot])
+        notes = slice(_HEAD_BYTES - _NOTE_BYTES * count, _HEAD_BYTES)
+        return tuple(tuple(head[notes].cast("Q")) for head in self._heads[self._slot])
 
     def reduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float, first: int = 0) -> None:
         """After a success: reduce all contributions, from element ``first`` on, into ``outputs``, as an engine does."""

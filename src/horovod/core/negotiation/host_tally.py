@@ -20,7 +20,7 @@ from horovod.core.negotiation.messages import Operation, Request
 from horovod.core.negotiation.negotiator import NegotiationError
 
 EVERYBODY = -1
-"""In place of a member: all members of the host that have not joined."""
+"""Instead of a member's rank: all members of the host that have not joined."""
 
 HELD_SECONDS = 1.0
 """Time after which an incomplete name is passed on for each member separately."""
@@ -89,11 +89,11 @@ class HostTally:
             NegotiationError: the member has announced one of the names before.
         """
         names, size = self._names, len(self._members)
-        for place, request in enumerate(requests):
+        for index, request in enumerate(requests):
             if request.operation is _JOIN:
                 self._join(member, request, now)
                 continue
-            at = since[place] if place < len(since) else now
+            at = since[index] if index < len(since) else now
             if request.members or member in self._joined:
                 self._put(member, request, at)
                 continue

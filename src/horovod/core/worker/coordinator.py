@@ -204,9 +204,9 @@ class Coordinator(Role):
         timeline = self.timeline
         if timeline is None:
             return
-        for place, request in enumerate(requests):
+        for index, request in enumerate(requests):
             if request.operation != Operation.JOIN:
-                at = since[place] if place < len(since) else time.monotonic()
+                at = since[index] if index < len(since) else time.monotonic()
                 for member in members:
                     timeline.ready(request.operation.name, labels(request), member, at)
 

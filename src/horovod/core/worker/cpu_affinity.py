@@ -102,16 +102,16 @@ def _has_a_core(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> boo
         wanted.update(*joining)
     taken: dict[int, int] = {}
 
-    def place(sharer: int, tried: set[int]) -> bool:
+    def assign(sharer: int, tried: set[int]) -> bool:
         """Give a rank a core, if need be by moving others to other cores: a matching along augmenting paths."""
         for core in sharers[sharer] - tried:
             tried.add(core)
-            if core not in taken or place(taken[core], tried):
+            if core not in taken or assign(taken[core], tried):
                 taken[core] = sharer
                 return True
         return False
 
-    return len(sharers) <= len(wanted) and all(place(sharer, set()) for sharer in range(len(sharers)))
+    return len(sharers) <= len(wanted) and all(assign(sharer, set()) for sharer in range(len(sharers)))
 
 
 def _share(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> frozenset[int]:
@@ -120,10 +120,10 @@ def _share(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> frozense
     sharers = [
         other for other, each in enumerate(cpu_resources_by_rank) if each.host == own.host and each.cores == own.cores
     ]
-    place, each, cores = sharers.index(rank), len(sharers), len(own.cores)
+    position, each, cores = sharers.index(rank), len(sharers), len(own.cores)
     if each == 1 or each > cores:
         return frozenset()
-    return frozenset(own.cores[place * cores // each : (place + 1) * cores // each])
+    return frozenset(own.cores[position * cores // each : (position + 1) * cores // each])
 
 
 def _run_on(cores: Set[int]) -> bool:

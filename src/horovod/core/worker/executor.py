@@ -98,7 +98,7 @@ class Executor:
         self._run([(Decision(-1, request.name, request.operation, rows, received, longest), entry)])
 
     def tune(self, tuned: Tuned) -> None:
-        """Take over settings, which hold for what is carried out from now on. All ranks do at the same place."""
+        """Take over settings, which hold for all batches from now on. All ranks do this after the same batch."""
         self.tuned = tuned.settings
         self._communicator.tune(tuned.settings)
         if tuned.best is not None:

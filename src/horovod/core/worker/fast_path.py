@@ -46,7 +46,7 @@ class FastPath:
     """The proposals of one rank. All methods are for the thread that drives the worker.
 
     Args:
-        ranks: the members' global ranks, in set order; ``index`` is this rank's place in it.
+        ranks: the members' global ranks, in set order; ``index`` is this rank's position in it.
         polls: how often to poll before sleeping.
         executor: runs what is not small.
 

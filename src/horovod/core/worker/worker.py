@@ -67,7 +67,7 @@ class WorkerThread:
     Args:
         name: of the process set, for the thread's name.
         ranks: the members' global ranks, in set order.
-        index: this rank's place in ``ranks``; 0 is the coordinator.
+        index: this rank's index in ``ranks``; 0 is the coordinator.
         channels: by member index, to those with whom the tree connects this rank.
         communicator: the engine that moves the data of these ranks.
         watch: the liveness monitor, which takes reports of failures.

@@ -32,7 +32,7 @@ _ABORT_SECONDS = 5.0
 
 
 class GroupMembership(NamedTuple):
-    """A group's place in the runtime.
+    """A group in the runtime.
 
     Attributes:
         generation: the runtime that it is a process set of.

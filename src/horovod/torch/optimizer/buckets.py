@@ -136,8 +136,8 @@ class Bucket:
         found = self._parts.get(wanted)
         if found is None:
             slots = [slot for slot in self.slots if slot.bit & wanted]
-            places = "".join("01"[bool(slot.bit & wanted)] for slot in self.slots)
-            label = hashlib.blake2b(places.encode(), digest_size=8).hexdigest()
+            bits = "".join("01"[bool(slot.bit & wanted)] for slot in self.slots)
+            label = hashlib.blake2b(bits.encode(), digest_size=8).hexdigest()
             if len(self._parts) >= PARTS:
                 self._parts = {mask: part for mask, part in self._parts.items() if not part.open}
             found = self._parts[wanted] = Bucket(f"{self.name}.part.{label}", slots)
