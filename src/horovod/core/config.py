@@ -56,7 +56,7 @@ NCCL_SOCKET_INTERFACE = "NCCL_SOCKET_IFNAME"
 MPI_THREADS_DISABLE = "HOROVOD_MPI_THREADS_DISABLE"
 
 TORCH_BACKEND = "HOROVOD_TORCH_BACKEND"
-"""The back end of torch.distributed that takes the place of Gloo; "" leaves the script what it asks for."""
+"""The back end of torch.distributed that replaces Gloo; "" leaves the script what it asks for."""
 
 # How requests become batches.
 FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"

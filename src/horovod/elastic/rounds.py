@@ -43,7 +43,7 @@ class Rounds(Protocol):
     def same_state(self) -> bool:
         """Whether all ranks of the round that has begun have the same state, so that none synchronises.
 
-        Called once ``init()`` has succeeded, which may have asked for further places. Every rank gets the same answer: that
+        Called once ``init()`` has succeeded, which may have asked for further rounds. Every rank gets the same answer: that
         all of them have said ``keeps_state`` when they left the round before.
         """
 

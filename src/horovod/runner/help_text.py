@@ -45,7 +45,7 @@ GROUPS = {
 
 def grouped() -> dict[str, list[Tunable]]:
     """The runtime's settings by heading."""
-    return {title: [each for each in TUNABLES if each.place[0] == section] for section, title in GROUPS.items()}
+    return {title: [each for each in TUNABLES if each.yaml_key[0] == section] for section, title in GROUPS.items()}
 
 
 def described(tunable: Tunable) -> str:

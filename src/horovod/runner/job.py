@@ -61,7 +61,7 @@ class Job:
         ValueError: the request cannot be met; the message says why.
 
     Attributes:
-        ranks_are_fixed: each process has one place from its start to its end.
+        ranks_are_fixed: each process keeps its rank from its start to its end.
     """
 
     ranks_are_fixed: ClassVar[bool] = True
@@ -192,8 +192,8 @@ class Job:
                         )
                     )  # fmt: skip
                 return [
-                    self._plans(agent.hosts, agent.facts, isinstance(agent, LocalAgent), place, secret)
-                    for agent, place in zip(agents, rendezvous, strict=True)
+                    self._plans(agent.hosts, agent.facts, isinstance(agent, LocalAgent), address, secret)
+                    for agent, address in zip(agents, rendezvous, strict=True)
                     if agent.facts is not None
                 ]
 
@@ -296,7 +296,7 @@ class Job:
         ]  # fmt: skip
 
     def _own_environment(self, number: int, slot: SlotInfo) -> dict[str, str]:
-        """What process ``number``, which has this place, has for itself."""
+        """The environment variables of process ``number`` alone, which has the ranks of ``slot``."""
         of_torch = worker_environment.torch_rank(slot) if self.ranks_are_fixed else {}
         return {**worker_environment.of_rank(slot), **of_torch}
 

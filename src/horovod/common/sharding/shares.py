@@ -12,7 +12,7 @@ Uneven = Literal["drop", "repeat", "keep"]
 KINDS: Final = ("drop", "repeat", "keep")
 
 
-def place(process_set: ProcessSet) -> tuple[int, int]:
+def rank_and_size(process_set: ProcessSet) -> tuple[int, int]:
     """This process's rank in a process set, and the size of the set.
 
     Raises:

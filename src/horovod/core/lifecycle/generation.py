@@ -48,7 +48,7 @@ from horovod.core.lifecycle.rendezvous import (
 from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.watching import LIVENESS, Watching, liveness_connections, liveness_tree
-from horovod.core.lifecycle.world import World, place_by_hosts
+from horovod.core.lifecycle.world import World, find_local_ranks
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
@@ -71,7 +71,7 @@ class Generation:
         calls: how often ``init()`` was called with these ranks, this call included.
 
     Attributes:
-        identity: this rank's place in the job.
+        identity: this rank's numbers in the job, and its host.
         config: the settings in force.
         generation: its number, the same on all ranks and higher than that of any earlier one.
         workers: by process set id, the worker threads of the sets that this rank is a member of.
@@ -233,8 +233,8 @@ class Generation:
         cpu_resources_by_rank = [each.cpu_resources for each in rank_infos]
         self.crowded = crowded(cpu_resources_by_rank)
         self.secret = self._endpoints[0].secret or (point.secret if point is not None else b"")
-        if not (self.world.is_launched_job and identity.placed):
-            self.identity = place_by_hosts(identity, [each.node for each in rank_infos])
+        if not (self.world.is_launched_job and identity.local_ranks_known):
+            self.identity = find_local_ranks(identity, [each.node for each in rank_infos])
         asked, local_rank = self.config.thread_affinity, self.identity.local_rank
         core = asked[local_rank] if local_rank < len(asked) else None
         self.placement = placement_of(cpu_resources_by_rank, self.identity.rank, core)

@@ -1,7 +1,7 @@
 """A job whose ranks ``jsrun`` starts, inside an LSF job.
 
 A file for ``jsrun`` says which rank runs where. The ranks read their numbers from ``jsrun``'s variables. ``jsrun`` passes its
-environment on to them, with the job's secret. This has not been tried on a real LSF: the tests run a program in the place of
+environment on to them, with the job's secret. This has not been tried on a real LSF: the tests run a program instead of
 ``jsrun``.
 """
 

@@ -43,7 +43,7 @@ class Cursor:
 
 
 class Sink(ABC):
-    """One place for output. ``cursor`` is shared by sinks that end in the same terminal."""
+    """One destination of output. ``cursor`` is shared by sinks that end in the same terminal."""
 
     def __init__(self, cursor: Cursor | None = None) -> None:
         self._terminal = cursor is not None

@@ -1,4 +1,4 @@
-"""What PyTorch gets as a group of this back end alone: a ProcessGroup in Python, which takes the place of PyTorch's own.
+"""What PyTorch gets as a group of this back end alone: a ProcessGroup in Python, which replaces PyTorch's own.
 
 PyTorch calls it from Python, and from C++ (DistributedDataParallel, functional collectives) for the operations that its
 trampoline knows. Python code gets the works that the group has made, with all their methods; those of a Backend reach it

@@ -189,7 +189,7 @@ def _identity(rank: int, size: int) -> ProcessIdentity:
         hostname=socket.gethostname(),
         launcher="torch.distributed",
         job="",
-        placed=False,
+        local_ranks_known=False,
     )
 
 

@@ -136,7 +136,7 @@ class TorchState(ObjectState):
         object.__setattr__(self, name, value)
 
     def commit(self) -> None:
-        """A step, or several, are complete. Every rank calls it, at the same place.
+        """A step, or several, are complete. Every rank calls it, after the same step.
 
         Copies the state; with ``rollback="step"`` marks the step instead. Then checks for host updates.
 

@@ -593,7 +593,7 @@ def test_the_launchers_place_and_its_secret() -> None:
 
 def test_ranks_that_were_told_by_hand_where_to_meet_need_a_secret() -> None:
     env = {config.RENDEZVOUS_ADDRESS: "10.0.0.1", config.RENDEZVOUS_PORT: "4711"}
-    by_hand = ProcessIdentity(0, 2, 0, 1, 0, 1, "host", "horovodrun", "", placed=False)
+    by_hand = ProcessIdentity(0, 2, 0, 1, 0, 1, "host", "horovodrun", "", local_ranks_known=False)
     with pytest.raises(
         ValueError, match=f"neither {config.SECRET_KEY}.*nor {config.USER_SECRET}.*openssl rand -hex 16"
     ):
@@ -613,7 +613,9 @@ def test_a_meeting_at_a_port_that_is_none(port: str) -> None:
 
 
 def test_a_launcher_that_says_where_rank_0_is_needs_nothing_else() -> None:
-    who = ProcessIdentity(1, 2, 0, 1, 0, 1, "host", "a PyTorchJob", "", placed=False, rank_0=Rank0("master", 23456))
+    who = ProcessIdentity(
+        1, 2, 0, 1, 0, 1, "host", "a PyTorchJob", "", local_ranks_known=False, rank_0=Rank0("master", 23456)
+    )
     place = rendezvous_point(who, {})
     assert isinstance(place, RendezvousAtRank0)
     assert (place.address, place.secret) == ("master:23456 (MASTER_ADDR, MASTER_PORT)", b"")
