@@ -39,7 +39,7 @@ class TorchrunStore(Directory):
 
     def __init__(self, host: str, port: int, run: str, interface: str = "") -> None:
         self.port = 0
-        self.place = f"what torchrun's store at {host}:{port} (MASTER_ADDR, MASTER_PORT) says"
+        self.address_text = f"what torchrun's store at {host}:{port} (MASTER_ADDR, MASTER_PORT) says"
         self.entry_timeout = _STALE_SECONDS
         self._host, self._port, self._interface = host, port, interface
         self._key = f"horovod/{run}/rank 0"

@@ -111,8 +111,8 @@ class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
         store = dist.distributed_c10d.PrefixStore(f"{group_name}/", self._store)
         limit = timedelta(seconds=parent.seconds) if timeout is None else timeout
         index, submitter = split(parent, store, ranks, limit)
-        place = SimpleNamespace(group_rank=index, group_size=len(ranks), store=store, timeout=limit)
-        made = HorovodProcessGroup(place, submitter)
+        group = SimpleNamespace(group_rank=index, group_size=len(ranks), store=store, timeout=limit)
+        made = HorovodProcessGroup(group, submitter)
         made._set_group_name(group_name)
         made._set_group_desc(group_desc or "")
         return made

@@ -1,6 +1,6 @@
 """What two ranks say to each other about their messages. The sender connects; each connection has one sender.
 
-A small message travels at once. A large one is offered: when the receiver has a place for it, it reads the sender's memory
+A small message travels at once. A large one is offered: when the receiver has memory for it, it reads the sender's memory
 where it can (both on one host), or asks the sender to send. Either way the sender is told when it is over.
 """
 
