@@ -168,7 +168,7 @@ def swaps(size: int) -> list[list[int]]:
 @pytest.mark.parametrize("size", range(2, 9))
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
 def test_symmetry(size: int, dtype: Any) -> None:
-    """Siblings may change places without changing a bit; a rank that goes up unchanged has another place."""
+    """Siblings can be exchanged without changing a bit; a rank that goes up unchanged cannot."""
     contributions = [[values(dtype, 1000, rank)] for rank in range(size)]
     with group_of("shm", size) as group:
         (base,) = everywhere(group, contributions)

@@ -17,7 +17,7 @@ SIZES = st.integers(3, 6)
 
 
 @st.composite
-def places(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
+def positions(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
     """The number of ranks, the odd one, layers in a step, and the step and the layer in which it is odd."""
     size = draw(SIZES)
     layers = draw(st.integers(2, 5))
@@ -28,7 +28,7 @@ def script(layers: int, steps: int = 10) -> list[str]:
     return [f"layer{layer}" for _ in range(steps) for layer in range(layers)]
 
 
-@given(places())
+@given(positions())
 def test_a_rank_that_skips_one(case: tuple[int, int, int, int, int]) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
@@ -39,7 +39,7 @@ def test_a_rank_that_skips_one(case: tuple[int, int, int, int, int]) -> None:
     assert f"skipped 'layer{layer}'" in said.text
 
 
-@given(places())
+@given(positions())
 def test_a_rank_that_calls_two_in_another_order(case: tuple[int, int, int, int, int]) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
@@ -50,7 +50,7 @@ def test_a_rank_that_calls_two_in_another_order(case: tuple[int, int, int, int, 
     assert "another order" in said.text
 
 
-@given(places())
+@given(positions())
 def test_a_rank_that_uses_another_name(case: tuple[int, int, int, int, int]) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
@@ -60,7 +60,7 @@ def test_a_rank_that_uses_another_name(case: tuple[int, int, int, int, int]) -> 
     assert said.collective == f"layer{layer}" and "submitted 'other' instead" in said.text
 
 
-@given(places())
+@given(positions())
 def test_a_rank_that_stops_calling(case: tuple[int, int, int, int, int]) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
@@ -71,7 +71,7 @@ def test_a_rank_that_stops_calling(case: tuple[int, int, int, int, int]) -> None
     assert "train.py:7" in said.text
 
 
-@given(places(), st.integers(5, 30))
+@given(positions(), st.integers(5, 30))
 def test_records_that_the_ring_has_dropped_do_not_matter(case: tuple[int, int, int, int, int], ring: int) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]

@@ -60,8 +60,8 @@ def test_torchrun_on_one_host_needs_no_rank_0_to_be_found() -> None:
 
 
 def test_hosts_that_the_user_names_are_used() -> None:
-    places = {config.LOCAL_RANK: "0", config.LOCAL_SIZE: "1", config.CROSS_RANK: "1", config.CROSS_SIZE: "2"}
-    who = environments.identity({**BY_HAND, **places})
+    local_ranks = {config.LOCAL_RANK: "0", config.LOCAL_SIZE: "1", config.CROSS_RANK: "1", config.CROSS_SIZE: "2"}
+    who = environments.identity({**BY_HAND, **local_ranks})
     assert (who.local_rank, who.local_size, who.cross_rank, who.cross_size, who.local_ranks_known) == (0, 1, 1, 2, True)
 
 

@@ -158,7 +158,7 @@ class ExchangeCommunicator(Communicator):
         data = as_bytes(array)
         step = RELAY_BYTES if self._relays or self.size > 2 else data.nbytes
         pieces = [data[begin : begin + step] for begin in range(0, data.nbytes, step)]
-        parent, children = self._place_in_tree(root, chain=len(pieces) > 1)
+        parent, children = self._position_in_tree(root, chain=len(pieces) > 1)
         arrivals = [] if parent is None else [exchange.receive(parent, piece) for piece in pieces]
         marks = []
         for index, piece in enumerate(pieces):
@@ -167,7 +167,7 @@ class ExchangeCommunicator(Communicator):
             marks += [exchange.send(child, piece) for child in children]
         exchange.wait(marks)
 
-    def _place_in_tree(self, root: int, chain: bool) -> tuple[int | None, list[int]]:
+    def _position_in_tree(self, root: int, chain: bool) -> tuple[int | None, list[int]]:
         """The rank from which this rank receives a broadcast (None on the root), and the ranks to which it passes it on.
 
         A chain has the highest bandwidth, since no rank sends twice; a binomial tree takes the fewest steps.

@@ -155,7 +155,7 @@ class NcclCommunicator(Communicator):
             if len(set(lengths)) == 1:
                 calls.append(("ncclAllGather", source, target, lengths[0], library.BYTES))
                 continue
-            for root, (start, length) in enumerate(_places(target, lengths)):
+            for root, (start, length) in enumerate(_ranges(target, lengths)):
                 if length:
                     own = source if root == self.rank else start
                     calls.append(("ncclBroadcast", own, start, length, library.BYTES, root))
@@ -181,7 +181,7 @@ class NcclCommunicator(Communicator):
             ("ncclSend", sources.addresses[0], sent),
             ("ncclRecv", targets.addresses[0], received),
         ):
-            for peer, (start, length) in enumerate(_places(address, [each * itemsize for each in lengths])):
+            for peer, (start, length) in enumerate(_ranges(address, [each * itemsize for each in lengths])):
                 if length:
                     calls.append((name, start, length, library.BYTES, peer))
         return self._carry_out(calls)
@@ -212,7 +212,7 @@ class NcclCommunicator(Communicator):
             if len(set(of)) == 1:
                 calls.append(("ncclReduceScatter", source, target, of[0], kind, operation))
                 continue
-            for root, (start, length) in enumerate(_places(source, [count * dtype.itemsize for count in of])):
+            for root, (start, length) in enumerate(_ranges(source, [count * dtype.itemsize for count in of])):
                 if length:
                     own = target if root == self.rank else start  # others receive nothing
                     calls.append(("ncclReduce", start, own, of[root], kind, operation, root))
@@ -331,10 +331,10 @@ def _some(spans: Spans, chosen: Sequence[int]) -> Spans:
 
 def _consecutive(start: int, layout: Layout) -> list[int]:
     """The positions of a layout's vectors in one buffer."""
-    return [address for address, _ in _places(start, layout.lengths.tolist())]
+    return [address for address, _ in _ranges(start, layout.lengths.tolist())]
 
 
-def _places(start: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
+def _ranges(start: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Address and length, in bytes, of consecutive parts."""
     found = []
     for length in lengths:

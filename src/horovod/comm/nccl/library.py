@@ -260,7 +260,7 @@ def residence() -> int:
     return _HOST_IMMEDIATE
 
 
-def _places() -> Iterator[str]:
+def _candidates() -> Iterator[str]:
     """Candidate paths of the library, best first. If PyTorch brings its own, no other copy must be loaded beside it."""
     for package, folder, names in (
         ("nvidia.nccl", "lib", ("libnccl.so.2",)),
@@ -280,7 +280,7 @@ def _places() -> Iterator[str]:
 
 def find() -> str:
     """The path of the library that would be loaded; "" if there is none. Loads nothing."""
-    return next(_places(), "")
+    return next(_candidates(), "")
 
 
 _loaded: dict[str, Nccl] = {}

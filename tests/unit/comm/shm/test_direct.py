@@ -196,10 +196,10 @@ def test_a_read_that_fails_names_the_peer(monkeypatch: pytest.MonkeyPatch, error
         large(group, lambda rank: np.empty(ELEMENTS, np.float32))
         read = cross_memory.read
 
-        def failing(process: int, nbytes: int, *places: int) -> None:
+        def failing(process: int, nbytes: int, *iovecs: int) -> None:
             if nbytes > 1000:
                 raise error
-            read(process, nbytes, *places)
+            read(process, nbytes, *iovecs)
 
         monkeypatch.setattr(cross_memory, "read", failing)
         found = outcomes(group, lambda communicator: reduce_large(communicator, np.empty(ELEMENTS, np.float32)))
