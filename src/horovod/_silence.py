@@ -1,4 +1,4 @@
-"""Connections between two hosts of which one is silent. Engines and control connections tell it in the same words.
+"""Connections between two hosts of which one is silent. Engines and control connections report it with the same text.
 
 A host acknowledges what arrives for its processes, also while they are busy or stopped. Where nothing is acknowledged, either
 the network between the two addresses is broken or the host is gone: the process at the other end is not to blame.

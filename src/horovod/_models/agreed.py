@@ -26,7 +26,7 @@ def number(variables: Iterable[Any]) -> None:
         setattr(_of_framework(variable), _ATTRIBUTE, (generation, position))
 
 
-def in_words(variables: Sequence[Any]) -> str:
+def describe(variables: Sequence[Any]) -> str:
     """The numbers of these variables in their order, such as ``0-3, 6``; "" if one has none."""
     generation, numbers = running().generation, []
     for variable in variables:

@@ -31,7 +31,7 @@ class DataOrder:
 
     Attributes:
         wanted: whether it is noted at all.
-        held: by shuffle, in words.
+        held: by shuffle, a description.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class ModelDebugger:
     """That of one optimizer.
 
     Args:
-        owner: the optimizer and the line of the script that made it, in words.
+        owner: the optimizer and the line of the script that made it, as text.
     """
 
     def __init__(self, process_set: ProcessSet, owner: str) -> None:

@@ -48,7 +48,7 @@ class Guard:
     Args:
         process_set: the ranks that train together.
         line: the line of the script that made the optimizer.
-        owner: the optimizer and that line in words.
+        owner: the optimizer and that line, as text.
     """
 
     def __init__(self, process_set: ProcessSet, line: str = "", owner: str = "") -> None:

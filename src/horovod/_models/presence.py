@@ -26,7 +26,7 @@ class GradientKind(IntEnum):
     DENSE = 3
 
 
-def in_words(kinds: Sequence[int]) -> str:
+def describe(kinds: Sequence[int]) -> str:
     """The positions of the gradients that exist: ``gradients 0-3, 5 of 8``. Ranks with the same ones have the same text."""
     present = [position for position, kind in enumerate(kinds) if kind]
     if len(present) == len(kinds):
@@ -48,10 +48,10 @@ def exchange(kinds: Sequence[int], process_set: ProcessSet, name: str) -> list[G
         kinds: what this rank has, by position.
         name: identifies the call.
     """
-    return together(allgather_object(list(map(int, kinds)), name=name, process_set=process_set))
+    return to_reduce(allgather_object(list(map(int, kinds)), name=name, process_set=process_set))
 
 
-def together(found: Sequence[Sequence[int]]) -> list[GradientKind] | None:
+def to_reduce(found: Sequence[Sequence[int]]) -> list[GradientKind] | None:
     """What the ranks reduce, by position, if each rank has one of ``found``. None: all have the same, or not as many."""
     if all(each == found[0] for each in found) or len({len(each) for each in found}) > 1:
         return None

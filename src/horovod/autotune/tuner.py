@@ -150,7 +150,7 @@ class Tuner:
         if kept is not None and kept.fit == fit and kept.finished:
             self._kept, self._over = kept, True
             self._change(kept.settings)
-            self._records.say(f"autotuning uses what an earlier run has found: {self._in_words(space, kept.settings)}")
+            self._records.say(f"autotuning uses what an earlier run has found: {self._describe(space, kept.settings)}")
             return
         if kept is not None and kept is not self._remembered and kept.fit == fit:
             self._start = adapted(kept.settings, job.initial, job.explicit, job.engines)
@@ -196,7 +196,7 @@ class Tuner:
             self._records.say("autotuning has nothing to choose between")
             return
         self._records.trial(best, search.score(best))
-        chosen = self._in_words(search.space, best)
+        chosen = self._describe(search.space, best)
         speed = f"{search.score(best) / 1e6:.0f} MB/s"
         gained = (
             f"{search.gain:.0%} faster than what the job began with"
@@ -218,7 +218,7 @@ class Tuner:
         self._meter.restart()
 
     @staticmethod
-    def _in_words(space: Space, settings: TunedSettings) -> str:
+    def _describe(space: Space, settings: TunedSettings) -> str:
         """The settings that were searched."""
         shown = [
             f"{name.replace('_', ' ')} {_shown(getattr(settings, name), name)}"

@@ -131,7 +131,7 @@ class Spans(msgspec.Struct, gc=False):
         return self._arrays
 
     def table(self) -> Array:
-        """The address of each vector, as 64-bit words."""
+        """The address of each vector, as 64-bit integers."""
         if self._table is None:
             known = self.addresses or [address_of(array) for array in self.arrays()]
             self._table = np.array(known, np.uintp)

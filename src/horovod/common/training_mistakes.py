@@ -1,4 +1,4 @@
-"""What ``HOROVOD_DEBUG`` looks for in a training loop, and the words in which it is told, whatever the framework. Pure.
+"""What ``HOROVOD_DEBUG`` looks for in a training loop, and the messages about it, for all frameworks. Pure.
 
 A binding looks at its tensors and has the ranks compare; what is found is judged here.
 """
@@ -68,7 +68,7 @@ def same_in_all(steps: Sequence[Mapping[int, bytes]]) -> list[list[int]]:
 
 
 def account_of_gradient(rank: int, name: str, step: int, owner: str, found: NotFinite) -> str:
-    """The words for a gradient that is not finite.
+    """The message about a gradient that is not finite.
 
     Args:
         owner: whose gradient it is, for example ``the optimizer made at FILE:LINE``.
@@ -81,7 +81,7 @@ def account_of_gradient(rank: int, name: str, step: int, owner: str, found: NotF
 
 
 def account_of_batches(ranks: Sequence[int], what: str, advice: str) -> str:
-    """The words for ranks that have the same data.
+    """The message about ranks that have the same data.
 
     Args:
         what: what they have done, for example ``have loaded the same batches in the first 3 steps``.

@@ -8,7 +8,7 @@ import msgspec
 
 from horovod.diagnose.activity import main_activity, main_thread_of
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import DumpedJob, duration, ordinal, ranks_in_words
+from horovod.diagnose.job import DumpedJob, describe_ranks, duration, ordinal
 
 SCHEMA = 1
 MOST_ROWS = 24
@@ -109,7 +109,7 @@ def text(job: DumpedJob, found: Sequence[Finding]) -> str:
         lines += ["", f"Where the ranks are (written because of a {known.why}: {known.reason.splitlines()[0]})"]
         lines += _rows(job)
     if job.silent and known is not None:
-        lines += ["", f"{ranks_in_words(job.silent).capitalize()} of {job.size} ranks: nothing was written. The files of other "
+        lines += ["", f"{describe_ranks(job.silent).capitalize()} of {job.size} ranks: nothing was written. The files of other "
                       "hosts may have to be fetched first."]  # fmt: skip
     return "\n".join(lines)
 
@@ -126,7 +126,7 @@ def _rows(job: DumpedJob) -> list[str]:
     rows: list[str] = []
     for texts, ranks in list(groups.items())[:MOST_ROWS]:
         host = f" (host {job.host(ranks[0])})" if len({job.host(rank) for rank in ranks}) == 1 else ""
-        rows.append(f"  {ranks_in_words(ranks)}{host}: {texts[0]}")
+        rows.append(f"  {describe_ranks(ranks)}{host}: {texts[0]}")
         rows += [f"      {line}" for line in texts[1:]]
     if len(groups) > MOST_ROWS:
         rows.append(f"  and {len(groups) - MOST_ROWS} more groups of ranks (--json has all)")

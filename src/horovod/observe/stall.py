@@ -19,7 +19,7 @@ class Stalled(NamedTuple):
     missing: list[int]
 
 
-def apart_in_words(waiting: Sequence[tuple[Sequence[int], str, str]]) -> str:
+def describe_different_names(waiting: Sequence[tuple[Sequence[int], str, str]]) -> str:
     """The message if ranks wait for different names.
 
     Args:

@@ -67,7 +67,7 @@ def describe(parts: Sequence[HostPart], addresses: Sequence[str], job: Sequence[
                 f"    env {who} {shlex.join(plan.command)}",
             ]
     text = "\n".join(lines)
-    notes = [f"  {word}: {note}" for word, note in _NOTES.items() if f"={word}\n" in text + "\n"]
+    notes = [f"  {value}: {note}" for value, note in _NOTES.items() if f"={value}\n" in text + "\n"]
     return "\n".join([text, "", *notes])
 
 

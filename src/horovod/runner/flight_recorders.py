@@ -154,7 +154,7 @@ def _process(target: str) -> int:
             "for this user"
         )
     launchers = [
-        pid for pid in of_job if any(word in _command(pid) for word in ("horovodrun", "horovod.runner.launch"))
+        pid for pid in of_job if any(name in _command(pid) for name in ("horovodrun", "horovod.runner.launch"))
     ]
     return min(launchers or of_job)
 
@@ -188,10 +188,10 @@ def _answers(pid: int) -> bool:
 
 def _environment(pid: int) -> dict[str, str]:
     try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return {}
-    return dict(word.split("=", 1) for word in words if "=" in word)
+    return dict(variable.split("=", 1) for variable in variables if "=" in variable)
 
 
 def _command(pid: int) -> str:

@@ -55,7 +55,7 @@ class Job:
     Args:
         options: the request; its ``command`` is what each rank runs.
         environment: the launcher's own.
-        hosts_python: whether the command's first word, an interpreter, is to be each host's own, which runs its agent.
+        hosts_python: whether the command's first argument, an interpreter, is to be each host's own, which runs its agent.
 
     Raises:
         ValueError: the request cannot be met; the message says why.
@@ -225,7 +225,7 @@ class Job:
             shared, plans = self._plans([host.hostname], facts, False, (dry_run.ADDRESS, 0), "")
             shared = {**shared, **dict.fromkeys(worker_environment.threads(own, 1, 1), dry_run.CORES)}
             parts.append(
-                dry_run.HostPart([host.login], directory, dry_run.hide(shared), forwarded, plans, command.words)
+                dry_run.HostPart([host.login], directory, dry_run.hide(shared), forwarded, plans, command.arguments)
             )
         return dry_run.describe(parts, addresses, [*self._notices(), *self._dry_run_lines()])
 

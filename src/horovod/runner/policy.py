@@ -200,11 +200,11 @@ class StaticPolicy(Policy):
         ended = culprit if own is not None and own.code else self._first_failed
         reason = reported.reason if reported is not None and known else ""
         self.first_failure = FirstFailure(culprit, ended, self.exits[ended], reason)
-        words = f"horovodrun: Process {ended} exit with status code {self.exits[ended]}."
+        message = f"horovodrun: Process {ended} exit with status code {self.exits[ended]}."
         if ended != culprit:
-            words += f" Rank {culprit} failed first."
+            message += f" Rank {culprit} failed first."
         others = len(self._running)
         if others:
-            words += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
-            return [Say(words), Wake("final output", _FINAL_OUTPUT_SECONDS)]
-        return [Say(words), *self._end_all()]
+            message += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
+            return [Say(message), Wake("final output", _FINAL_OUTPUT_SECONDS)]
+        return [Say(message), *self._end_all()]

@@ -1,4 +1,4 @@
-"""A summary in words and tables."""
+"""A summary as text and tables."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def ask(pid: int) -> JobSnapshot:
 
 def _environment(pid: int) -> dict[str, str]:
     try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return {}
-    return dict(word.split("=", 1) for word in words if "=" in word) if pid != os.getpid() else {}
+    return dict(variable.split("=", 1) for variable in variables if "=" in variable) if pid != os.getpid() else {}

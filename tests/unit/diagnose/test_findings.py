@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.diagnose.findings import findings
-from horovod.diagnose.job import DumpedJob, duration, ordinal, ranks_in_words
+from horovod.diagnose.job import DumpedJob, describe_ranks, duration, ordinal
 from horovod.diagnose.report import diagnosis, text
 from horovod.observe.dump import Folder, LauncherDump, RankExit
 from unit.diagnose.simulated import run
@@ -92,7 +92,7 @@ def test_all_is_well() -> None:
     assert [each.kind for each in findings(job)] == ["nothing"]
 
 
-def test_all_is_well_in_words_and_for_tools() -> None:
+def test_all_is_well_as_text_and_for_tools() -> None:
     job = DumpedJob(run([script(3)] * 3))
     found = findings(job)
     assert "No rank waits for another, and none has failed." in text(job, found)
@@ -174,8 +174,8 @@ def test_a_collective_that_runs_for_a_moment_hides_no_slow_rank_if_the_job_was_o
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, unique=True))
-def test_ranks_in_words(ranks: list[int]) -> None:
-    words = ranks_in_words(ranks).partition(" ")[2].replace(" and ", ", ").split(", ")
+def test_ranks_are_described_as_spans(ranks: list[int]) -> None:
+    words = describe_ranks(ranks).partition(" ")[2].replace(" and ", ", ").split(", ")
     found = [number for part in words for number in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
     assert found == sorted(ranks)
 

@@ -24,7 +24,7 @@ from horovod.runner.agent.base import HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.loop import Loop
-from horovod.runner.probes import ProbeResult, together
+from horovod.runner.probes import ProbeResult, run_probes
 from interruptions import every_point
 
 
@@ -158,7 +158,7 @@ def test_probes_in_threads_end_with_a_signal(handler: None, to_the_process: bool
 
     before = living()
     with pytest.raises((Ended, children.Cancelled)) as caught:
-        together({"one": probe, "other": hangs})
+        run_probes({"one": probe, "other": hangs})
     assert caught.type is Ended
     assert living() <= before
 

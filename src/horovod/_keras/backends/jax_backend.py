@@ -122,7 +122,7 @@ class JaxReducer(Reducer):
         pairs = [self._compression.compress(jnp.asarray(gradients[index])) for index in present]
         names = [f"gradient of {variable_name(variables[index])}" for index in present]
         shapes = tuple((str(each.dtype), tuple(each.shape)) for each in variables)
-        alike = presence.in_words([GradientKind.ABSENT if each is None else GradientKind.DENSE for each in gradients])
+        alike = presence.describe([GradientKind.ABSENT if each is None else GradientKind.DENSE for each in gradients])
         positions = {index: position for position, index in enumerate(present)}
         own_cut = None if cut is None else [[positions[index] for index in each if index in positions] for each in cut]
 

@@ -108,7 +108,7 @@ class TorchReducer(Reducer):
         present = [index for index, gradient in enumerate(gradients) if gradient is not None]
         with torch.no_grad():
             sent = {index: settings.compression.compress(gradients[index].detach().contiguous()) for index in present}
-            name, alike = self._called(variables, op), presence.in_words(_kinds(gradients))
+            name, alike = self._called(variables, op), presence.describe(_kinds(gradients))
             prescale, postscale = settings.scales(op, factor)
             buckets = [range(len(gradients))] if cut is None else cut
             handles = []

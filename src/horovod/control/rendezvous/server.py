@@ -161,7 +161,7 @@ class RendezvousServer:
         """Note that rank ``rank`` of the launched job has ended. Ranks that wait for it, now or later, are told at once.
 
         Args:
-            how: in words, as "exit code 0".
+            how: as text, for example "exit code 0".
         """
         with self._lock:
             self._departed[rank] = how

@@ -375,7 +375,7 @@ class Generation:
             self.termination.ended_by(f"{type(error).__name__}: {error}")
         deadline = time.monotonic() + self.config.timeout.total_seconds()
         compared = self.config.check != "off"
-        made, steps = (self.steps.in_words(), self.steps.told()) if compared else ("", [])
+        made, steps = (self.steps.describe(), self.steps.told()) if compared else ("", [])
         for group, worker in self.workers.items():
             worker.leave(f"it left the job (hvd.shutdown() or the end of its script){made}", () if group else steps)
         for worker in self.workers.values():

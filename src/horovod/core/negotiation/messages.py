@@ -59,7 +59,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
         members: the global ranks that take part in a request on device memory of another process set than the one whose
             coordinator gets it; empty for all.
         unnamed: the call has no name, and has not been counted yet: its name lacks its number. Never sent.
-        alike: what else must agree on all ranks, in words that errors quote.
+        alike: what else must agree on all ranks, as text that errors quote.
     """
 
     # dict=True is for cached_property; what is in the dictionary is neither sent nor compared.

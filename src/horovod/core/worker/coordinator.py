@@ -41,7 +41,7 @@ from horovod.core.requests.devices import engine_of
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.role import NOT_RECORDED, Role, Schedule, Watch
 from horovod.observe.activities import activity
-from horovod.observe.stall import Stalled, StallInspector, apart_in_words
+from horovod.observe.stall import Stalled, StallInspector, describe_different_names
 from horovod.observe.timeline import TensorLabel, Timeline
 
 _log = logging.getLogger("horovod.core")
@@ -383,7 +383,7 @@ class Coordinator(Role):
         awaited = self._watch.awaited
         if apart and all(set(awaited.get(rank, ())) & {each.request.name for each in apart} for rank in self._ranks):
             by_rank = [(each.announced, each.request.name, describe(each.request)) for each in apart]
-            _log.warning("%s", apart_in_words(by_rank))
+            _log.warning("%s", describe_different_names(by_rank))
             self._watch.request_dump("stall", "ranks wait for different collectives")
         return math.inf
 

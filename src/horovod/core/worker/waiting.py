@@ -20,7 +20,7 @@ The worker thread is in one of four states::
 A thread of the script that waits for a handle goes through up to three phases::
 
     phase       what it waits for              for how long
-    fast path   words in shared memory         WORD_ROUNDS times WORD_POLLS polls, then SLEEPS sleeps of SLEEP_SECONDS
+    fast path   futex words                    WORD_ROUNDS times WORD_POLLS polls, then SLEEPS sleeps of SLEEP_SECONDS
     driving     messages                       DRIVER_POLLS polls, then SLEEPS sleeps of SLEEP_SECONDS
     blocked     its handle                     until the worker thread has completed it
 

@@ -237,8 +237,8 @@ class Reviewer:
         if job.round == 1:
             return [*decisions, begin]
         hosts = len({process.host for process in ready})
-        words = f"horovodrun: round {job.round} begins with {count(len(ready), 'rank')} on {count(hosts, 'host')}"
-        return [*decisions, Say(words), begin]
+        message = f"horovodrun: round {job.round} begins with {count(len(ready), 'rank')} on {count(hosts, 'host')}"
+        return [*decisions, Say(message), begin]
 
     def _wait(self) -> list[ElasticDecision]:
         """There are too few processes: wait if more can come, else stop."""
@@ -250,9 +250,9 @@ class Reviewer:
         decisions = self.wake(f"patience {job.shortages}", job.limits.patience)
         if not job.round:
             return decisions + self._say_soon()
-        if job.said != (words := f"{job.how_many()}; waiting for more"):
-            job.said = words
-            decisions.append(Say(f"horovodrun: {words}"))
+        if job.said != (message := f"{job.how_many()}; waiting for more"):
+            job.said = message
+            decisions.append(Say(f"horovodrun: {message}"))
         return decisions
 
     def _say_soon(self) -> list[ElasticDecision]:
@@ -265,13 +265,13 @@ class Reviewer:
         if not waiting:
             return []
         who = ", ".join(self._job.describe(process) for process in waiting)
-        words = f"process {phase.process} has done its work and ended with exit code 0"
+        message = f"process {phase.process} has done its work and ended with exit code 0"
         decisions: list[ElasticDecision] = [
-            Say(f"horovodrun: {words}, so no further round begins: ending {who}"),
+            Say(f"horovodrun: {message}, so no further round begins: ending {who}"),
         ]
         for process in waiting:
             assert isinstance(process.state, WaitingForRound)
-            decisions += dismiss(process, process.state.question, words, job_ends=True)
+            decisions += dismiss(process, process.state.question, message, job_ends=True)
             decisions += self.wake(f"gone {process.number}", FINAL_WORDS_SECONDS)
         return decisions
 

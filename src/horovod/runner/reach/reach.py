@@ -57,9 +57,9 @@ def reach(
         for host, command in zip(hosts, command_lines(hosts, options, environment, seconds), strict=True):
             connection: ChildConnection
             if command.through_slurm:
-                connection = srun.Srun(command.words, srun.environment(environment))
+                connection = srun.Srun(command.arguments, srun.environment(environment))
             else:
-                connection = ssh.Ssh(command.words, name)
+                connection = ssh.Ssh(command.arguments, name)
             agents.append(RemoteAgent(host.hostname, loop, report, connection, begin))
     except BaseException:
         for agent in agents:
@@ -71,7 +71,7 @@ def reach(
 class AgentCommand(NamedTuple):
     """What starts an agent on one host."""
 
-    words: list[str]
+    arguments: list[str]
     through_slurm: bool
 
 
@@ -95,8 +95,8 @@ def command_lines(
     commands = []
     for host in hosts:
         if host.hostname in cpus and not host.user:
-            words = srun.command_line(host.hostname, cpus[host.hostname], sys.executable)
-            commands.append(AgentCommand(words, True))
+            arguments = srun.command_line(host.hostname, cpus[host.hostname], sys.executable)
+            commands.append(AgentCommand(arguments, True))
         else:
             commands.append(AgentCommand(ssh.command_line(way, host.login, sys.executable, environment), False))
     return commands

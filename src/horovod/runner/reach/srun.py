@@ -79,10 +79,10 @@ def explain(status: int, errors: str) -> str:
     if cancelled:
         return f"Slurm ended it: {cancelled[1]}"
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    for pattern, words in _EXPLANATIONS:
+    for pattern, explanation in _EXPLANATIONS:
         line = next((line for line in lines if re.search(pattern, line, re.IGNORECASE)), "")
         if line:
-            return f"{words} ({line})"
+            return f"{explanation} ({line})"
     if status < 0:
         return f"srun was killed by {signal.Signals(-status).name}"
     said = [line for line in lines if not re.match(r"srun: (?:error: .* task 0: |Terminating|launch/slurm)", line)]

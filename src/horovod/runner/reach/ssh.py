@@ -80,7 +80,7 @@ def options(environment: Mapping[str, str], port: int | None, identity_file: str
     return SshOptions(command, port, identity_file, seconds)
 
 
-def words(options: SshOptions) -> list[str]:
+def ssh_arguments(options: SshOptions) -> list[str]:
     """ssh and its options, up to the name of a host."""
     settings = {
         "BatchMode": "yes",  # no questions
@@ -115,7 +115,7 @@ def command_line(options: SshOptions, host: str, python: str, environment: Mappi
         python: the launcher's interpreter.
         environment: where PATH and PYTHONPATH are looked up.
     """
-    return [*words(options), host, agent_command(python, environment)]
+    return [*ssh_arguments(options), host, agent_command(python, environment)]
 
 
 def agent_command(python: str, environment: Mapping[str, str]) -> str:
@@ -152,11 +152,11 @@ def explain(status: int, errors: str, preamble: str = "", name: str = "ssh") -> 
     last = lines[-1] if lines else ""
     if _NOT_RESPONDING.search(errors):
         return f"it has not answered for {LOST_AFTER_SECONDS} seconds ({last})"
-    for pattern, words in _EXPLANATIONS:
+    for pattern, explanation in _EXPLANATIONS:
         match = re.search(pattern, errors, re.IGNORECASE)
         if match:
             line = next((line for line in reversed(lines) if re.search(pattern, line, re.IGNORECASE)), last)
-            return f"{words} ({line})"
+            return f"{explanation} ({line})"
     said = [line.strip() for line in preamble.splitlines() if line.strip()]
     if status < 0:
         text = f"{name} was killed by {signal.Signals(-status).name}"

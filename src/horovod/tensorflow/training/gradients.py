@@ -386,8 +386,8 @@ def _submission(
     """The submission of one bucket."""
     prescale, postscale = reduction.scales()
     how = ReductionArguments(reduction.op, prescale, postscale, reduction.process_set)
-    alike = presence.in_words(kinds)
-    if numbers := agreed.in_words(sources):
+    alike = presence.describe(kinds)
+    if numbers := agreed.describe(sources):
         alike += f" of the variables that were broadcast as numbers {numbers}"
     absent = [label for label, kind in zip(all_labels, kinds, strict=True) if not kind]
     lacking = f"This rank's graph has no gradient of {_shown(absent)}, and has variables {_shown(all_labels)}."

@@ -26,7 +26,7 @@ class Batches(NamedTuple):
 
     Attributes:
         digest: of all batches; empty if there was none.
-        sampler: the seed and epoch of the last loader's sampler, in words; "" if it has none.
+        sampler: the seed and epoch of the last loader's sampler, as text; "" if it has none.
         line: the script's line that asked for the last one.
     """
 
