@@ -1,4 +1,5 @@
-"""Numbers of variables that all ranks agree on: their positions in the broadcasts of variables, which every rank makes alike.
+"""Numbers of variables that all ranks agree on: their positions in the broadcasts of variables, which all ranks make in the
+same order.
 
 Names cannot identify variables on several ranks, because Keras numbers layers in the order in which a rank makes them.
 """
@@ -18,7 +19,7 @@ _counted: dict[int, int] = {}
 
 
 def number(variables: Iterable[Any]) -> None:
-    """Give numbers to variables that were broadcast just now, over all ranks."""
+    """Give numbers to variables that have just been broadcast to all ranks."""
     generation = running().generation
     for variable in variables:
         position = _counted.get(generation, 0)
@@ -38,7 +39,7 @@ def describe(variables: Sequence[Any]) -> str:
 
 
 def spans(numbers: Sequence[int]) -> str:
-    """Whole numbers in their order, with those that follow each other as one span."""
+    """Integers as text, with consecutive ones as a range."""
     found: list[list[int]] = []
     for position in numbers:
         if found and position == found[-1][1] + 1:
@@ -49,7 +50,7 @@ def spans(numbers: Sequence[int]) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text of bounded length that is equal only to that of an equal text."""
+    """The text, or a shorter one with a hash of it: equal only for equal texts."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[:_LONGEST]}... ({hashlib.sha256(text.encode()).hexdigest()[:12]})"

@@ -1,4 +1,4 @@
-"""Finds the rank 0 of a running job on this host, and asks it."""
+"""Finds rank 0 of a running job on this host, and asks it what the job does."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def rank_0_of(target: str | None) -> int:
 
 
 def ask(pid: int) -> JobSnapshot:
-    """What a job does now.
+    """The present state of a job.
 
     Args:
         pid: of rank 0.

@@ -18,10 +18,10 @@ _SHORT = {"data loading": "data", "the update": "update", "its own work": "own w
 
 
 def view(snapshot: JobSnapshot, most_ranks: int = _MOST_RANKS) -> RenderableType:
-    """What the terminal shows.
+    """The table for the terminal.
 
     Args:
-        most_ranks: how many ranks are shown: those that wait least first if there are more, because others wait for them.
+        most_ranks: how many ranks are shown. If there are more, those that wait least, because others wait for them.
     """
     phases = [phase for phase in range(len(PHASES)) if any(each.phases[phase] >= 0.0005 for each in snapshot.ranks)]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -80,7 +80,7 @@ def _row(each: RankView, phases: Sequence[int]) -> list[str]:
 
 
 def _now(each: RankView, ranks: Sequence[RankView]) -> Text:
-    """What a rank does at this moment."""
+    """The text for what a rank does at this moment."""
     line = each.at.rpartition("/")[2]
     if each.awaits:
         return Text(f"waits for {each.awaits[0]}" + (f" at {line}" if line else ""))

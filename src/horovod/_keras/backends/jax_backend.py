@@ -1,8 +1,8 @@
 """Keras on JAX: a callback in the jitted train step reduces the gradients.
 
-The callback gets the memory of the gradients and reduces them in place: host memory, or that of a GPU where an engine moves
-it, with the stream that XLA computes on. For 64 MB of host memory this is six times as fast as
-``jax.experimental.io_callback``, and it cannot block as a callback that makes JAX arrays can. Elsewhere JAX copies the
+The callback gets the memory of the gradients and reduces them in place. This is host memory, or the memory of a GPU if an
+engine moves it, with the stream that XLA computes on. For 64 MB of host memory this is six times as fast as
+``jax.experimental.io_callback``, and it cannot block, unlike a callback that makes JAX arrays. Elsewhere JAX copies the
 gradients to host memory and back.
 """
 
@@ -154,7 +154,7 @@ class JaxReducer(Reducer):
 def _held(guard: OptimizerGuard | None, variables: Sequence[Any]) -> list[Any]:
     """The learning rate, if there is one, and the first elements of some variables: one array of the computation.
 
-    Nothing, if the variables have no values here. They are elsewhere while a training step of the script's own runs.
+    Nothing if the variables have no values here: while the script's own training step runs, the values are elsewhere.
     """
     rate = None if guard is None else guard.rate()
     every = [*([] if rate is None else [rate]), *some(variables)]
@@ -188,9 +188,8 @@ def _trace() -> object:
 
 
 def _arrival(gradient: Any) -> Arrival:
-    """What can be seen of a gradient in a trace: whether the operation that made it belongs to a backward pass.
-
-    Nothing can be seen of gradients outside of a trace, and with a JAX whose tracers do not know what made them.
+    """The state of a gradient in a trace, by the operation that made it. UNKNOWN outside of a trace, and if this JAX's tracers
+    do not know that operation.
     """
     operation = getattr(gradient, "parent", None)
     names = getattr(getattr(operation, "source_info", None), "name_stack", None)
