@@ -31,7 +31,7 @@ _log = logging.getLogger("horovod.core")
 
 _MEETING_SECONDS = 0.5
 _BUILDS, _DONE, _FAILED = b"builds", b"done", b"failed: "
-"""What a rank sends in one status exchange."""
+"""A rank's message in one status exchange."""
 
 
 class Closable(Protocol):
@@ -286,7 +286,7 @@ def _own_bootstrap(kind: Kind[Closable], group: EngineGroup | None) -> tuple[_Bo
 
 
 def _build(kind: Kind[BuiltT], group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> tuple[BuiltT | None, str]:
-    """What this rank has built; or None and the reason why it failed."""
+    """The communicator that this rank has built, or None and the reason why it failed."""
     try:
         return kind.build(group, bootstrap, deadline), ""
     except (EngineError, OSError, ValueError, RuntimeError) as error:

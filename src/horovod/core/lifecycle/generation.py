@@ -1,8 +1,8 @@
 """One generation of the runtime, from ``init()`` to ``shutdown()``: its connections and its worker threads.
 
-``core.lifecycle.context`` holds the running generation. It starts in three steps: the ranks exchange who they are, connect, and
-start their worker threads. It ends in good order (:meth:`Generation.stop`) or by a failure (``core.lifecycle.termination``).
-Then everything is released.
+``core.lifecycle.context`` holds the running generation. It starts in three steps: the ranks exchange their identities, connect,
+and start their worker threads. It ends in good order (:meth:`Generation.stop`) or by a failure
+(``core.lifecycle.termination``). Then everything is released.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Generation:
         return Mesh(identity.rank, identity.hostname, self.world.on_this_host, interfaces)
 
     def _session(self) -> AbstractContextManager[AllGather]:
-        """Where the ranks exchange data until they are connected."""
+        """The rendezvous through which the ranks exchange data until they are connected."""
         point, identity = self.termination.point, self.identity
         if point is None:
             return nullcontext(lambda subject, value, seconds: [value])
@@ -313,14 +313,14 @@ class Generation:
             worker.start()
 
     def _ask_after_others(self, sockets: Mapping[ConnectionKey, socket.socket]) -> None:
-        """If MPI is used, have it ask whether all ranks' processes run while it waits for them, also after this generation."""
+        """If MPI is used, make it check that all ranks' processes run while it waits for them, also after this generation."""
         if self.config.cpu_operations == MpiEngine.name or mpi.initialised_here():
             self._others = OtherProcesses(self.identity.rank, self._endpoints)
             self._others.keep({key.peer: made for key, made in sockets.items() if key.role == LIVENESS})
             mpi.ask_who_is_gone(self._others.gone, self._others.close)
 
     def listener_settings(self) -> ListenerSettings:
-        """What connections take that are made while the job runs."""
+        """The parameters of connections that are made while the job runs."""
         identity, local, interfaces = self.identity, self.world.on_this_host, self.config.network_interfaces
 
         def open_mesh() -> Mesh:

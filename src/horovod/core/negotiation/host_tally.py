@@ -29,11 +29,11 @@ _JOIN = Operation.JOIN
 
 
 class HostShare(NamedTuple):
-    """Requests that go up together.
+    """Requests that go to the coordinator together.
 
     Attributes:
-        member: whose they are, or :data:`EVERYBODY`.
-        since: when each was submitted; empty where nobody has asked (:attr:`HostTally.gathers`).
+        member: the member that they are of, or :data:`EVERYBODY`.
+        since: when each was submitted; empty unless :attr:`HostTally.gathers` is set.
     """
 
     member: int
@@ -124,7 +124,7 @@ class HostTally:
         return next((each.since + HELD_SECONDS for each in self._names.values() if not each.passed_on), None)
 
     def take(self) -> list[HostShare]:
-        """What is to go up now, in this order."""
+        """The requests to send to the coordinator now, in this order."""
         self._close()
         shares, self._shares = self._shares, []
         return shares
@@ -136,7 +136,7 @@ class HostTally:
             if member in name.requests:
                 self._pass_on(name)
         self._joined.add(member)
-        self._close()  # who everybody is changes here
+        self._close()  # the set of all members changes here
         self._put(member, request, now)
         self._close()
         for text, name in list(self._names.items()):

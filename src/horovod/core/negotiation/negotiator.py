@@ -151,7 +151,7 @@ class Negotiator:
                 self._decide(name, tally)
 
     def not_joined(self, members: Sequence[int]) -> Sequence[int]:
-        """Those of the members that have not joined."""
+        """The members that have not joined, of these members."""
         return [member for member in members if member not in self._joined] if self._joined else members
 
     def announce_together(self, members: Sequence[int], requests: Sequence[Request], now: float) -> None:
@@ -187,7 +187,7 @@ class Negotiator:
                 self._decide(name, tally)
 
     def _index(self, member: int, request: Request, tally: _Tally) -> int:
-        """Where the request of a member belongs among those of some of the members."""
+        """The index of a member's request in the tally of a request that only some members take part in."""
         rank = self._ranks[member]
         if request.members != tuple(tally.ranks if tally.ranks is not self._ranks else ()) or rank not in tally.ranks:
             raise NegotiationError(f"rank {rank} announced {request.name!r} for other ranks than those before it")

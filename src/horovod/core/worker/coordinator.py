@@ -64,8 +64,8 @@ class Coordinator(Role):
     Args:
         ranks: the members' global ranks, in set order; this rank is the first.
         engine: the name of the set's engine, for the timeline.
-        tree: who sends through whom; None: all members are connected with this rank.
-        proposals: None where the ranks share no memory.
+        tree: of the members' connections; None: all members are connected with this rank.
+        proposals: None if the ranks share no memory.
     """
 
     announces_between_batches = False
@@ -179,10 +179,10 @@ class Coordinator(Role):
         self._connections.flush_all(self._config.timeout.total_seconds() / 3)
 
     def _submitted(self, member: int, sent: float, ages: Sequence[float], count: int) -> Sequence[float]:
-        """When the last ``count`` requests of a message were submitted, by this rank's clock; empty where nobody records.
+        """When the last ``count`` requests of a message were submitted, by this rank's clock; empty if nothing is recorded.
 
         Args:
-            member: who has sent the message, at ``sent`` by its clock.
+            member: the sender of the message, sent at ``sent`` by its clock.
 
         The message may have waited in its socket, while a collective ran here. Of all messages of the member, one that did not
         wait shows the difference of the clocks.
@@ -308,7 +308,8 @@ class Coordinator(Role):
             for member in self._groups:
                 self._connections.send(member, body)
             return
-        # What all get is encoded once; of an alltoall each gets its part alone, as a table of all parts grows with the square.
+        # A message for all members is encoded once. Of an alltoall, each member gets only its part: a table of all parts grows
+        # with the square.
         order = msgspec.structs.replace(order, batches=msgspec.Raw(encode(items)))
         for member, group in self._groups.items():
             own, *others = [[item.received_by(each) for item in divided] for each in group]
