@@ -4,10 +4,10 @@ The search has four kinds of trials, in this order:
 
 1. the settings that the job begins with;
 2. points that are known to be good;
-3. what optuna's tree-structured Parzen estimator suggests, until the number of trials is used up, or ``PATIENCE`` trials have
+3. suggestions of optuna's tree-structured Parzen estimator, until the number of trials is used up, or ``PATIENCE`` trials have
    found nothing better, or everything has been tried;
-4. the best few, the better of the defaults, and the first again, in turns, of which one is chosen. So it is not luck or a quiet
-   minute that decides. Where the defaults are as quick as the best, as far as can be measured, they are chosen.
+4. the best few, the better of the defaults, and the first again, in turns, of which one is chosen. So a quiet minute of the
+   machine does not decide. If the defaults are as fast as the best, within the noise, they are chosen.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FINALISTS = 3
 _REPEATS = 4
 """How many of the best settings are measured again, beside the first, and how often."""
 _ALIKE = 0.98
-"""What counts as as quick: so many times the best."""
+"""Settings count as equally fast up to this multiple of the best time."""
 _SUGGESTIONS = 50
 """How often optuna is asked again for settings that were not tried yet."""
 _AT_RANDOM = 6

@@ -1,6 +1,6 @@
 """Cuts gradients into buckets, each of which is one request. The same in every binding.
 
-Gradients become ready roughly in the reverse order of the parameters, so buckets are cut from the end. Where communication
+Gradients become ready roughly in the reverse order of the parameters, so buckets are cut from the end. If communication
 overlaps with backward, the first two buckets are small, so that communication starts early. Every rank must cut in the same
 way, so the cut depends only on names, shapes, types and settings that are the same on all ranks.
 """
@@ -23,9 +23,9 @@ ONE_BUCKET = sys.maxsize
 def bucket_limit(on_processor: bool) -> int:
     """The size of a bucket in bytes, unless the user has set one; the same on all ranks.
 
-    With cores to spare, or on other devices, the communication of early buckets overlaps with the rest of backward. Where every
+    With cores to spare, or on other devices, the communication of early buckets overlaps with the rest of backward. If every
     core computes, nothing overlaps: two threads that share a core only disturb each other's caches. One bucket after backward
-    is faster there (2 ranks on 2 cores: 2 % of a step).
+    is faster then (2 ranks on 2 cores: 2 % of a step).
     """
     context = running()
     if context.config.bucket_bytes:
@@ -59,7 +59,7 @@ def cut(sizes: Sequence[tuple[Hashable, int]], limit: int) -> list[list[int]]:
 
 
 def chosen_groups(groups: Any, num_groups: int, stacklevel: int) -> Any:
-    """``groups=`` of an optimizer; the older ``num_groups=``, with a warning, where only that is given."""
+    """``groups=`` of an optimizer; with a warning the older ``num_groups=``, if only that is given."""
     if num_groups == 0:
         return groups
     warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=stacklevel + 1)

@@ -47,7 +47,7 @@ def pack(rank: int, held: bytes) -> bytes:
 
 
 def unpack(rows: bytes) -> dict[int, bytes]:
-    """What each rank holds, from the rows of all in a sequence."""
+    """The bytes of each rank, by rank, from the concatenated rows of all."""
     found: dict[int, bytes] = {}
     offset = 0
     while offset < len(rows):
@@ -76,7 +76,7 @@ class Consensus:
         self._handle: Handle = prepared.submit(process_set_id, [self._terms], [self._sums], awaited=True)
 
     def wait(self) -> Mapping[int, bytes] | None:
-        """What each rank holds, by global rank; None if all hold the same. The same on every rank.
+        """The bytes of each rank, by global rank; None if all are equal. The same on every rank.
 
         Raises:
             HorovodInternalError: the job has failed.

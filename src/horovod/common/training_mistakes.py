@@ -1,6 +1,6 @@
-"""What ``HOROVOD_DEBUG`` looks for in a training loop, and the messages about it, for all frameworks. Pure.
+"""The mistakes in training loops that ``HOROVOD_DEBUG`` finds, and the messages about them, for all frameworks. Pure.
 
-A binding looks at its tensors and has the ranks compare; what is found is judged here.
+A binding examines its tensors and compares the ranks; this module evaluates the results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from horovod.comm.datatypes import Array
 from horovod.core.config import DEBUG
 
 FIRST_STEPS = 3
-"""In so many steps ranks that have the same data are looked for. Two steps may be alike by accident."""
+"""The number of steps in which ranks must have the same data for a message. Two steps may be equal by accident."""
 _DIGEST_BYTES = 6
 
 
@@ -34,7 +34,7 @@ class NotFinite(NamedTuple):
 
 
 def not_finite(values: Array) -> NotFinite | None:
-    """What is not finite among numbers of any type; None if all are finite."""
+    """The numbers, of any type, that are not finite; None if all are finite."""
     finite = int(np.isfinite(values).sum())
     if finite == values.size:
         return None

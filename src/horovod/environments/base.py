@@ -52,7 +52,7 @@ class ProcessIdentity:
     local_ranks_known: bool = True
     """Whether the local and cross numbers are known. If not, the rendezvous finds them from the ranks' hosts."""
     node: str = ""
-    """What the launcher counts as one host, where that may be less than a machine; "" for the host name."""
+    """The launcher's name of a node, if that may be less than a machine; "" for the host name."""
     rank_0: Rank0 | None = None
     """How the other ranks find rank 0, if the launcher tells it and runs no rendezvous server."""
     hosts: HostList | None = None

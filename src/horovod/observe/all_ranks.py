@@ -50,7 +50,7 @@ class RankCollective(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class TimelinePart(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """What a rank has done since its last part.
+    """A rank's collectives and steps since its last report.
 
     Attributes:
         boot: the same on ranks whose clocks are the same.

@@ -184,7 +184,7 @@ class DumpError(Exception):
 
 
 def default_folder(job: str) -> Path:
-    """Where the ranks of a job write by default, on each host."""
+    """The folder in which the ranks of a job write by default, on each host."""
     return Path(tempfile.gettempdir()) / f"horovod-{os.getuid()}" / job
 
 

@@ -1,4 +1,4 @@
-"""Where rank 0 of a running job answers the live view, and which jobs of this user run on this host."""
+"""The address at which rank 0 of a running job answers the live view, and the jobs of this user on this host."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def states() -> list[ThreadState]:
 
 
 def main_thread() -> str:
-    """Where this process's main thread is, as ``file:line in function``. For any thread."""
+    """The present line of this process's main thread, as ``file:line in function``. For any thread."""
     location = next((state.location for state in states() if state.main), None)
     return "unknown" if location is None else f"{location.file}:{location.line} in {location.function}"
 
@@ -114,7 +114,7 @@ _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
 def _dumped() -> str:
-    """What faulthandler writes of all threads: at most 100 threads, and the 100 innermost calls of each."""
+    """faulthandler's text about all threads: at most 100 threads, and the 100 innermost calls of each."""
     with os.fdopen(os.memfd_create("horovod-stacks", os.MFD_CLOEXEC), "w+b") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
@@ -138,7 +138,7 @@ def parsed(dumped: str) -> Iterator[tuple[int, list[Frame]]]:
 
 
 def _unescaped(text: str) -> str:
-    """A name as it was before faulthandler has written it in ASCII. What is no valid Unicode stays escaped."""
+    """The name that faulthandler has written in ASCII. Escapes that are not valid Unicode stay."""
 
     def character(match: re.Match[str]) -> str:
         code = int(match[1] or match[2] or match[3], 16)

@@ -1,6 +1,6 @@
 """Every collective of the contract over a library of collectives on bytes: what ``gloo`` and ``ccl`` have in common.
 
-The library carries, and Horovod reduces. So all data types work, 16-bit floats accumulate in 32 bits, every element is
+The library moves bytes, and Horovod reduces. So all data types work, 16-bit floats accumulate in 32 bits, every element is
 reduced in rank order, and results have the same bits as with Horovod's own engines. An allreduce of a piece is
 
     exchange    each rank gets everybody's contribution to its share of the piece

@@ -23,7 +23,7 @@ from horovod.comm.cuda import nvml
 
 SUCCESS = 0
 NOT_READY = 600
-"""What ``cuEventQuery`` returns for an event that is still to come."""
+"""The result of ``cuEventQuery`` for an event that is not complete."""
 
 BLOCKING_SYNC, DISABLE_TIMING = 1, 2  # CU_EVENT_BLOCKING_SYNC (a waiting thread sleeps), CU_EVENT_DISABLE_TIMING
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the default stream
@@ -141,7 +141,7 @@ class Cuda:
 
     @contextmanager
     def beside_captures(self) -> Iterator[None]:
-        """A block whose calls no capture of a graph forbids, and which make none invalid, whichever thread captures.
+        """A context in which calls are allowed, and do not invalidate a capture, while any thread captures a graph.
 
         A capture in CUDA's default mode forbids all threads to ask for events or to allocate memory.
         """

@@ -178,7 +178,7 @@ class HierarchicalCommunicator(Communicator):
         """Gather a range of each rank's vector.
 
         Args:
-            targets: by rank, where its vector goes.
+            targets: by rank, the memory for its vector.
         """
         dtype, grid, mine = source.dtype, self._grid, ranges[self.rank]
         lengths = [each.length for each in ranges]

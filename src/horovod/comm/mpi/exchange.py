@@ -1,8 +1,8 @@
 """Bytes to and from all peers at once over MPI: the :class:`~horovod.comm.exchange.base.PeerExchange` of ``mpi``.
 
-MPI carries, and Horovod reduces: results have the same bits as with Horovod's own engines, for every data type, and no
-message is longer than :data:`CHUNK_BYTES`, so nothing is limited by what MPI's counts can hold. Messages go between
-pairs of ranks, so a rank that does not come is known by name.
+MPI moves bytes, and Horovod reduces: results have the same bits as with Horovod's own engines, for every data type, and no
+message is longer than :data:`CHUNK_BYTES`, so MPI's 32-bit counts are no limit. Messages go between pairs of ranks, so the
+missing rank is known.
 
 * A transfer has no header. The tag of its messages identifies the collective, and MPI reports their length.
 * A wait tests requests and sleeps between tests, longer each time, so that it can be aborted; MPI's own waits can do neither.
@@ -144,7 +144,7 @@ class MpiExchange(PeerExchange[_Flow]):
 
     Args:
         communicator: an mpi4py intracommunicator of the group, for this exchange alone, which owns it from now on.
-        stall_timeout: how long a peer that is waited for may end no message, before
+        stall_timeout: how long a peer may complete no message while this rank waits for it, before
         on_stall: is told.
         spins: the rank has a core to itself.
     """

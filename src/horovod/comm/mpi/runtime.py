@@ -1,10 +1,10 @@
-"""MPI in this process: started if nobody has, with which thread level, and communicators of some of its ranks.
+"""MPI in this process: its start (unless the script has started it), its thread level, and communicators of some of its ranks.
 
-Whoever initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. Neither has a
-time limit in MPI. Who waits for the start gives up in time (:mod:`horovod.comm.mpi.start`). ``Finalize`` waits until every rank
-calls it. So ranks tell each other first, in a way that a failure can end, that they are there and that nothing is under way
-(:func:`finalize`). Making and freeing a communicator have no time limit either: each is done by a thread of its own, which is
-left alone when it is late (:func:`in_time`).
+The side that initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. Neither has
+a time limit in MPI. A rank that waits for the start gives up in time (:mod:`horovod.comm.mpi.start`). ``Finalize`` waits until
+every rank calls it. So ranks first tell each other that they have arrived and that nothing is in flight, in an exchange that a
+failure can end (:func:`finalize`). Making and freeing a communicator have no time limit either: a separate thread makes each
+such call, and is abandoned if the call takes too long (:func:`in_time`).
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ _who_is_gone: Callable[[], str] = _nobody
 _no_more: Callable[[], object] = _nobody
 
 _thread: MpiThread | None = None
-"""What has initialised MPI, or tries to; None where the script or mpi4py has, or nobody."""
+"""The thread that has initialised MPI, or tries to; None if the script or mpi4py has, or MPI is not initialised."""
 
 _OF_THE_TIME = 0.8
-"""How much of it a rank waits for MPI's start: it must then tell the others, who wait for it, why it has given up."""
+"""The share of the time that a rank waits for MPI's start. It needs the rest to tell the waiting ranks why it has given up."""
 
 _log = logging.getLogger("horovod.comm")
 
@@ -86,11 +86,12 @@ def next_tag() -> int:
 
 
 def ask_who_is_gone(who_is_gone: Callable[[], str], no_more: Callable[[], object]) -> None:
-    """What to ask while MPI waits for all ranks: those whose processes have ended start and finalize MPI no more.
+    """Sets the functions to call while MPI waits for all ranks. Ranks whose processes have ended neither start nor finalize
+    MPI.
 
     Args:
-        who_is_gone: names these ranks, "" where none is known to have ended.
-        no_more: called when something else is asked instead.
+        who_is_gone: names these ranks; "" if none is known to have ended.
+        no_more: called when other functions replace these.
     """
     global _who_is_gone, _no_more
     _no_more()
@@ -180,7 +181,7 @@ def started(threads: bool = True, deadline: float = math.inf) -> Any:
         deadline: ``time.monotonic`` by which it must be.
 
     Raises:
-        TimeoutError: it is not, since not all ranks of the launcher start MPI; the message says who has ended.
+        TimeoutError: it is not, because not all ranks of the launcher start MPI; the message names ranks that have ended.
         ImportError, RuntimeError: it cannot be.
     """
     global _thread
@@ -224,10 +225,10 @@ def finalize(mpi: Any, process: int) -> None:
 
 
 def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
-    """Whether all ranks have come to the end, with nothing in flight.
+    """Whether all ranks have reached the end, with nothing in flight.
 
     Args:
-        seconds: how long to wait for them; None: without end, as ``Finalize`` does, while none is seen to be gone.
+        seconds: how long to wait for them; None: without limit, as ``Finalize`` does, while no rank is known to have ended.
     """
     now, sleep = time.monotonic(), _SHORTEST_SLEEP
     deadline, look = now + (seconds or 0.0), now + _LOOK_SECONDS

@@ -1,9 +1,8 @@
-"""MPI is initialised and finalized on a thread of its own, so that who waits for that can give up.
+"""Initialises and finalizes MPI on a separate thread, so that a waiting rank can give up.
 
 ``MPI_Init_thread`` waits for every process that the launcher has started, without a time limit, and mpi4py calls it with
-Python's interpreter locked: no other thread of this process would run meanwhile, and no signal handler either. Here it is
-called by ctypes, which unlocks the interpreter. MPI wants the thread that has initialised it to finalize it, so that thread
-stays.
+Python's interpreter locked: no other thread of this process, and no signal handler, would run meanwhile. Here it is called by
+ctypes, which unlocks the interpreter. MPI wants the thread that has initialised it to finalize it, so that thread stays.
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ class MpiThread:
 
         Args:
             deadline: ``time.monotonic`` by which it must be.
-            who_is_gone: names the ranks whose processes are seen to have ended, "" where none is; asked from time to time.
+            who_is_gone: names the ranks whose processes have ended, "" if none is known; called repeatedly.
 
         Raises:
-            TimeoutError: it is not, and may never be; the message says who is gone. The thread is left alone.
+            TimeoutError: it is not, and may never be; the message names ranks that have ended. The thread is abandoned.
             RuntimeError: MPI could not be initialised.
         """
         began = time.monotonic()

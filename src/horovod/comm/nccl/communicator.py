@@ -73,7 +73,7 @@ class NcclEvent:
         return None if self._number <= self._handle.over else self._handle.failure()
 
     def was_right(self) -> bool:
-        """Whether it has completed without an error. Then all before it have succeeded, too, whatever happens later."""
+        """Whether it has completed without an error. Then all earlier ones have succeeded, too."""
         if not self.query() or self._handle.failure() is not None:
             return False
         self._handle.over = max(self._handle.over, self._number)
@@ -272,8 +272,8 @@ class NcclCommunicator(Communicator):
         self._scratch = None
 
     def _reduction(self, op: ReduceOp, dtype: np.dtype[Any], factor: float) -> tuple[Scaling, float, int]:
-        """When the device multiplies and by what, and NCCL's reduction. Both factors are merged into one: a sum of scaled
-        inputs is the scaled sum."""
+        """When and by which factor the device multiplies, and NCCL's reduction. Both factors are merged into one: a sum of
+        scaled inputs is the scaled sum."""
         if factor == 1.0:
             return Scaling.NOT, factor, library.OPERATIONS[op]
         if op is not ReduceOp.SUM:

@@ -1,10 +1,10 @@
 """One ``ncclComm_t``: made, called, watched, aborted and destroyed by NCCL's rules. This module knows no collectives.
 
-**Non-blocking.** It is made with ``blocking=0``: no call waits for a peer. While NCCL is still busy with one ("in progress":
-it connects to a peer), the caller asks from time to time, within a limit, and gives up after :meth:`CommHandle.abort`.
+**Non-blocking.** It is made with ``blocking=0``: no call waits for a peer. While NCCL is still busy with one ("in progress": it
+connects to a peer), the caller polls, within a limit, and gives up after :meth:`CommHandle.abort`.
 
 **Abort.** NCCL allows ``ncclCommAbort`` while kernels run, but not while another thread is inside a call. All calls are made
-under one lock, which nobody holds while he waits. ``ncclCommAbort`` may itself take long, so a thread of its own calls it.
+under one lock, which no thread holds while it waits. ``ncclCommAbort`` may itself take long, so a separate thread calls it.
 
 **What NCCL writes later.** It notes the address of a new communicator when that is made, which may be after the caller has
 given up. So that memory is freed only when NCCL has said that it is done with the call.

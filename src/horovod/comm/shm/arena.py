@@ -43,7 +43,7 @@ def _check_copied(position: int, stop: int) -> None:
 
 
 class Arena(SharedMemory):
-    """The mapped memory, as one rank sees it. Made by :meth:`create` on one rank and :meth:`attach` on the others.
+    """The mapped memory, as one rank sees it. One rank makes it with :meth:`create`, the others with :meth:`attach`.
 
     Attributes:
         piece_bytes: P above.

@@ -1,13 +1,13 @@
 """The engine for ranks of one host: NumPy over a shared arena. The default for CPU tensors.
 
-A reduction streams through the arena in pieces that stay in the cache. Of each piece every rank owns one shard::
+A reduction streams through the arena in pieces that stay in the cache. Every rank owns one shard of each piece::
 
     pack     copy the shards that others own from the tensors into my contribution          then count "packed"
     reduce   fold everybody's contributions to my shard, in rank order, into the result     then count "reduced"
     unpack   copy the whole result into the tensors
 
-My own shard is read straight from the tensors. Between counting and waiting there is always work: the next piece is packed
-before this one's result is awaited. Piece k uses slot k mod 2 (:mod:`horovod.comm.shm.counters`); why none is overwritten
+This rank's own shard is read directly from the tensors. There is always work between counting and waiting: the next piece is
+packed before this one's result is awaited. Piece k uses slot k mod 2 (:mod:`horovod.comm.shm.counters`); none is overwritten
 too early:
 
 * contributions of piece k are written after this rank has seen every peer count k-1 packed pieces, and a peer counts a
@@ -52,7 +52,7 @@ class ShmCommunicator(Communicator):
 
     Args:
         rank, size: this rank in the group.
-        arena: attached by every rank; owned by the communicator from here on.
+        arena: attached by every rank; this communicator owns it from now on.
         stall_timeout: how long a peer may make no progress while it is waited for, before
         on_stall: is told.
         spins: whether to poll for a while before sleeping; false if a peer may need the core.

@@ -31,7 +31,7 @@ some ranks write while others read."""
 
 
 class Counters:
-    """One rank's own counters, and its waiting for those of the others.
+    """One rank's own counters, and its waits for the counters of other ranks.
 
     Args:
         stall_timeout: how long a peer may make no progress while its counter is waited for, before

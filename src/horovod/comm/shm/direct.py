@@ -43,7 +43,7 @@ and the limit of the total with many ranks."""
 
 
 def folded_bytes(peers: int) -> int:
-    """How many bytes are read from each of so many peers before they are folded."""
+    """The number of bytes to read from each of ``peers`` ranks before they are folded."""
     return max(_FOLDED // peers, min(_FOLDED_AT_LEAST, _FOLDED_AT_MOST // peers))
 
 
@@ -155,7 +155,7 @@ class DirectCollectives:
         """Copy all ranks' vectors.
 
         Args:
-            targets: by rank, where its vectors go.
+            targets: by rank, the memory for its vectors.
         """
         tables = self._tell(source)
         if tables is None:

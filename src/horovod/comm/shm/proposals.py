@@ -14,8 +14,8 @@ for every rank. Each word has one writer::
     given up  of every rank but the leader: the number of the last try that it has stopped waiting for
 
 1. Try a+1 begins when try a is over.
-2. A proposal cannot be withdrawn. Only the leader ends a try; a rank that has waited long enough asks for that by message.
-   It says so in *given up* first, and looks at the outcome once more. The leader looks at *given up* after it has written a
+2. A proposal cannot be withdrawn. Only the leader ends a try; a rank that has waited long enough sends a message that asks for
+   it. It says so in *given up* first, and looks at the outcome once more. The leader looks at *given up* after it has written a
    success, and sends a message to each rank that does not wait. With a full fence between write and look on either side, the
    rank sees the success or the leader sees that it does not wait.
 3. Contributions to success m are in slot m mod 2.

@@ -7,7 +7,7 @@ from typing import Final, Literal
 from horovod.core.lifecycle.process_set import ProcessSet
 
 Uneven = Literal["drop", "repeat", "keep"]
-"""What to do with the samples that remain when all ranks have the same number."""
+"""The treatment of samples that remain when all ranks have the same number."""
 
 KINDS: Final = ("drop", "repeat", "keep")
 

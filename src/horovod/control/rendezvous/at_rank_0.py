@@ -32,7 +32,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class ServerEntry(msgspec.Struct, array_like=True, frozen=True):
-    """Where rank 0 serves a rendezvous."""
+    """The addresses at which rank 0 serves a rendezvous."""
 
     addresses: list[tuple[str, int]]
     key: bytes

@@ -43,12 +43,13 @@ class Rendezvous(ABC):
     def session(
         self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
     ) -> AbstractContextManager[AllGather]:
-        """Where the ranks of the job can exchange data; every rank must enter it.
+        """A context in which the ranks of the job can exchange data; every rank must enter it.
 
         Args:
-            calls: how often ``init()`` was called with these ranks. Where rank 0 runs the server, it must agree on all ranks.
-            seconds: after which the ranks give up.
-            members: the ranks' numbers in the launched job, where only some of the launched ranks take part.
+            calls: how often ``init()`` was called with these ranks. If rank 0 runs the server, it must be the same on all
+                ranks.
+            seconds: the time after which the ranks give up.
+            members: the ranks' numbers in the launched job, if only some of the launched ranks take part.
 
         Raises:
             TimeoutError: ranks are missing after ``seconds``; the message names them.
@@ -174,8 +175,8 @@ def served_by_a_rank(
         enter: connects to the server within so many seconds; called in the first all-gather.
         publish: called when the server has been started.
         address_text: where the others look for it, for an error; "" to say nothing.
-        look_again: a server counts as found only once it has answered. One that is gone before may belong to a process that has
-            been restarted, or to an earlier rendezvous that is ending.
+        look_again: a server counts as found only once it has answered. A server that ends before that may belong to a process
+            that was restarted, or to an earlier rendezvous.
 
     Raises:
         TimeoutError, horovod.control.rendezvous.messages.RendezvousError: as :meth:`Rendezvous.session`.

@@ -1,9 +1,9 @@
-"""Where ranks exchange their addresses under Hydra (MPICH, Intel MPI) without any MPI library: Hydra's own key-value store.
+"""The exchange of addresses under Hydra (MPICH, Intel MPI) without an MPI library: in Hydra's own key-value store.
 
 Hydra gives every process a socket, whose descriptor is in ``PMI_FD``, and serves the process management interface there,
-version 1: lines of fields ``name=value``, one answer to each. A value that one process has put can be read by all after the
-next barrier, which all processes of the job must enter. An MPI library in the same process uses the same socket: whoever
-loads one later finds it as it expects, since ``init`` may be said twice.
+version 1: lines of fields ``name=value``, one answer to each. All processes can read a value that one has put after the next
+barrier, which all processes of the job must enter. An MPI library in the same process uses the same socket. It can be loaded
+later, because ``init`` may be sent twice.
 
 Source: the message protocol of PMI version 1.1 (MPICH, ``pmi-1.1.txt``; Flux RFC 13).
 """

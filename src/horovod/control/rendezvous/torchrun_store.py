@@ -1,9 +1,9 @@
-"""Where the ranks of a torchrun job look up rank 0: the key-value store that torchrun's agents run, a ``TCPStore``.
+"""Looks up rank 0 of a torchrun job in the key-value store that torchrun's agents run, a ``TCPStore``.
 
-The store does not authenticate its clients, so everybody who can reach it can read it; torchrun's own ranks trust it as much.
-Restarted workers find the same store with the keys of earlier rounds in it, and their nodes may count restarts differently:
-after a failure only the node on which it happened counts one (``TORCHELASTIC_RESTART_COUNT``). So no count is part of a key.
-The entry of a rank 0 that has died is not reachable, and the new rank 0 replaces it.
+The store does not authenticate its clients, so every process that can reach it can read it; torchrun's own ranks trust it in
+the same way. Restarted workers find the same store with the keys of earlier rounds in it, and their nodes may count restarts
+differently: after a failure only the node on which it happened counts one (``TORCHELASTIC_RESTART_COUNT``). So no count is part
+of a key. The entry of a rank 0 that has died is not reachable, and the new rank 0 replaces it.
 
 PyTorch is imported when a store is first used, and only here outside of its binding: nothing else speaks the store's protocol.
 """

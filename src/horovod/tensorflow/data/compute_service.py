@@ -316,7 +316,7 @@ def _dispatcher(client: ComputeClient, number: int, ended: Callable[[], None] = 
 
 @contextmanager
 def _running(start: Callable[[], Any], ended: Callable[[], None]) -> Iterator[Any]:
-    """A block with the server that ``start()`` returns. However it ends, calls ``ended()`` and then stops the server.
+    """A context with the server that ``start()`` returns. At its end, always calls ``ended()`` and then stops the server.
 
     TensorFlow waits for readers, up to about a minute if one of them hangs. A process that is to end may be killed meanwhile.
     """

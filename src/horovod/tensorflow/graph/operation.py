@@ -69,7 +69,7 @@ _process = uuid.uuid4().hex
 
 _lock = threading.RLock()  # TensorFlow's graphs may be collected, and their queues destroyed, at any moment
 _in_flight: dict[str, _InFlight] = {}
-"""What is in flight, by operation (see :class:`GraphSubmission`).
+"""The submissions in flight, by operation (see :class:`GraphSubmission`).
 
 An operation has an entry only while something of it is in flight."""
 _queues: dict[str, Any] = {}
