@@ -46,7 +46,7 @@ _BY_CODE = (
 
 
 class Activity(NamedTuple):
-    """What a rank does: as text, and the line of the user's script."""
+    """A rank's activity: as text, and the line of the user's script."""
 
     does: str
     location: Frame | None
@@ -59,7 +59,7 @@ class Activity(NamedTuple):
 
 
 def activity(thread: ThreadState) -> Activity:
-    """What a thread does."""
+    """The activity of a thread."""
     location = thread.location
     innermost = thread.frames[0] if thread.frames else None
     if innermost is not None:
@@ -80,7 +80,7 @@ def activity(thread: ThreadState) -> Activity:
 
 
 def main_activity(dump: RankDump) -> Activity:
-    """What a rank's main thread does."""
+    """The activity of a rank's main thread."""
     if dump.exception:
         return Activity(f"ends: {dump.exception}", None)
     main = next((thread for thread in dump.threads if thread.main), None)

@@ -1,4 +1,5 @@
-"""The rules about the failure that the runtime has decided on: which rank, how it ended, and who waited for it. Pure."""
+"""The rules about the failure that the runtime has decided on: which rank, how it ended, and which ranks waited for it.
+Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rules find, as it is shown and written."""
+"""The findings of the rules, as they are shown and written."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from horovod.observe.dump import TensorRecord
 
 
 def findings(job: DumpedJob) -> list[Finding]:
-    """What happened, the most important first; never empty."""
+    """The findings, the most important first; never empty."""
     found = [*failure(job), *_mismatch(job)]
     ended = {rank for each in found for rank in each.ranks if each.kind in ("raised", "killed", "left", "lost", "link")}
     waiting = job.waiting()
@@ -288,7 +288,7 @@ def _inside(job: DumpedJob, item: UnfinishedCollective) -> Finding:
 
 
 def _links(job: DumpedJob, ranks: list[int], engine: str) -> str:
-    """Where the data transfer is stuck."""
+    """The finding about a data transfer that is stuck."""
     pairs: Counter[tuple[str, str]] = Counter()
     accused: Counter[int] = Counter()
     reasons: list[str] = []

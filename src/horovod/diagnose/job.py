@@ -32,12 +32,12 @@ class UnfinishedCollective(NamedTuple):
 
 
 class DumpedJob:
-    """What is known of a job.
+    """The data about a job.
 
     Attributes:
         dumps: by rank.
         stacks: of ranks that could not write, as text.
-        clocks: by rank, what aligns its times.
+        clocks: by rank, the offset that aligns its times.
     """
 
     def __init__(self, folder: Folder) -> None:

@@ -115,7 +115,7 @@ def text(job: DumpedJob, found: Sequence[Finding]) -> str:
 
 
 def _rows(job: DumpedJob) -> list[str]:
-    """Where ranks are; those that are at the same line in one row."""
+    """The rows with the lines of the ranks; ranks at the same line share a row."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank in range(job.size):
         if rank in job.dumps:

@@ -23,7 +23,7 @@ LEAST_COLLECTIVES = 20
 
 
 class Delay(NamedTuple):
-    """What one rank costs the others.
+    """The time that one rank costs the others.
 
     Attributes:
         share: of the observed time.
@@ -105,7 +105,7 @@ def delay_of(job: DumpedJob, process_set: int, ranks: list[int]) -> Delay | None
 
 
 def _submissions(job: DumpedJob, records: Mapping[int, CollectiveRecord]) -> Submissions:
-    """What the ranks' records of one collective say."""
+    """The times in the ranks' records of one collective."""
     return Submissions(
         next(iter(records.values())).name,
         {rank: job.time(rank, each.submitted) for rank, each in records.items()},

@@ -1,4 +1,5 @@
-"""What ``horovodrun --dry-run`` shows: what would be started where, as text to read and to copy. Pure."""
+"""The output of ``horovodrun --dry-run``: the processes that would be started on each host, as text to read and to copy.
+Pure."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _jobs = 0
 
 
 def folder_of_new_job(environment: Mapping[str, str]) -> Path:
-    """Where the ranks of the next job of this process write: as the user says, else a folder of its own."""
+    """The folder in which the ranks of the next job of this process write: the user's, else a new one."""
     global _jobs
     asked = environment.get(config.FLIGHT_RECORDER_DIR, "").strip()
     if asked:
@@ -124,7 +124,7 @@ def _size(path: Path) -> int:
 
 
 def _folders(pid: int) -> list[Path]:
-    """Where the ranks of a process may write."""
+    """The folders in which the ranks of a process may write."""
     environment = _environment(pid)
     asked = environment.get(config.FLIGHT_RECORDER_DIR, "").strip()
     if asked:

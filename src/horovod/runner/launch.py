@@ -21,8 +21,8 @@ from horovod.runner.options import Options
 class JobFailed(RuntimeError, SystemExit):
     """A job that :func:`run_commandline` ran has failed, or was interrupted.
 
-    Nothing but this exception reports it to the caller. If nobody catches it, the program ends with the job's exit status and
-    without a traceback, because how the job ended has been printed.
+    Nothing but this exception reports it to the caller. If it is not caught, the program ends with the job's exit status and
+    without a traceback, because the end of the job has been printed already.
 
     Attributes:
         code: the exit status of ``horovodrun``: the failing rank's, or 128 + a signal's number.

@@ -28,7 +28,7 @@ class Say(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """Call :meth:`Policy.woken` with this reason, once, after so many seconds."""
+    """Call :meth:`Policy.woken` with this reason, once, after this number of seconds."""
 
     reason: str
     seconds: float
@@ -55,15 +55,15 @@ class FirstFailure(NamedTuple):
     """The rank whose exit is reported: the culprit, or the first rank that failed because of it."""
     exit: Exit
     reason: str
-    """What the runtime knows about it."""
+    """The runtime's reason for the failure."""
 
 
 class Policy(ABC):
-    """What all kinds of jobs have in common: how the user ends one.
+    """Shared by all kinds of jobs: the reaction to a user who ends the job.
 
     Args:
         reader: the process that reads standard input, or None.
-        batch_job: what the batch system calls the job that the launcher runs in; "" where there is none.
+        batch_job: the batch system's name of the job that the launcher runs in; "" if there is none.
 
     Attributes:
         exits: how processes ended, by number.
@@ -145,7 +145,7 @@ class StaticPolicy(Policy):
     Args:
         ranks: that will be started.
         reader: the one that reads standard input, or None.
-        batch_job: what the batch system calls the job that the launcher runs in; "" where there is none.
+        batch_job: the batch system's name of the job that the launcher runs in; "" if there is none.
     """
 
     def __init__(self, ranks: Collection[int], reader: int | None, batch_job: str = "") -> None:

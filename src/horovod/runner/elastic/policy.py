@@ -1,8 +1,7 @@
 """The policy of an elastic job about hosts and processes that come and go. Pure: events in, decisions out.
 
-Processes have numbers, which they keep; ranks are assigned anew in each round. Whatever happens, the policy notes it in the
-state of the job (:mod:`horovod.runner.elastic.job_state`) and then has the whole job looked at
-(:mod:`horovod.runner.elastic.review`).
+Processes have numbers, which they keep; ranks are assigned anew in each round. The policy records each event in the state of
+the job (:mod:`horovod.runner.elastic.job_state`), and then the whole job is reviewed (:mod:`horovod.runner.elastic.review`).
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from horovod.runner.output.outcome import ReportedFailure
 from horovod.runner.policy import FirstFailure, Policy, Say
 
 HUNG_SECONDS = 5.0
-"""How long a rank that others have reported as stuck may take to come to the next round."""
+"""The time in which a rank that others have reported as stuck must ask for the next round."""
 SLOW_SECONDS = 30.0
-"""After this time the user is told for which processes the others wait."""
+"""After this time a message names the processes that the others wait for."""
 MOST_FRUITLESS_ROUNDS = 3
 """How many rounds in a row may fail to begin although no process is lost."""
 
@@ -200,7 +199,7 @@ class ElasticPolicy(Policy):
             self.first_failure = None
         return decisions
 
-    # What follows from an event alone.
+    # Reactions to a single event.
 
     def _on_rank_failed(self, told: RankFailed) -> list[ElasticDecision]:
         job = self._job

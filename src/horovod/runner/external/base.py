@@ -128,7 +128,7 @@ class ExternalJob(Job):
             return replace(ended, unreachable=self._unreachable()) if unexplained else ended
 
     def dry_run(self) -> str:
-        """What :meth:`run` would start, as text. Starts nothing.
+        """The commands that :meth:`run` would start, as text. Starts nothing.
 
         Raises:
             LaunchError: this host has none of the network interfaces that the job may use.

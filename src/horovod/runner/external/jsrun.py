@@ -28,7 +28,7 @@ PROGRAM = "jsrun"
 
 
 def is_wanted(options: Options, environment: Mapping[str, str]) -> bool:
-    """Whether jsrun shall start the ranks.
+    """Whether jsrun starts the ranks.
 
     The user asks for it; or there is a jsrun in an LSF job, and the user names neither another launcher nor hosts.
     """
@@ -58,7 +58,7 @@ def rank_file(slots: Sequence[SlotInfo], cpus: Mapping[str, int], threads: int) 
 
 
 def command_line(options: Options, file: str) -> list[str]:
-    """What starts the ranks. ``file`` says where they run, unless the user gives ``--binding-args``.
+    """The command that starts the ranks. ``file`` says where they run, unless the user gives ``--binding-args``.
 
     Raises:
         ValueError: ``--binding-args`` cannot be split as a shell would.

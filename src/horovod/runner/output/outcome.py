@@ -36,9 +36,9 @@ class Outcome:
     victim: int | None = None
     """The rank whose exit is ``exit``, if the culprit did not end by itself."""
     location: str = ""
-    """Where the culprit ran."""
+    """The host and process of the culprit."""
     reason: str = ""
-    """What the runtime knows about the failure."""
+    """The runtime's reason for the failure."""
     tail: Sequence[str] = ()
     """The last lines of the culprit's stderr."""
     reader: int | None = None
@@ -48,7 +48,7 @@ class Outcome:
     immortal: frozenset[int] = frozenset()
     """Process ids of the job that SIGKILL did not end."""
     called: str = "rank"
-    """What is numbered: ranks, or in an elastic job processes, whose ranks change."""
+    """What the numbers count: ranks, or in an elastic job processes, whose ranks change."""
     stopped: str = ""
     """Why an elastic job could not go on."""
     unheard: Sequence[str] = ()

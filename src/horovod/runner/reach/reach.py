@@ -69,7 +69,7 @@ def reach(
 
 
 class AgentCommand(NamedTuple):
-    """What starts an agent on one host."""
+    """The command that starts an agent on one host."""
 
     arguments: list[str]
     through_slurm: bool
@@ -78,12 +78,12 @@ class AgentCommand(NamedTuple):
 def command_lines(
     hosts: Sequence[HostInfo], options: Options, environment: Mapping[str, str], seconds: float
 ) -> list[AgentCommand]:
-    """What starts an agent on each of ``hosts``. Runs nothing.
+    """The command that starts an agent on each of ``hosts``. Runs nothing.
 
     In the launcher pod of an MPIJob it is ``kubexec``, for nodes of the Slurm allocation ``srun``, else ``ssh``.
 
     Raises:
-        ValueError: what the environment says about ssh does not parse.
+        ValueError: the environment's settings of ssh do not parse.
     """
     script = mpi_operator.kubexec(environment)
     if script is not None:

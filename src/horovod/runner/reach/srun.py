@@ -28,7 +28,7 @@ _EXPLANATIONS: tuple[tuple[str, str], ...] = (
 
 
 def command_line(node: str, cpus: int, python: str) -> list[str]:
-    """What starts an agent.
+    """The command that starts an agent.
 
     Args:
         cpus: of the node, as many as the allocation has.

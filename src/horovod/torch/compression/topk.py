@@ -1,7 +1,8 @@
 """Top-k sparsification: only the largest elements of a gradient are sent. The rest is added to the next step's gradient.
 
-Every rank selects its own elements. Their values and indices are gathered on all ranks and added up. What is not sent is stored
-and added in the next step (error feedback), so that every element is sent eventually. Without this, training would stall.
+Every rank selects its own elements. Their values and indices are gathered on all ranks and added up. Elements that are not sent
+are stored and added in the next step (error feedback), so that every element is sent eventually. Without this, training would
+stall.
 
 Sources: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", 2017 (arXiv:1704.05021); Stich, Cordonnier
 and Jaggi, "Sparsified SGD with Memory", 2018 (arXiv:1809.07599).

@@ -139,7 +139,7 @@ class TorchRuntime(DeviceRuntime):
 
     @contextmanager
     def on(self, stream: Any) -> Iterator[None]:
-        """A block in which the stream is the thread's current one. What is made there is an ordinary tensor."""
+        """A context in which the stream is the thread's current one. Tensors that are made in it are ordinary tensors."""
         with self.chosen(), self._module.stream(stream), torch.inference_mode(False):
             yield
 

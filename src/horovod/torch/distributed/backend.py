@@ -43,7 +43,7 @@ class HorovodBackend(BackendGroup, _BackendBase):  # type: ignore[misc]  # C++, 
     supports_splitting = True
 
     def split(self, store: Any, ranks: Sequence[int], options: Any) -> HorovodBackend:
-        """That of a group of some of the ranks, which call it; PyTorch splits each back end of a group of several."""
+        """The back end of a group of some of the ranks, which call it. PyTorch splits each back end of a group with several."""
         timeout = options._timeout
         index, submitter = split(self._submitter, store, ranks, timeout, names_callbacks=False)
         group = SimpleNamespace(group_rank=index, group_size=len(ranks), store=store, timeout=timeout)

@@ -280,7 +280,7 @@ class Operations:
             return None
         rows = input.shape[0] if input.dim() else 1
         if rows % size or (output.shape[0] if output.dim() else 1) % size:
-            return None  # an error, which is told elsewhere
+            return None  # an error, which is reported elsewhere
         row_elements = source.size // rows
         return self._submitter.start_plain(
             "all_to_all_single",

@@ -35,7 +35,7 @@ PARTS = 16
 
 
 class Slot:
-    """What an optimizer keeps for one parameter.
+    """An optimizer's data for one parameter.
 
     Attributes:
         name: the parameter's name, for messages.
@@ -132,7 +132,7 @@ class Bucket:
         self._parts.clear()
 
     def part(self, wanted: int) -> Bucket:
-        """What is sent if only a set of the slots is wanted. It keeps its request, so asking again is cheap."""
+        """The bucket for only a set of the slots. It keeps its request, so later calls are cheap."""
         found = self._parts.get(wanted)
         if found is None:
             slots = [slot for slot in self.slots if slot.bit & wanted]

@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 16
 
 
 class Batches(NamedTuple):
-    """What the data loaders have delivered on this rank.
+    """The batches that the data loaders have delivered on this rank.
 
     Attributes:
         digest: of all batches; empty if there was none.

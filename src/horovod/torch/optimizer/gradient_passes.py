@@ -42,7 +42,7 @@ class GradientPasses(GradientState):
         return GradientHook(slot.parameter, heard_by(weakref.ref(self), slot), _coming_to(weakref.ref(self), slot))
 
     def gradient_comes(self, slot: Slot) -> None:
-        """Called before a backward pass adds to a gradient, where the reduced part of it must be kept aside."""
+        """Called before a backward pass adds to a gradient, if its reduced part must be kept aside."""
         old = slot.parameter.grad
         if old is not None and slot.aside is None and slot.bit & self._reduced & ~self._touched:
             slot.aside, slot.parameter.grad = old, None

@@ -43,13 +43,13 @@ _log = logging.getLogger("horovod.compute_service")
 
 
 class ComputeService:
-    """The service, from its making to :meth:`shutdown`; also a context manager. Runs in a thread of its own.
+    """The service, from its construction to :meth:`shutdown`; also a context manager. Runs in a separate thread.
 
     Args:
         dispatchers: how many dispatchers there will be.
         workers_per_dispatcher: how many workers will serve each.
-        key: the secret of those who may use it, 32 bytes of :func:`horovod.control.secret.make_secret`.
-        nics: network interfaces that clients may come by; default: all, the loopback interface only where there is no other.
+        key: the secret that clients must know, 32 bytes of :func:`horovod.control.secret.make_secret`.
+        nics: network interfaces that clients may come by; default: all, and the loopback interface only if there is no other.
 
     Raises:
         ValueError: a number below 1; or this host has no such interface.
@@ -74,7 +74,7 @@ class ComputeService:
         self._ended = False
 
     def addresses(self) -> Addresses:
-        """Where clients reach it."""
+        """The addresses at which clients reach it."""
         return {nic: list(addresses) for nic, addresses in self._addresses.items()}
 
     def shutdown(self) -> None:

@@ -20,7 +20,7 @@ _OPEN_MPI = (MpiKind.OPEN_MPI_4, MpiKind.OPEN_MPI_5, MpiKind.SPECTRUM)
 
 @dataclass(frozen=True)
 class Launch:
-    """What ``mpirun`` is to start, and how."""
+    """The parameters of one start by ``mpirun``."""
 
     command: tuple[str, ...]
     hosts: tuple[tuple[str, int], ...]
@@ -55,7 +55,7 @@ def command_line(mpi: Mpi, launch: Launch) -> list[str]:
 
 
 def variables(mpi: Mpi, launch: Launch) -> dict[str, str]:
-    """Variables for ``mpirun`` itself, where it has no option for them."""
+    """Variables for ``mpirun`` itself, for settings without an option."""
     if mpi.kind is MpiKind.MPICH and launch.elsewhere and launch.shell[1:]:
         return {"HYDRA_LAUNCHER_EXTRA_ARGS": _joined(launch.shell[1:])}
     return {}
@@ -101,7 +101,7 @@ def _of_open_mpi(kind: MpiKind, launch: Launch) -> list[str]:
     if launch.reader is not None:
         arguments += ["--stdin", str(launch.reader)]
     if launch.output:
-        # Version 5.0 writes nothing where it is told a folder the old way.
+        # Version 5.0 writes nothing if the folder is given with the old option.
         if kind is MpiKind.OPEN_MPI_5:
             arguments += ["--output", f"tag,file={launch.output}/rank"]
         else:

@@ -1,7 +1,7 @@
-"""Where the ranks of a job receive messages, and connections to those that this one sends to.
+"""The endpoints at which the ranks of a job receive messages, and connections to the ranks that this one sends to.
 
-A rank listens from its first send or receive on, and says where in the store of the default group. Whoever sends to it looks
-there, on a thread that ends when the connection is made.
+A rank listens from its first send or receive on, and publishes its endpoint in the store of the default group. A sender looks
+it up there, on a thread that ends when the connection is made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PAUSE_SECONDS = (0.001, 0.1)
 
 
 class PeerEndpoint(msgspec.Struct, array_like=True):
-    """Where a rank receives messages."""
+    """The endpoint at which a rank receives messages."""
 
     host: str
     name: str
@@ -89,7 +89,7 @@ class PeerDirectory:
         self._store.set(f"{self._prefix}/{rank}", msgspec.msgpack.encode(endpoint))
 
     def look_up(self, rank: int, over: Callable[[], bool]) -> PeerEndpoint | None:
-        """Where ``rank`` receives messages, as soon as it does; None if that comes to be ``over`` before."""
+        """The endpoint of ``rank``, once it is published; None if ``over()`` becomes true before."""
         pause, longest = _PAUSE_SECONDS
         key = f"{self._prefix}/{rank}"
         while not over():

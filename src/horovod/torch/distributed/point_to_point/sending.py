@@ -34,7 +34,7 @@ from horovod.torch.distributed.point_to_point.wire import Wire, outcome
 
 @dataclass
 class Send:
-    """A message that is under way; ``data`` is its bytes, where they lie."""
+    """A message that is being sent; ``data`` is its bytes, in their original memory."""
 
     envelope: Envelope
     data: Array
