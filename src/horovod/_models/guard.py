@@ -151,7 +151,7 @@ class Guard:
             self._compare(f"gradients.{before}", own, functools.partial(debugger.take_gradients, own))
         if before == 1:
             self._begin(Alike.ORDER, lambda: order.held, always=True)
-        # The first comparison of parameters is the usual one, of a few elements, as nobody may have broadcast them before.
+        # The first comparison of parameters is the usual one, of a few elements, because they may not be broadcast before.
         due = 1 < before <= FIRST_STEPS or (before > 1 and before % running().config.debug_steps == 0)
         if due and Alike.PARAMETERS not in self._found:
             self._begin(Alike.DRIFT, contents)

@@ -36,7 +36,7 @@ class LateCommunicator(ForwardingCommunicator):
         self._aborted = False
 
     @property
-    def target(self) -> Communicator:  # type: ignore[override]  # nobody sets it
+    def target(self) -> Communicator:  # type: ignore[override]  # it is never set
         """The engine, which the first call builds."""
         if self._built is not None:
             return self._built

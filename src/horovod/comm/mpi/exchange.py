@@ -144,8 +144,7 @@ class MpiExchange(PeerExchange[_Flow]):
 
     Args:
         communicator: an mpi4py intracommunicator of the group, for this exchange alone, which owns it from now on.
-        stall_timeout: how long a peer may complete no message while this rank waits for it, before
-        on_stall: is told.
+        stall_timeout: how long a peer may complete no message while this rank waits for it until ``on_stall`` is called.
         spins: the rank has a core to itself.
     """
 

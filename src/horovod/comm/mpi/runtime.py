@@ -64,12 +64,12 @@ _LOOK_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
-def _nobody() -> str:
+def _none() -> str:
     return ""
 
 
-_who_is_gone: Callable[[], str] = _nobody
-_no_more: Callable[[], object] = _nobody
+_ended_ranks: Callable[[], str] = _none
+_no_more: Callable[[], object] = _none
 
 _thread: MpiThread | None = None
 """The thread that has initialised MPI, or tries to; None if the script or mpi4py has, or MPI is not initialised."""
@@ -85,17 +85,17 @@ def next_tag() -> int:
     return next(_tags) % _TAGS
 
 
-def ask_who_is_gone(who_is_gone: Callable[[], str], no_more: Callable[[], object]) -> None:
+def watch_ended_ranks(ended_ranks: Callable[[], str], no_more: Callable[[], object]) -> None:
     """Sets the functions to call while MPI waits for all ranks. Ranks whose processes have ended neither start nor finalize
     MPI.
 
     Args:
-        who_is_gone: names these ranks; "" if none is known to have ended.
+        ended_ranks: names these ranks; "" if none is known to have ended.
         no_more: called when other functions replace these.
     """
-    global _who_is_gone, _no_more
+    global _ended_ranks, _no_more
     _no_more()
-    _who_is_gone, _no_more = who_is_gone, no_more
+    _ended_ranks, _no_more = ended_ranks, no_more
 
 
 def initialised_here() -> bool:
@@ -208,7 +208,7 @@ def started(threads: bool = True, deadline: float = math.inf) -> Any:
         if ours:
             atexit.register(finalize, MPI, os.getpid())
     if _thread is not None:
-        _thread.wait(deadline, _who_is_gone)
+        _thread.wait(deadline, _ended_ranks)
     return MPI
 
 
@@ -244,7 +244,7 @@ def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
                 return False
             if seconds is None and now > look:
                 look = now + _LOOK_SECONDS
-                if _who_is_gone():  # perhaps after it has come here
+                if _ended_ranks():  # perhaps after it has come here
                     seconds, deadline = _FINALIZE_SECONDS, now + _FINALIZE_SECONDS
             time.sleep(sleep)  # MPI has no wait that ends
             sleep = min(2 * sleep, _LONGEST_SLEEP)
@@ -292,13 +292,13 @@ def communicator_of(where: MpiRanks, tag: int, deadline: float) -> Any:
     world = mpi.COMM_WORLD if where.communicator is None else where.communicator
 
     def make() -> Any:
-        everybody = world.Get_group()
-        group = everybody.Incl(list(where.ranks))
+        world_group = world.Get_group()
+        group = world_group.Incl(list(where.ranks))
         try:
             made = world.Create_group(group, tag)
         finally:
             group.Free()
-            everybody.Free()
+            world_group.Free()
         made.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns errors into exceptions
         return made
 

@@ -44,12 +44,12 @@ class MpiThread:
         self._may_end.wait()
         _tell(self._finalized, self._mpi.Finalize)
 
-    def wait(self, deadline: float, who_is_gone: Callable[[], str]) -> None:
+    def wait(self, deadline: float, ended_ranks: Callable[[], str]) -> None:
         """Wait until MPI is initialised.
 
         Args:
             deadline: ``time.monotonic`` by which it must be.
-            who_is_gone: names the ranks whose processes have ended, "" if none is known; called repeatedly.
+            ended_ranks: names the ranks whose processes have ended, "" if none is known; called repeatedly.
 
         Raises:
             TimeoutError: it is not, and may never be; the message names ranks that have ended. The thread is abandoned.
@@ -62,7 +62,7 @@ class MpiThread:
             try:
                 return self._initialised.result(max(0.0, min(left, _LOOK_SECONDS)))
             except FutureTimeoutError:
-                gone = who_is_gone()
+                gone = ended_ranks()
                 if left <= 0:
                     break
         raise TimeoutError(

@@ -3,7 +3,7 @@
 A reduction streams through the arena in pieces that stay in the cache. Every rank owns one shard of each piece::
 
     pack     copy the shards that others own from the tensors into my contribution          then count "packed"
-    reduce   fold everybody's contributions to my shard, in rank order, into the result     then count "reduced"
+    reduce   fold all ranks' contributions to my shard, in rank order, into the result      then count "reduced"
     unpack   copy the whole result into the tensors
 
 This rank's own shard is read directly from the tensors. There is always work between counting and waiting: the next piece is
@@ -53,8 +53,7 @@ class ShmCommunicator(Communicator):
     Args:
         rank, size: this rank in the group.
         arena: attached by every rank; this communicator owns it from now on.
-        stall_timeout: how long a peer may make no progress while it is waited for, before
-        on_stall: is told.
+        stall_timeout: how long a peer may make no progress while it is waited for until ``on_stall`` is called.
         spins: whether to poll for a while before sleeping; false if a peer may need the core.
         reading: the path of large tensors, see :class:`~horovod.comm.shm.large.Large`.
     """

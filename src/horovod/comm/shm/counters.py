@@ -34,8 +34,7 @@ class Counters:
     """One rank's own counters, and its waits for the counters of other ranks.
 
     Args:
-        stall_timeout: how long a peer may make no progress while its counter is waited for, before
-        on_stall: is told.
+        stall_timeout: how long a peer may make no progress while its counter is waited for until ``on_stall`` is called.
         spins: whether to poll for a while before sleeping; false if a peer may need the core.
     """
 

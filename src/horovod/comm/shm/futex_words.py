@@ -14,7 +14,7 @@ writes a word checks first whether any rank sleeps::
     writer                              sleeper
     word = value                        asleep = 1
     (a full fence)                      (a full fence: the kernel's, before it compares)
-    wake, if anybody is asleep          sleep while the word is what was seen
+    wake, if any rank is asleep         sleep while the word is what was seen
 
 In every order of these steps, the writer sees the sleeper, or the kernel sees the new value. Only one thread of a rank waits
 on these words at a time.
@@ -52,7 +52,7 @@ LONGEST_SLEEP_SECONDS = 1.0
 
 _FUTEX_WAIT = 0
 _FUTEX_WAKE = 1
-_EVERYBODY = 2**31 - 1
+_ALL_SLEEPERS = 2**31 - 1
 _SYSCALL_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _NUMBER = _SYSCALL_NUMBERS.get(platform.machine(), -1)
 
@@ -84,7 +84,7 @@ def _wait(address: int, value: int, seconds: float) -> None:
 
 def _wake(address: int) -> None:
     """Wake all threads that sleep on the word at ``address``."""
-    _waking(_NUMBER, address, _FUTEX_WAKE, _EVERYBODY, None)
+    _waking(_NUMBER, address, _FUTEX_WAKE, _ALL_SLEEPERS, None)
 
 
 weakly_ordered = platform.machine() not in ("x86_64", "AMD64")

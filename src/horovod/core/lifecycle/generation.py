@@ -317,7 +317,7 @@ class Generation:
         if self.config.cpu_operations == MpiEngine.name or mpi.initialised_here():
             self._others = OtherProcesses(self.identity.rank, self._endpoints)
             self._others.keep({key.peer: made for key, made in sockets.items() if key.role == LIVENESS})
-            mpi.ask_who_is_gone(self._others.gone, self._others.close)
+            mpi.watch_ended_ranks(self._others.gone, self._others.close)
 
     def listener_settings(self) -> ListenerSettings:
         """The parameters of connections that are made while the job runs."""
@@ -433,7 +433,7 @@ class Generation:
         """Whether every host runs the same number of ranks."""
         return len(set(Counter(endpoint.host for endpoint in self._endpoints).values())) <= 1
 
-    def everybody_joined(self) -> None:
+    def all_joined(self) -> None:
         """Start counting unnamed calls anew: until now the ranks may have made different numbers of them.
 
         Called on every rank, by the thread that has joined.

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from horovod.core.negotiation.messages import Operation, Request
 from horovod.core.negotiation.negotiator import NegotiationError
 
-EVERYBODY = -1
+ALL_MEMBERS = -1
 """Instead of a member's rank: all members of the host that have not joined."""
 
 HELD_SECONDS = 1.0
@@ -32,7 +32,7 @@ class HostShare(NamedTuple):
     """Requests that go to the coordinator together.
 
     Attributes:
-        member: the member that they are of, or :data:`EVERYBODY`.
+        member: the member that they are of, or :data:`ALL_MEMBERS`.
         since: when each was submitted; empty unless :attr:`HostTally.gathers` is set.
     """
 
@@ -108,7 +108,7 @@ class HostTally:
             if len(name.requests) == size or (self._joined and self._complete(name)):
                 self._finish(request.name, name)
 
-    def everybody_joined(self) -> None:
+    def all_joined(self) -> None:
         """All members of the process set have joined, and announce again from now on."""
         self._joined.clear()
 
@@ -152,7 +152,7 @@ class HostTally:
             return
         requests = list(name.requests.values())
         if requests.count(requests[0]) == len(requests):  # equal objects are compared by identity first
-            self._put(EVERYBODY, requests[0], name.since)
+            self._put(ALL_MEMBERS, requests[0], name.since)
         else:
             self._pass_on(name)
 

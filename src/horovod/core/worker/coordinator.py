@@ -17,7 +17,7 @@ from horovod.control.failure import Cause, FailureKind
 from horovod.core.config import Config
 from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
-from horovod.core.negotiation.host_tally import EVERYBODY
+from horovod.core.negotiation.host_tally import ALL_MEMBERS
 from horovod.core.negotiation.messages import (
     UNNAMED,
     Decision,
@@ -152,7 +152,7 @@ class Coordinator(Role):
     def _receive_shares(self, relay: int, message: Relayed) -> None:
         now = time.monotonic()
         for share in message.shares:
-            if share.member == EVERYBODY and relay in self._host_decoders:
+            if share.member == ALL_MEMBERS and relay in self._host_decoders:
                 requests = self._host_decoders[relay].requests(share.items)
                 members = self._negotiator.not_joined(self._groups[relay])
                 self._mark(members, requests, ())

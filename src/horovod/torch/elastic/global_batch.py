@@ -1,4 +1,4 @@
-"""``GlobalBatchSampler``: one global batch a step, of the same size whatever the number of ranks."""
+"""``GlobalBatchSampler``: one global batch a step, of the same size for any number of ranks."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class ComputeClient:
         """End the service: :meth:`wait_for_shutdown` returns in all clients. Idempotent."""
         with self._connected() as store:
             store.put(_SHUTDOWN, b"", timeout=CONNECT_SECONDS)
-        _log.log(self._level, "the compute service is told that it is over")
+        _log.log(self._level, "the compute service was asked to end")
 
     def wait_for_shutdown(self) -> None:
         """Wait until a client has called ``shutdown``, or the service is gone (ConnectionError)."""
