@@ -12,7 +12,7 @@ import pytest
 from horovod.comm.base import Aborted, PeerFailure, Stall
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.counters import Counters
-from horovod.comm.shm.words import PACKED
+from horovod.comm.shm.futex_words import PACKED
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="shared memory needs Linux")
 
