@@ -116,3 +116,17 @@ def test_a_rank_that_is_stopped(pools: Pools) -> None:
     finally:
         for pool in made:
             pool.close()
+
+
+def test_a_host_whose_relays_are_both_stopped(ranks: Callable[..., RankPool]) -> None:
+    """The ranks behind them see it and cannot say so, and rank 0 waits ten times the timeout; both name one of the two."""
+    pool = ranks(SIZE, {**SETTINGS, config.TIMEOUT_SECONDS: "1.5"})
+    for victim in (2, 3):
+        pool.start(work, victim, signal.SIGSTOP, ranks=[victim])
+    survivors = [rank for rank in range(SIZE) if rank not in (2, 3)]
+    found = dict(zip(survivors, pool.start(work, 2, signal.SIGSTOP, ranks=survivors).results(LIMIT), strict=True))
+    for rank, reason in {0: "unreachable", 1: "unreachable", 4: "stopped", 5: "stopped"}.items():
+        named = rf"Horovod: rank [23] \(host b, process \d+\) failed: it does not answer any more: .*{reason}"
+        assert re.match(named, found[rank].text), found[rank].text
+    assert found[0].text == found[1].text
+    assert [each.left for each in found.values()] == [[]] * 4
