@@ -210,6 +210,10 @@ class InFlight:
         with self._lock:
             return next(iter(self._known.values()), None)
 
+    def pending(self) -> int:
+        """How many are in flight."""
+        return len(self._known)
+
     def awaited(self) -> list[str]:
         """The names of those that a thread of the script waits for."""
         with self._lock:
