@@ -66,12 +66,12 @@ def work(engine: str, elements: int, marker: str) -> str:
 
         return call
 
-    places: dict[str, tuple[Any, str]] = {
+    copies: dict[str, tuple[Any, str]] = {
         "shm": (spans.Spans, "write"),
         "direct": (direct, "reduce_into"),
         "tcp": (link.TcpLink, "receive"),
     }
-    owner, name = places[engine]
+    owner, name = copies[engine]
     original = getattr(owner, name)
     setattr(owner, name, delayed(original))
     array = np.ones(elements, np.float32)
@@ -83,9 +83,7 @@ def work(engine: str, elements: int, marker: str) -> str:
     except HorovodInternalError as error:
         caught[0] = True
         array[:] = -1
-        thread = generation.workers[0]._thread
-        thread.join(20)
-        assert not thread.is_alive()
+        assert generation.workers[0].join(20)
         assert "rank 1" in str(error)
         assert rank != 0 or inside.exists()
         return "written" if (array != -1).any() else "left alone"

@@ -11,7 +11,7 @@ import pytest
 import horovod
 from horovod.core import config
 from horovod.core.config import Config
-from horovod.runner import check_build, help_text, probes
+from horovod.runner import help_text, probes
 from horovod.runner.arguments import parse
 from horovod.runner.launch import main, run_commandline
 from horovod.runner.options import Options
@@ -139,7 +139,7 @@ def test_the_command_line_beats_the_file_wherever_it_stands(tmp_path: Path) -> N
 
 
 def test_every_setting_has_a_place_in_the_file_and_a_variable_of_its_own() -> None:
-    assert len({tunable.place for tunable in TUNABLES}) == len(TUNABLES)
+    assert len({tunable.yaml_key for tunable in TUNABLES}) == len(TUNABLES)
     assert len({tunable.variable for tunable in TUNABLES}) == len(TUNABLES)
 
 
@@ -240,14 +240,14 @@ def test_a_command_that_is_no_word(command: str, message: str, capsys: pytest.Ca
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["", "./", "/absolute/"])
+@pytest.mark.parametrize("folder", ["", "./", "/absolute/"])
 def test_a_script_that_is_no_command_gets_a_hint(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script = "train.py"
     Path(script).write_text("")
-    word = str(tmp_path / script) if place == "/absolute/" else place + script
+    word = str(tmp_path / script) if folder == "/absolute/" else folder + script
     with pytest.raises(ValueError, match="did you mean"):
         run_commandline(["-np", "1", word])
     assert re.search(rf"did you mean `python\S* {word}`\?", capsys.readouterr().err)
@@ -322,8 +322,13 @@ def test_defaults_in_the_help_are_those_of_the_runtime() -> None:
 
 def test_check_build_needs_no_np(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "SECONDS", 60.0)  # of a machine that is busy
-    for name in ("TensorFlow", "Keras"):  # whose imports take long; that of PyTorch is tried
-        monkeypatch.setitem(check_build._FRAMEWORKS, name, ("json", "", ""))
+    real = probes.framework
+
+    def framework(module: str, *words: str) -> probes.ProbeResult:
+        """Of TensorFlow and Keras the import takes long; that of PyTorch is tried."""
+        return real("json", "", "") if module in ("tensorflow", "keras") else real(module, *words)
+
+    monkeypatch.setattr(probes, "framework", framework)
     assert run_commandline(["--check-build"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"Horovod v{horovod.__version__}:\n\nAvailable Frameworks:\n    [")

@@ -158,10 +158,10 @@ class RendezvousServer:
             return self._values[key]
 
     def depart(self, rank: int, how: str) -> None:
-        """Note that rank ``rank`` of the launched job has ended. Ranks that wait for it, now or later, are told at once.
+        """Note that rank ``rank`` of the launched job has ended. Ranks that wait for it, now or later, get the message at once.
 
         Args:
-            how: in words, as "exit code 0".
+            how: as text, for example "exit code 0".
         """
         with self._lock:
             self._departed[rank] = how
@@ -171,6 +171,14 @@ class RendezvousServer:
         """The first rank that has ended while others waited for it, with the reason; None if there is none."""
         with self._lock:
             return self._awaited
+
+    def arrived(self) -> dict[str, list[int]]:
+        """By the key of each exchange that is not complete, the ranks that wait for the others."""
+        return {key: sorted(group.values) for key, group in list(self._rendezvous_groups.items())}
+
+    def connected(self) -> int:
+        """How many clients are connected."""
+        return len(self._clients)
 
     # Everything below runs on the server's thread.
 

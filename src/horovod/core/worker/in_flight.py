@@ -180,7 +180,7 @@ class InFlight:
             self._counts = {name: count for name, count in self._counts.items() if not name.endswith(UNNAMED)}
 
     def take_out(self, members: Sequence[int]) -> list[Entry]:
-        """Forget, and return, requests of some of the ranks, who will not take part in them any more."""
+        """Remove and return requests of some of the ranks, which will not take part in them any more."""
         with self._lock:
             found = [entry for entry in self._known.values() if entry.request.members == tuple(members)]
             for entry in found:
@@ -209,6 +209,10 @@ class InFlight:
         """The first submission of all that are in flight."""
         with self._lock:
             return next(iter(self._known.values()), None)
+
+    def pending(self) -> int:
+        """How many are in flight."""
+        return len(self._known)
 
     def awaited(self) -> list[str]:
         """The names of those that a thread of the script waits for."""

@@ -25,9 +25,8 @@ from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.shm import cross_memory, direct
 from horovod.comm.shm import large as large_module
-from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.shm.direct import DirectCollectives, exchange_rank_infos, folded_bytes
-from horovod.comm.shm.words import PACKED, word_index
+from horovod.comm.shm.futex_words import PACKED, word_index
 from horovod.comm.spans import spans_of
 from unit.control.concurrent_ranks import wait_until
 
@@ -99,8 +98,8 @@ def test_batches_of_many_vectors(
         assert processes is not None
         source = spans_of([array.copy() for array in values[rank]])
         target = source if in_place else spans_of([np.zeros_like(array) for array in values[rank]])
-        way = DirectCollectives(rank, processes, exchange, lambda: None, Workspace())
-        assert way.allreduce(source, target, ReduceOp.SUM, 1.0, factor)
+        collectives = DirectCollectives(rank, processes, exchange, lambda: None, Workspace())
+        assert collectives.allreduce(source, target, ReduceOp.SUM, 1.0, factor)
         return list(target.arrays())
 
     with pytest.MonkeyPatch.context() as patch:
@@ -173,19 +172,34 @@ def unreadable(rank: int) -> Array:
     return np.frombuffer(mmap.mmap(-1, 4 * ELEMENTS, prot=mmap.PROT_WRITE), np.float32)
 
 
-def test_memory_that_others_cannot_read_goes_through_the_arena() -> None:
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each rank's allreduce that tried to read the peers' memory, whether all ranks could."""
+    found: list[bool] = []
+    reduce = DirectCollectives.allreduce
+
+    def noted(way: DirectCollectives, *arguments: Any) -> bool:
+        found.append(reduce(way, *arguments))
+        return found[-1]
+
+    monkeypatch.setattr(DirectCollectives, "allreduce", noted)
+    return found
+
+
+def test_memory_that_others_cannot_read_goes_through_the_arena(taken: list[bool]) -> None:
     with group_of("shm-direct", SIZE) as group:
         large(group, unreadable)
-        assert isinstance(group[0], ShmCommunicator) and group[0]._large._direct is not None
+        assert taken == [False] * SIZE
         large(group, lambda rank: np.empty(ELEMENTS, np.float32))
+        assert taken == [False] * SIZE + [True] * SIZE
 
 
-def test_a_group_that_cannot_read_uses_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_cannot_read_uses_the_arena(monkeypatch: pytest.MonkeyPatch, taken: list[bool]) -> None:
     monkeypatch.setattr(cross_memory, "available", False)
     with group_of("shm-direct", SIZE) as group:
         for _ in range(2):
             large(group, lambda rank: np.empty(ELEMENTS, np.float32))
-        assert isinstance(group[0], ShmCommunicator) and group[0]._large._direct is None
+        assert taken == []
 
 
 @pytest.mark.parametrize(
@@ -196,10 +210,10 @@ def test_a_read_that_fails_names_the_peer(monkeypatch: pytest.MonkeyPatch, error
         large(group, lambda rank: np.empty(ELEMENTS, np.float32))
         read = cross_memory.read
 
-        def failing(process: int, nbytes: int, *places: int) -> None:
+        def failing(process: int, nbytes: int, *iovecs: int) -> None:
             if nbytes > 1000:
                 raise error
-            read(process, nbytes, *places)
+            read(process, nbytes, *iovecs)
 
         monkeypatch.setattr(cross_memory, "read", failing)
         found = outcomes(group, lambda communicator: reduce_large(communicator, np.empty(ELEMENTS, np.float32)))
@@ -208,28 +222,18 @@ def test_a_read_that_fails_names_the_peer(monkeypatch: pytest.MonkeyPatch, error
         assert each.rank == 1 - rank and each.suspected and reason in each.reason
 
 
-def test_ranks_try_both_ways_and_agree_on_the_quicker_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_try_both_ways_and_agree_on_the_quicker_one(monkeypatch: pytest.MonkeyPatch, taken: list[bool]) -> None:
     monkeypatch.setattr(large_module, "_LARGE", 1 << 20)
-    taken: list[str] = []
-    reduce = DirectCollectives.allreduce
-
-    def noted(way: DirectCollectives, *arguments: Any) -> bool:
-        taken.append("direct")
-        return reduce(way, *arguments)
-
-    monkeypatch.setattr(DirectCollectives, "allreduce", noted)
     with group_of("shm-auto", 2) as group:
         for _ in range(8):
             large(group, lambda rank: np.empty(ELEMENTS, np.float32))
         assert len(taken) == 2 * 4  # four of the eight tries, on both ranks
         large(group, lambda rank: np.empty(ELEMENTS, np.float32))
-        preferences = [
-            next(iter(each._large._preferences.items())) for each in group if isinstance(each, ShmCommunicator)
-        ]
-    (key, first), (_, second) = preferences
-    assert key[0] == "allreduce"
-    assert not first.trying and first.way == second.way
-    assert len(taken) == 2 * 4 + 2 * first.way
+        direct = (len(taken) - 2 * 4) // 2
+        assert len(taken) == 2 * 4 + 2 * direct and direct in (0, 1)  # both ranks go the same way
+        for _ in range(4):
+            large(group, lambda rank: np.empty(ELEMENTS, np.float32))
+        assert len(taken) == 2 * 4 + 2 * 5 * direct  # and keep to it
 
 
 @pytest.mark.parametrize("operation", ["allreduce", "allgather", "broadcast", "reducescatter", "alltoall"])
@@ -307,8 +311,8 @@ def test_direct_reductions_of_many_ranks_keep_bounded_memory_for_all_data_types_
     workspace, elements = Workspace(), 8 << 20
     for dtype in (np.dtype(np.float32), np.dtype(np.int64), np.dtype(ml_dtypes.bfloat16), np.dtype(np.uint8)):
         source, target = np.ones(elements, dtype), np.zeros(elements, dtype)
-        way = DirectCollectives(0, [os.getpid()] * size, lambda words: [words] * size, lambda: None, workspace)
-        assert way.allreduce(spans_of([source]), spans_of([target]), ReduceOp.SUM, 1.0, 1.0)
+        collectives = DirectCollectives(0, [os.getpid()] * size, lambda words: [words] * size, lambda: None, workspace)
+        assert collectives.allreduce(spans_of([source]), spans_of([target]), ReduceOp.SUM, 1.0, 1.0)
         shard = elements // size
         assert (target[:shard] == dtype.type(size)).all() and not target[shard:].any()
     assert workspace.nbytes <= 14 << 20  # what is read, and what 16-bit floats are summed in

@@ -7,14 +7,16 @@ import json
 import logging
 import os
 import re
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -192,8 +194,7 @@ def test_what_is_pending_at_shutdown_fails() -> None:
     basics.init()
     worker = context.current().workers[0]
     handle = Handle()
-    with worker._requests._lock:  # as if a peer had not answered yet
-        worker._requests._known["pending"] = Entry(Request(Operation.ALLREDUCE, "pending"), [], [], None, handle, 0.0)
+    worker.submit(Entry(Request(Operation.ALLREDUCE, "pending"), [], [], None, handle, time.monotonic()), held=True)
     context.shutdown()
     with pytest.raises(HorovodInternalError, match="Horovod has been shut down"):
         handle.wait(SECONDS)
@@ -587,13 +588,13 @@ def test_the_launchers_place_and_its_secret() -> None:
         config.RENDEZVOUS_PORT: "4711",
         config.SECRET_KEY: encode_secret(secret),
     }
-    place = rendezvous_point(identity(0, 2, "x"), env)
-    assert place == LauncherServer(("10.0.0.1", 4711), secret)
+    rendezvous = rendezvous_point(identity(0, 2, "x"), env)
+    assert rendezvous == LauncherServer(("10.0.0.1", 4711), secret)
 
 
 def test_ranks_that_were_told_by_hand_where_to_meet_need_a_secret() -> None:
     env = {config.RENDEZVOUS_ADDRESS: "10.0.0.1", config.RENDEZVOUS_PORT: "4711"}
-    by_hand = ProcessIdentity(0, 2, 0, 1, 0, 1, "host", "horovodrun", "", placed=False)
+    by_hand = ProcessIdentity(0, 2, 0, 1, 0, 1, "host", "horovodrun", "", local_ranks_known=False)
     with pytest.raises(
         ValueError, match=f"neither {config.SECRET_KEY}.*nor {config.USER_SECRET}.*openssl rand -hex 16"
     ):
@@ -601,9 +602,9 @@ def test_ranks_that_were_told_by_hand_where_to_meet_need_a_secret() -> None:
     with pytest.raises(ValueError, match=f"{config.USER_SECRET}: expected at least 16 characters") as caught:
         rendezvous_point(by_hand, {**env, config.USER_SECRET: "too short"})
     assert "too short" not in str(caught.value)
-    place = rendezvous_point(by_hand, {**env, config.USER_SECRET: "a long text of one's own"})
-    assert isinstance(place, RendezvousAtRank0)
-    assert place.secret == secret_of_text("a long text of one's own")
+    rendezvous = rendezvous_point(by_hand, {**env, config.USER_SECRET: "a long text of one's own"})
+    assert isinstance(rendezvous, RendezvousAtRank0)
+    assert rendezvous.secret == secret_of_text("a long text of one's own")
 
 
 @pytest.mark.parametrize("port", ["0", "70000", "http"])
@@ -613,10 +614,12 @@ def test_a_meeting_at_a_port_that_is_none(port: str) -> None:
 
 
 def test_a_launcher_that_says_where_rank_0_is_needs_nothing_else() -> None:
-    who = ProcessIdentity(1, 2, 0, 1, 0, 1, "host", "a PyTorchJob", "", placed=False, rank_0=Rank0("master", 23456))
-    place = rendezvous_point(who, {})
-    assert isinstance(place, RendezvousAtRank0)
-    assert (place.address, place.secret) == ("master:23456 (MASTER_ADDR, MASTER_PORT)", b"")
+    who = ProcessIdentity(
+        1, 2, 0, 1, 0, 1, "host", "a PyTorchJob", "", local_ranks_known=False, rank_0=Rank0("master", 23456)
+    )
+    rendezvous = rendezvous_point(who, {})
+    assert isinstance(rendezvous, RendezvousAtRank0)
+    assert (rendezvous.address, rendezvous.secret) == ("master:23456 (MASTER_ADDR, MASTER_PORT)", b"")
     moved = rendezvous_point(who, {config.RENDEZVOUS_PORT: "4000"})
     assert isinstance(moved, RendezvousAtRank0)
     assert moved.address == f"master:4000 (MASTER_ADDR, {config.RENDEZVOUS_PORT})"
@@ -641,13 +644,13 @@ NODES = HostList(("n1", "n2"), "n1", ())
 
 def test_ranks_of_srun_meet_on_the_first_node_by_the_users_secret() -> None:
     spread = ProcessIdentity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/", hosts=NODES)
-    place = rendezvous_point(spread, {config.SECRET_KEY: encode_secret(make_secret())})
-    assert isinstance(place, RendezvousOnHosts)
-    assert isinstance(place.address, tuple) and place.address[0] == "n1"
+    rendezvous = rendezvous_point(spread, {config.SECRET_KEY: encode_secret(make_secret())})
+    assert isinstance(rendezvous, RendezvousOnHosts)
+    assert isinstance(rendezvous.address, tuple) and rendezvous.address[0] == "n1"
 
 
 def test_without_munge_and_a_secret_ranks_of_srun_are_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(munge, "_LIBRARY", "libmunge.so.none")
+    monkeypatch.setattr(munge.ctypes, "CDLL", mock.Mock(side_effect=OSError("cannot open it")))
     spread = ProcessIdentity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/", hosts=NODES)
     with pytest.raises(
         ValueError, match=f"slurm started 4 ranks .* MUNGE cannot be used here.*export {config.USER_SECRET}="
@@ -726,16 +729,29 @@ def test_a_grandchild_cannot_communicate_either():
 
 def test_a_forked_child_holds_no_connection_of_the_tcp_engine():
     contexts = [member(rank, 2, "hold", Config(cpu_operations="tcp")) for rank in range(2)]
-    run_concurrently(*(partial(each.start, []) for each in contexts))
     basics.init()
     context.shutdown()
+    before = connected_sockets()
+    run_concurrently(*(partial(each.start, []) for each in contexts))
+    ends = sorted(set(connected_sockets()) - set(before))  # both ends of each connection are in this process
+    assert contexts[0].workers[0].communicator.name == "tcp" and len(ends) >= 4
     context._running = contexts[0]
-    data = [link.fd for link in contexts[0].workers[0].communicator._exchange._by_fd.values()]
     try:
-        assert in_child(lambda: [fd for fd in data if Path(f"/proc/self/fd/{fd}").exists()]) == []
+        left = in_child(lambda: [fd for fd in ends if Path(f"/proc/self/fd/{fd}").exists()])
+        assert len(left) == len(ends) // 2  # rank 1's
     finally:
         context._running = None
         stop(contexts)
+
+
+def connected_sockets():
+    found = []
+    for number, target in Inventory.take().descriptors.items():
+        if target.startswith("socket:"):
+            with socket.socket(fileno=os.dup(number)) as copy, suppress(OSError):
+                copy.getpeername()
+                found.append(number)
+    return found
 
 
 def test_a_port_that_is_none():
