@@ -49,8 +49,8 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     loads = [os.getloadavg()[0]]
     for number in range(options.rounds + 1):
-        for name, (words, environment) in commands.items():
-            taken = run(name, words, environment)
+        for name, (command, environment) in commands.items():
+            taken = run(name, command, environment)
             if number:  # the first round fills the page cache
                 seconds[name].append(taken)
     loads.append(os.getloadavg()[0])
@@ -70,24 +70,24 @@ def contenders(hosts: str, prefixes: list[Path]) -> dict[str, tuple[list[str], d
     size = sum(host.slots for host in slots)
     horovodrun = [sys.executable, "-m", "horovod.runner.launch", "-np", str(size), "-H", hosts]
     plain = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE}
-    found = {f"horovodrun, {name}": ([*horovodrun, *words], plain) for name, words in PROGRAMS.items()}
+    found = {f"horovodrun, {name}": ([*horovodrun, *command], plain) for name, command in PROGRAMS.items()}
     for prefix in prefixes:
         environment = of_mpi(prefix, plain)
         mpi = find(environment)
         way = ssh.options(environment, None, None, 30)
-        for name, words in PROGRAMS.items():
+        for name, command in PROGRAMS.items():
             launch = Launch(
-                words,
+                command,
                 tuple((host.hostname, host.slots) for host in slots),
                 elsewhere=True,
                 variables=("LD_LIBRARY_PATH", "MPI4PY_LIBMPI", "OMP_NUM_THREADS", "PATH", "PYTHONPATH"),
-                shell=tuple(ssh.words(way)),
+                shell=tuple(ssh.ssh_arguments(way)),
             )
             found[f"mpirun of {mpi.kind.value}, {name}"] = (
                 command_line(mpi, launch),
                 {**environment, **variables(mpi, launch), "HYDRA_LAST_VARIABLE": ""},
             )
-            found[f"horovodrun --mpi of {mpi.kind.value}, {name}"] = ([*horovodrun, "--mpi", *words], environment)
+            found[f"horovodrun --mpi of {mpi.kind.value}, {name}"] = ([*horovodrun, "--mpi", *command], environment)
     return found
 
 
@@ -103,9 +103,11 @@ def of_mpi(prefix: Path, environment: dict[str, str]) -> dict[str, str]:
     }
 
 
-def run(name: str, words: list[str], environment: dict[str, str]) -> float:
+def run(name: str, command: list[str], environment: dict[str, str]) -> float:
     started = time.perf_counter()
-    done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+    )
     if done.returncode:
         sys.exit(f"{name} failed with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
     return time.perf_counter() - started

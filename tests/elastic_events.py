@@ -65,7 +65,7 @@ class Member(NamedTuple):
         agent: that of its host's agent.
     """
 
-    place: int
+    number: int
     pid: int
     agent: int
     host: str
@@ -130,7 +130,7 @@ class ElasticEvents:
                     else:
                         time.sleep(
                             self._chance.uniform(0, 1.5)
-                        )  # so that the next comes at any place of a round's start
+                        )  # so that the next comes at any moment of a round's start
                         self._end_what_is_passing(by=time.monotonic())
                 self._end_what_is_passing(by=float("inf"))
                 self._await_steps(process)
@@ -173,7 +173,7 @@ class ElasticEvents:
                 self._stopped[one.pid] = time.monotonic() + self._chance.choice([0.5, 2.0, 1000.0])
             _send(one.pid, number)
             self._leaving.add(one.pid)
-            what = f"{kind} place {one.place} on {one.host}"
+            what = f"{kind} process {one.number} on {one.host}"
         elif kind == "withdraw":
             host = self._chance.choice(may_go)
             self._hosts.remove(host)
@@ -194,7 +194,7 @@ class ElasticEvents:
             what = f"{kind} on {agents[pid]}"
         else:
             self._spared = self._chance.choice(stays)
-            what = f"spare place {self._spared.place} on {self._spared.host} from now on"
+            what = f"spare process {self._spared.number} on {self._spared.host} from now on"
         self.happened.append(what)
 
     def _end_what_is_passing(self, by: float) -> None:
@@ -211,11 +211,11 @@ class ElasticEvents:
     # What the job does.
 
     def _members(self) -> list[Member]:
-        """The ranks of the round that began last, by place. While a round begins, some may be missing."""
+        """The ranks of the round that began last, by process. While a round begins, some may be missing."""
         rounds: dict[int, list[Member]] = {}
         for pid, command in self._launcher.living().items():
             member = _member(pid, command)
-            path = self._folder / f"member.{member.place if member else -1}"
+            path = self._folder / f"member.{member.number if member else -1}"
             if member is not None and path.exists():
                 rounds.setdefault(int(path.read_text()), []).append(member)
         return sorted(rounds[max(rounds)]) if rounds else []

@@ -4,9 +4,9 @@
 
 It writes to the folder
 
-    member.PLACE    the round that the process of this place trains in
+    member.NUMBER   the round that the process of this number trains in
     progress        by rank 0: the steps that the job has made, and the round
-    result.PLACE    at the end: the step, a digest of the weights, and the sizes of the rounds
+    result.NUMBER   at the end: the step, a digest of the weights, and the sizes of the rounds
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def main() -> None:
     from horovod.core.requests.tensor import Tensor
     from horovod.core.submission import collectives
 
-    folder, place = Path(sys.argv[1]), os.environ["HOROVOD_ELASTIC_PROCESS"]
+    folder, number = Path(sys.argv[1]), os.environ["HOROVOD_ELASTIC_PROCESS"]
     basics.init()
     state = ObjectState(broadcast_object, basics.rank, step=0, weights=first_weights(), over=False)
     sizes: list[int] = []
 
     def write(name: str, text: str) -> None:
-        new = folder / f".{name}.{place}"
+        new = folder / f".{name}.{number}"
         new.write_text(text)
         new.rename(folder / name)  # all at once, for who reads it meanwhile
 
@@ -82,7 +82,7 @@ def main() -> None:
     def train(state: ObjectState) -> None:
         sizes.append(basics.size())
         training_round = os.environ["HOROVOD_ELASTIC_ROUND"]
-        write(f"member.{place}", training_round)
+        write(f"member.{number}", training_round)
         while not state.over:
             own = range(basics.rank(), SAMPLES, basics.size())
             ends = basics.rank() == 0 and (folder / "end").exists()
@@ -95,7 +95,7 @@ def main() -> None:
             state.commit()
 
     run_fn(train, Reset(basics.shutdown, basics.init))(state)
-    write(f"result.{place}", json.dumps([state.step, digest(state.weights), sizes]))
+    write(f"result.{number}", json.dumps([state.step, digest(state.weights), sizes]))
 
 
 if __name__ == "__main__":

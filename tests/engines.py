@@ -23,7 +23,7 @@ from horovod.comm.engine import Bootstrap, EngineGroup
 from horovod.comm.gloo.engine import GlooCommunicator
 from horovod.comm.hierarchical.communicator import PIECE_BYTES as HIERARCHICAL_PIECE_BYTES
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
-from horovod.comm.hierarchical.placement import RankGrid
+from horovod.comm.hierarchical.rank_grid import RankGrid
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.shm.engine import SharedProposals
@@ -228,17 +228,17 @@ def _hierarchical(
     hosts: str, timeout: timedelta, cross: Factory, piece_bytes: int = HIERARCHICAL_PIECE_BYTES
 ) -> list[Communicator]:
     size = len(hosts)
-    placements = [RankGrid.of(hosts, rank) for rank in range(size)]
+    grids = [RankGrid.of(hosts, rank) for rank in range(size)]
     flat = cross(size, timeout)
     inside: dict[int, Communicator] = {}
     across: dict[int, Communicator] = {}
-    for ranks in placements[0].hosts:
+    for ranks in grids[0].hosts:
         inside |= zip(ranks, _shm(len(ranks), timeout) if len(ranks) > 1 else _single(1, timeout), strict=True)
-    for placement in placements:
-        if placement.column is not None and placement.host == 0:
-            across |= zip(placement.column, cross(len(placement.column), timeout), strict=True)
+    for grid in grids:
+        if grid.column is not None and grid.host == 0:
+            across |= zip(grid.column, cross(len(grid.column), timeout), strict=True)
     return [
-        HierarchicalCommunicator(placements[rank], inside[rank], across.get(rank), flat[rank], piece_bytes=piece_bytes)
+        HierarchicalCommunicator(grids[rank], inside[rank], across.get(rank), flat[rank], piece_bytes=piece_bytes)
         for rank in range(size)
     ]
 

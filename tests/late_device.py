@@ -365,13 +365,13 @@ def touched(stream: Stream, address: int) -> Callable[[], None]:
     return lambda: uses.add(stream, -1)
 
 
-def in_memory(device: torch.device, address: int, length: int, word: int) -> LateTensor:
-    """A tensor of ``length`` words of ``word`` bytes at an address, which does not hold the memory."""
-    dtype = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[word]
+def in_memory(device: torch.device, address: int, length: int, itemsize: int) -> LateTensor:
+    """A tensor of ``length`` integers of ``itemsize`` bytes at an address, which does not hold the memory."""
+    dtype = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[itemsize]
     block = block_at(address)
     view = torch.empty(0, dtype=torch.uint8).set_(block.storage)
     first = address - block.start
-    return LateTensor(view[first : first + length * word].view(dtype), device, block)
+    return LateTensor(view[first : first + length * itemsize].view(dtype), device, block)
 
 
 class LateTensor(torch.Tensor):

@@ -160,10 +160,12 @@ class StandIn(Communicator):
     def _call(self, method: str, inputs: Vectors, outputs: Vectors, *rest: Any) -> None:
         """Have it done; outputs that are inputs are so over there, too."""
         sources, targets = arrays_of(inputs), arrays_of(outputs)
-        places = [next((index for index, source in enumerate(sources) if source is target), -1) for target in targets]
+        source_indices = [
+            next((index for index, source in enumerate(sources) if source is target), -1) for target in targets
+        ]
         shapes = [(target.size, target.dtype) for target in targets]
         with self._lock:
-            send(self._connection, (method, list(sources), places, shapes, rest))
+            send(self._connection, (method, list(sources), source_indices, shapes, rest))
         found = receive(self._connection)
         if isinstance(found, Failed):
             raise found.error()
@@ -250,10 +252,12 @@ def serve(path: str, seconds: str, piece_bytes: str) -> None:
     send(connection, "ready")
     aborted = False
 
-    def run(method: str, sources: list[Array], places: list[int], shapes: list[Any], rest: tuple[Any, ...]) -> None:
+    def run(
+        method: str, sources: list[Array], source_indices: list[int], shapes: list[Any], rest: tuple[Any, ...]
+    ) -> None:
         targets = [
-            sources[place] if place >= 0 else np.full(length * dtype.itemsize, 0xA5, np.uint8).view(dtype)
-            for place, (length, dtype) in zip(places, shapes, strict=True)
+            sources[source_index] if source_index >= 0 else np.full(length * dtype.itemsize, 0xA5, np.uint8).view(dtype)
+            for source_index, (length, dtype) in zip(source_indices, shapes, strict=True)
         ]
         found: Any = targets
         try:

@@ -33,7 +33,7 @@ class RecordedCuda:
         calls: names of all calls, in order.
         breaches: of the protocol.
         device: that must be the current one in calls.
-        place: the device on which all addresses lie; the same unless a test changes it.
+        memory_device: the device on which all addresses lie; the same unless a test changes it.
         memory, events: that there are, by address.
         retained: contexts.
     """
@@ -42,7 +42,7 @@ class RecordedCuda:
         self.calls: list[str] = []
         self.breaches: list[str] = []
         self.streams: dict[int, Stream] = {}
-        self.device = self.place = device
+        self.device = self.memory_device = device
         self.retained = 0
         self._thread = threading.local()
         self.events: dict[int, Marker] = {}
@@ -107,7 +107,7 @@ class RecordedCuda:
 
     def cuPointerGetAttribute(self, found: Any, attribute: int, address: int) -> int:
         assert attribute == library.DEVICE_ORDINAL
-        found._obj.value = self.place
+        found._obj.value = self.memory_device
         return SUCCESS
 
     def cuCtxGetStreamPriorityRange(self, least: Any, greatest: Any) -> int:

@@ -132,7 +132,7 @@ class RecordedNccl:
 
     Args:
         stream_of: the stream with an address.
-        touched: ``touched(stream, address)`` is called with each place that work on a stream uses; what it returns is called
+        touched: ``touched(stream, address)`` is called with each address that work on a stream uses; what it returns is called
             when that is over. For who watches memory.
 
     Attributes:
@@ -207,9 +207,9 @@ class RecordedNccl:
                     (each[1], rank) for rank, each in enumerate(everybody.reshape(-1, 2).tolist()) if each[0] == color
                 )
                 if color != library.NO_COLOR:
-                    place = members.index((key, known.rank))
+                    rank = members.index((key, known.rank))
                     token = f"{known.token}-{turn}-{color}"
-                    self.comms[number] = _Comm(number, place, len(members), token)
+                    self.comms[number] = _Comm(number, rank, len(members), token)
                     made._obj.value = number
             except (Aborted, PeerFailure, OSError):
                 known.state = REMOTE_ERROR
@@ -350,7 +350,7 @@ class RecordedNccl:
 
     # Collectives
 
-    def _call(self, name: str, comm: int, stream: int, places: tuple[int, ...], *arguments: Any) -> int:
+    def _call(self, name: str, comm: int, stream: int, addresses: tuple[int, ...], *arguments: Any) -> int:
         known = self._known(comm, name)
         if known is None:
             return INVALID_USAGE
@@ -364,7 +364,7 @@ class RecordedNccl:
         time.sleep(0)
         # What is made of a factor may be destroyed when the call has returned.
         arguments = tuple(known.factors.get(each, each) for each in arguments)
-        group.append((name, known, stream, places, arguments))
+        group.append((name, known, stream, addresses, arguments))
         with self._lock:
             known.callers -= 1
         return SUCCESS
@@ -418,9 +418,9 @@ class RecordedNccl:
             if collective:
                 self._compare(comm, collective)
             between_two = [call for call in group if call[0] in _BETWEEN_TWO]
-            for name, _, _, places, arguments in group:
+            for name, _, _, addresses, arguments in group:
                 if name not in _BETWEEN_TWO:
-                    self._collective(comm, name, places, arguments)
+                    self._collective(comm, name, addresses, arguments)
             if between_two:
                 self._exchange(comm, between_two)
         except (Aborted, PeerFailure, OSError):
@@ -439,39 +439,39 @@ class RecordedNccl:
                 theirs = other.tobytes().decode().strip()
                 self._breach(f"rank {comm.rank} calls {calls}, and rank {rank} {theirs}")
 
-    def _collective(self, comm: _Comm, name: str, places: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
+    def _collective(self, comm: _Comm, name: str, addresses: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         tcp, size, rank = comm.tcp, comm.size, comm.rank
         assert tcp is not None
         count, dtype = arguments[0], _TYPES[arguments[1]]
-        source = array_at(places[0], count, dtype)
+        source = array_at(addresses[0], count, dtype)
         if name == "broadcast":
-            target = array_at(places[1], count, dtype)
+            target = array_at(addresses[1], count, dtype)
             if rank == arguments[2]:
                 target[:] = source
             tcp.broadcast([target], arguments[2])
         elif name == "allgather":
-            tcp.allgather([source.copy()], [array_at(places[1], count * size, dtype)], [[count] * size])
+            tcp.allgather([source.copy()], [array_at(addresses[1], count * size, dtype)], [[count] * size])
         else:
             number = arguments[2]
             op = _OPS.get(number, ReduceOp.SUM) if isinstance(number, int) else ReduceOp.SUM
             factor = number if isinstance(number, float) else 1.0 / size if number == library.AVERAGE else 1.0
             if name == "allreduce":
-                tcp.allreduce([source], [array_at(places[1], count, dtype)], op, factor, 1.0)
+                tcp.allreduce([source], [array_at(addresses[1], count, dtype)], op, factor, 1.0)
             elif name == "reducescatter":
-                whole = array_at(places[0], count * size, dtype).copy()
-                tcp.reducescatter([whole], [array_at(places[1], count, dtype)], [[count] * size], op, factor, 1.0)
+                whole = array_at(addresses[0], count * size, dtype).copy()
+                tcp.reducescatter([whole], [array_at(addresses[1], count, dtype)], [[count] * size], op, factor, 1.0)
             else:
                 counts = [count if other == arguments[3] else 0 for other in range(size)]
-                target = array_at(places[1], counts[rank], dtype)
+                target = array_at(addresses[1], counts[rank], dtype)
                 tcp.reducescatter([source.copy()], [target], [counts], op, factor, 1.0)
 
     def _exchange(self, comm: _Comm, calls: list[Any]) -> None:
         """Sends and receives: who has none for a peer need not be there."""
 
         def send() -> None:
-            for name, _, _, places, (count, _, peer) in calls:
+            for name, _, _, addresses, (count, _, peer) in calls:
                 if name == "send" and peer != comm.rank:
-                    comm.pairs[peer].sendall(array_at(places[0], count, np.uint8).tobytes())
+                    comm.pairs[peer].sendall(array_at(addresses[0], count, np.uint8).tobytes())
 
         sender = threading.Thread(target=send, name="recorded-nccl", daemon=True)
         sender.start()
@@ -479,7 +479,7 @@ class RecordedNccl:
         if own:
             source, target = own
             target[:] = source
-        for name, _, _, places, (count, _, peer) in calls:
+        for name, _, _, addresses, (count, _, peer) in calls:
             if name == "recv" and peer != comm.rank:
                 room = memoryview(bytearray(count))
                 done = 0
@@ -488,7 +488,7 @@ class RecordedNccl:
                     if not got:
                         raise OSError("the peer has closed")
                     done += got
-                array_at(places[0], count, np.uint8)[:] = np.frombuffer(room, np.uint8)
+                array_at(addresses[0], count, np.uint8)[:] = np.frombuffer(room, np.uint8)
         sender.join()
 
     # Notes

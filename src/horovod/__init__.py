@@ -18,11 +18,11 @@ __all__ = ["build_info", "run", "__version__"]
 
 
 def build_info() -> dict[str, str]:
-    """Which Horovod this is.
+    """The version of this Horovod and where it is installed.
 
     Returns:
-        ``interface``: the version of the interface, the same as ``horovod.__version__``; ``version``: that of the installed
-        distribution, with this implementation's own number; ``path``: the folder that it is imported from.
+        ``interface``: the version of the interface, the same as ``horovod.__version__``; ``version``: the version of the
+        installed distribution, with this implementation's own number; ``path``: the folder that it is imported from.
     """
     return {"interface": __version__, "version": _version.VERSION, "path": __path__[0]}
 

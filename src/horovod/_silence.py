@@ -1,7 +1,7 @@
-"""Connections between two hosts of which one is silent. Engines and control connections tell it in the same words.
+"""Connections between two hosts of which one is silent. Engines and control connections report it with the same text.
 
-A host acknowledges what arrives for its processes, also while they are busy or stopped. Where nothing is acknowledged, either
-the network between the two addresses is broken or the host is gone: the process at the other end is not to blame.
+A host acknowledges data for its processes even while they are busy or stopped. If nothing is acknowledged, the network between
+the two addresses is broken or the host is gone; the process at the other end is not the cause.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ _SILENCE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, er
 
 
 def is_silence(error: OSError) -> bool:
-    """Whether the kernel has ended a connection because nothing came back, or because no way leads there any more."""
+    """Whether the kernel has ended a connection because nothing came back, or because there is no route to the other host any
+    more."""
     return error.errno in _SILENCE
 
 
 def ends_of(connection: socket.socket) -> str:
-    """Both addresses of a connection, for messages; "" where it stays on one machine. Unknown once the connection has ended."""
+    """Both addresses of a connection, for messages; "" within one machine. Unknown once the connection has ended."""
     if connection.family == socket.AF_UNIX:
         return ""
     try:
@@ -29,5 +30,5 @@ def ends_of(connection: socket.socket) -> str:
 
 
 def silence(ends: str) -> str:
-    """Why a rank is lost whose host is silent on the connection with these :func:`ends_of`."""
+    """The reason why a rank is lost if its host is silent on the connection with these :func:`ends_of`."""
     return f"its host is silent on the connection {ends}, where nothing arrives: that network is broken, or the host is gone"

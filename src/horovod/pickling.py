@@ -1,4 +1,4 @@
-"""Pickles objects for other ranks, functions of the script included, with the names of the files that functions come from.
+"""Pickles objects for other ranks, including functions of the script with the names of their files.
 
 Errors, stall reports and tracebacks name lines of the script. From 3.1.3 on, cloudpickle writes one name for the file of every
 function that it sends by value.
@@ -20,7 +20,7 @@ def _with_file(made: CodeType, file: str) -> CodeType:
 
 
 class _Code:
-    """A code object on its way. It is reduced as cloudpickle reduces it."""
+    """Wraps a code object while it is pickled, and reduces it as cloudpickle does."""
 
     def __init__(self, code: CodeType) -> None:
         self.code = code
@@ -41,12 +41,12 @@ class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # untyped base
 
 
 def dump(value: Any, file: IO[bytes]) -> None:
-    """Write ``value`` to a file that ``cloudpickle.load`` reads, where this package is installed."""
+    """Write ``value`` to a file. ``cloudpickle.load`` can read it if this package is installed."""
     _Pickler(file).dump(value)
 
 
 def dumps(value: Any) -> bytes:
-    """``value`` as bytes that ``cloudpickle.loads`` reads, where this package is installed."""
+    """``value`` as bytes. ``cloudpickle.loads`` can read them if this package is installed."""
     buffer = io.BytesIO()
     dump(value, buffer)
     return buffer.getvalue()

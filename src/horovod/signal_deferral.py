@@ -1,8 +1,8 @@
 """Defers signal handlers while a function runs that an exception must not interrupt halfway.
 
 Python runs signal handlers in the main thread, between any two instructions, and an exception that they raise
-(KeyboardInterrupt, a time-out) surfaces there. A collective of some milliseconds shares its state with other threads and
-other ranks, and a launcher that has started a process must know of it; so handlers wait until such work is done.
+(KeyboardInterrupt, a time-out) surfaces there. A collective of some milliseconds shares its state with other threads and other
+ranks, and a launcher must not lose track of a process that it has started. So handlers wait until such work is done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NUMBERS = tuple(
 
 
 _kept: tuple[list[Any], dict[int, Any]] = [], {}
-"""The handlers of all signals as they were found last; and those of them that are Python functions, by signal."""
+"""The handlers of all signals as of the last look, and by signal those that are Python functions."""
 
 
 def _handlers() -> dict[int, Any]:
@@ -37,7 +37,7 @@ def _handlers() -> dict[int, Any]:
 
 
 _under_way: list[_Deferral] = []
-"""The deferrals of the main thread, the innermost last."""
+"""The active deferrals of the main thread, the innermost last."""
 
 
 class _Deferral:
@@ -67,7 +67,7 @@ class _Deferral:
                 self._noticed(number)
 
     def notice_by(self, noticed: Callable[[int], object]) -> None:
-        """Call ``noticed``, which must not raise, with the number of each signal when it arrives, and of those that have."""
+        """Call ``noticed`` with the number of each signal that has arrived or arrives later. It must not raise."""
         self._noticed = noticed
         for number in tuple(self._came):
             noticed(number)
@@ -83,7 +83,7 @@ class _Deferral:
                 self._deliver()
 
     def end_in_child(self) -> None:
-        """In a forked child: restore the handlers, and forget the signals that came to the parent."""
+        """In a forked child: restore the handlers, and forget the signals of the parent."""
         self._came.clear()
         self._restore()
 
@@ -114,9 +114,9 @@ def with_signals_deferred(work: Callable[..., _T], *arguments: Any) -> _T:
 
 
 def with_signals_noticed(noticed: Callable[[int], object], work: Callable[..., _T], *arguments: Any) -> _T:
-    """The same for work that waits: ``noticed(number)`` is called when a signal arrives, and can have the work end early.
+    """The same for work that waits: ``noticed(number)`` is called when a signal arrives, and can make the work end early.
 
-    The descriptor of ``signal.set_wakeup_fd`` gets a signal's number when its handler runs, and not when it arrives.
+    The descriptor of ``signal.set_wakeup_fd`` gets a signal's number only when its handler runs.
     """
     result: _T = with_signals_deferred(_noticing, noticed, work, *arguments)
     return result

@@ -138,5 +138,5 @@ def one_host(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     done = finish(launcher.start("-np", "4", "python", "job.py"))
     assert done.returncode == 0, done.stderr
     (found,) = set(outcomes(done.stdout))
-    assert found.places == "4 1" and len(outcomes(done.stdout)) == 4
+    assert found.sizes == "4 1" and len(outcomes(done.stdout)) == 4
     return found

@@ -74,7 +74,7 @@ class Slurm:
         (self.folder / "slurm.conf").write_text(text)
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # "disabled" makes slurmd 22.05 exit
         for name in ADDRESSES:
-            # A folder of its own for MUNGE's socket, which all programs look for at one fixed place.
+            # A folder of its own for MUNGE's socket, which all programs look for at one fixed path.
             self.run(name, "sh", "-ec", "mount -t tmpfs tmpfs /run; mkdir -m 755 /run/munge")
             self.run(
                 name, "munged", f"--key-file={key}", f"--log-file={self.folder}/munged.{name}.log",

@@ -1,4 +1,4 @@
-"""Ranks on two hosts over a real ssh: they train as on one host, see each other's places, and keep their secret."""
+"""Ranks on two hosts over a real ssh: they train as on one host, see each other's hosts, and keep their secret."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_training_in_steps_comes_to_the_same_but_for_rounding(
     trainings: dict[tuple[str, str], list[Outcome]], one_host: Outcome, between: str
 ) -> None:
     (found,) = set(trainings[between, "in steps"])
-    assert found.places == "4 2"
+    assert found.sizes == "4 2"
     assert found.norm == pytest.approx(one_host.norm, rel=1e-5)
 
 
@@ -67,7 +67,7 @@ def test_a_training_of_pytorch_on_two_hosts_has_the_bits_of_one_host(
     pool = ranks(4, framework="torch")
     pool.run(train, PYTORCH + "train_pytorch()")
     (one,) = {outcome for rank in range(4) for outcome in outcomes(pool.output(rank))}
-    assert one.places == "4 1"
+    assert one.sizes == "4 1"
     assert trainings["tcp", "of PyTorch"] == [("4 2", one.digest, one.norm)] * 4
 
 

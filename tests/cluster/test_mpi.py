@@ -18,7 +18,7 @@ from cluster.test_mpirun import PATIENCE_SECONDS, lines
 from cluster.training import TRAINING, Outcome, outcomes
 from launcher.test_mpi import JOB
 
-PLACE = "say('RANK', me.rank, me.size, me.local_rank, me.local_size, me.cross_rank, me.cross_size, me.hostname)\n"
+SAY_RANKS = "say('RANK', me.rank, me.size, me.local_rank, me.local_size, me.cross_rank, me.cross_size, me.hostname)\n"
 
 
 class Mpi:
@@ -52,19 +52,19 @@ def test_a_training_on_two_hosts_has_the_bits_of_one_host(mpi: Mpi, one_host: Ou
     assert outcomes(done.stdout) == [("4 2", one_host.digest, one_host.norm)] * 4
 
 
-def test_ranks_have_their_places_and_the_users_variables_but_not_the_launchers_devices(mpi: Mpi) -> None:
+def test_ranks_have_their_ranks_and_the_users_variables_but_not_the_launchers_devices(mpi: Mpi) -> None:
     show = "say('VARIABLES', me.rank, os.environ.get('MINE'), os.environ.get('CUDA_VISIBLE_DEVICES'), os.getcwd())\n"
-    done = mpi.run(JOB + PLACE + show, hosts="hostA:3,hostB:1", MINE="a  b", CUDA_VISIBLE_DEVICES="7")
+    done = mpi.run(JOB + SAY_RANKS + show, hosts="hostA:3,hostB:1", MINE="a  b", CUDA_VISIBLE_DEVICES="7")
     assert done.returncode == 0, done.stderr
-    places = ["0 4 0 3 0 2 hostA", "1 4 1 3 0 1 hostA", "2 4 2 3 0 1 hostA", "3 4 0 1 1 2 hostB"]
-    assert sorted(re.findall(r"RANK (.*)", done.stdout)) == places
+    expected = ["0 4 0 3 0 2 hostA", "1 4 1 3 0 1 hostA", "2 4 2 3 0 1 hostA", "3 4 0 1 1 2 hostB"]
+    assert sorted(re.findall(r"RANK (.*)", done.stdout)) == expected
     folder = mpi.cluster.folder
     variables = [f"{rank} a  b {'None' if rank == 3 else '7'} {folder}" for rank in range(4)]
     assert sorted(re.findall(r"VARIABLES (.*)", done.stdout)) == variables
 
 
 def test_interfaces_whose_names_differ(mpi: Mpi) -> None:
-    done = mpi.run(JOB + PLACE, "--network-interfaces", ",".join(INTERFACES.values()))
+    done = mpi.run(JOB + SAY_RANKS, "--network-interfaces", ",".join(INTERFACES.values()))
     assert done.returncode == 0, done.stderr
     assert len(re.findall("RANK", done.stdout)) == 2
 

@@ -17,14 +17,14 @@ from torch_versions import GLOO
 PATIENCE_SECONDS = 100
 NO_MPI4PY = "import sys; sys.modules['mpi4py'] = None\n"
 MPI_FIRST = "from mpi4py import MPI\n"
-PLACES = r"""
+SAY_RANKS = r"""
 import os, numpy, plain
 from horovod.common import basics
 for _ in range(2):
     plain.init()
     (total,) = plain.allreduce(numpy.ones(1, numpy.float32), "total")
-    place = basics.rank(), basics.local_rank(), basics.local_size(), basics.cross_rank(), basics.cross_size()
-    os.write(1, f"RANK {place} {total}\n".encode())  # at once: mpirun mixes the parts of lines
+    numbers = basics.rank(), basics.local_rank(), basics.local_size(), basics.cross_rank(), basics.cross_size()
+    os.write(1, f"RANK {numbers} {total}\n".encode())  # at once: mpirun mixes the parts of lines
     plain.shutdown()
 """
 
@@ -76,15 +76,17 @@ def test_a_training_on_two_hosts_has_the_bits_of_one_host(
 
 @pytest.mark.parametrize("kind", mpi.MPIS)
 def test_hosts_with_different_numbers_of_ranks(cluster: Cluster, kind: str) -> None:
-    cluster.script(PLACES)
+    cluster.script(SAY_RANKS)
     done = cluster.finish(start(cluster, kind, "hostA:3,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
-    expected = [f"RANK {place} 4.0" for place in [(0, 0, 3, 0, 2), (1, 1, 3, 0, 1), (2, 2, 3, 0, 1), (3, 0, 1, 1, 2)]]
+    expected = [
+        f"RANK {numbers} 4.0" for numbers in [(0, 0, 3, 0, 2), (1, 1, 3, 0, 1), (2, 2, 3, 0, 1), (3, 0, 1, 1, 2)]
+    ]
     assert lines(done.stdout, start="RANK") == sorted(expected * 2), done.stderr
 
 
 def test_a_network_that_leads_nowhere_is_left_out_under_mpirun(cluster: Cluster) -> None:
     """Without MPI itself, which would try that network and hang."""
-    cluster.script(NO_MPI4PY + PLACES)
+    cluster.script(NO_MPI4PY + SAY_RANKS)
     with cluster.hosts.broken_second_network():
         done = cluster.finish(start(cluster, mpi.MPICH, "hostA:1,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
     assert len(lines(done.stdout, start="RANK")) == 4, done.stderr
@@ -92,7 +94,7 @@ def test_a_network_that_leads_nowhere_is_left_out_under_mpirun(cluster: Cluster)
 
 
 def test_without_mpi4py_open_mpi_says_what_to_install(cluster: Cluster) -> None:
-    cluster.script(NO_MPI4PY + PLACES)
+    cluster.script(NO_MPI4PY + SAY_RANKS)
     done = cluster.finish(start(cluster, mpi.OPEN_MPI, "hostA:1,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
     assert done.returncode != 0
     assert "Open MPI started 2 ranks on several hosts and gave them no rendezvous server." in done.stderr
@@ -102,7 +104,7 @@ def test_without_mpi4py_open_mpi_says_what_to_install(cluster: Cluster) -> None:
 def test_another_mpi_than_the_one_that_started_the_job_is_named(cluster: Cluster) -> None:
     library = mpi.environment(mpi.OPEN_MPI)["MPI4PY_LIBMPI"]
     lead = f"import os; os.environ['MPI4PY_LIBMPI'] = {library!r}\n{MPI_FIRST}"
-    cluster.script(lead + PLACES)
+    cluster.script(lead + SAY_RANKS)
     done = cluster.finish(start(cluster, mpi.MPICH, "hostA:1,hostB:1", "python", "job.py"), PATIENCE_SECONDS)
     assert done.returncode != 0
     assert "MPICH started 2 ranks, but the MPI library of mpi4py (Open MPI v5" in done.stderr

@@ -23,8 +23,8 @@ from horovod.common import basics
 plain.init()
 (total,) = plain.allreduce(numpy.ones(1, numpy.float32), "total")
 assert total == plain.size()
-places = plain.rank(), plain.size(), basics.local_rank(), basics.local_size(), basics.cross_rank(), basics.cross_size()
-sys.stdout.write("rank " + " ".join(map(str, places)) + "\\n")  # in one write: ranks share the pipe
+numbers = plain.rank(), plain.size(), basics.local_rank(), basics.local_size(), basics.cross_rank(), basics.cross_size()
+sys.stdout.write("rank " + " ".join(map(str, numbers)) + "\\n")  # in one write: ranks share the pipe
 sys.stdout.flush()
 """
 FAILING = """
@@ -121,7 +121,7 @@ def test_a_worker_that_fails_once_is_restarted_with_all_others_and_finds_them(
     two.script(RANK + FAILING)
     found = two.finish(torchrun(two, ("--max-restarts", "3", "--monitor-interval", "0.3", *words), per_host))
     assert (two.folder / "failed").exists()
-    assert found == sorted(2 * [f"rank {places}" for places in expected]), "in both attempts"
+    assert found == sorted(2 * [f"rank {numbers}" for numbers in expected]), "in both attempts"
 
 
 def test_a_training_by_torchrun_has_the_bits_of_one_host(two: TwoHosts, one_host: Outcome) -> None:
@@ -129,8 +129,8 @@ def test_a_training_by_torchrun_has_the_bits_of_one_host(two: TwoHosts, one_host
     ended = [process.communicate(timeout=LIMIT_SECONDS) for process in torchrun(two, C10D, (2, 2))]
     said = "".join(out for out, _ in ended)
     assert outcomes(said) == [("4 2", one_host.digest, one_host.norm)] * 4, ended
-    places = ["0 4 0 2 0 2", "1 4 1 2 0 2", "2 4 0 2 1 2", "3 4 1 2 1 2"]
-    assert sorted(re.findall("rank (.*)", said)) == places
+    numbers = ["0 4 0 2 0 2", "1 4 1 2 0 2", "2 4 0 2 1 2", "3 4 1 2 1 2"]
+    assert sorted(re.findall("rank (.*)", said)) == numbers
 
 
 def test_a_network_that_leads_nowhere_is_left_out_although_rank_0_serves_the_store(two: TwoHosts) -> None:

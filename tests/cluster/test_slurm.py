@@ -36,8 +36,8 @@ basics.init()
 collectives.barrier().wait()
 me = context.current().identity
 node = os.environ["SLURMD_NODENAME"]
-places = me.rank, me.size, me.local_rank, me.local_size, me.cross_rank, me.cross_size
-sys.stdout.write(f"rank {node} {os.environ['SLURM_JOB_ID']} {' '.join(map(str, places))}\\n")
+numbers = me.rank, me.size, me.local_rank, me.local_size, me.cross_rank, me.cross_size
+sys.stdout.write(f"rank {node} {os.environ['SLURM_JOB_ID']} {' '.join(map(str, numbers))}\\n")
 sys.stdout.flush()
 for step in range(int(sys.argv[1])):
     collectives.barrier().wait()
@@ -144,8 +144,8 @@ def ranks(text: str) -> dict[int, tuple[str, int, int, int, int, int]]:
 def test_ranks_of_srun_find_one_another_wherever_they_are(nodes: Nodes, words: list[str], expected: list[str]) -> None:
     extra = {}
     if "arbitrary" in words:
-        (nodes.folder / "places").write_text("\n".join(expected) + "\n")
-        extra["SLURM_HOSTFILE"] = str(nodes.folder / "places")
+        (nodes.folder / "numbers").write_text("\n".join(expected) + "\n")
+        extra["SLURM_HOSTFILE"] = str(nodes.folder / "numbers")
     done = nodes.run("srun", "-N2", *words, "python", "rank.py", "1", **extra)
     assert done.returncode == 0, done.stderr
     found = ranks(done.stdout)
@@ -243,7 +243,7 @@ def test_horovodrun_in_a_batch_script_runs_the_first_nodes_ranks_itself(nodes: N
     nodes.slurm.await_nothing(LIMIT_SECONDS)
     text = (nodes.folder / "out").read_text()
     assert text.endswith("done 0\n")
-    assert {rank: place[:2] for rank, place in ranks(text).items()} == {0: ("n1", 3), 1: ("n1", 3), 2: ("n2", 3)}
+    assert {rank: numbers[:2] for rank, numbers in ranks(text).items()} == {0: ("n1", 3), 1: ("n1", 3), 2: ("n2", 3)}
 
 
 def test_no_command_line_and_no_step_shows_the_secret(nodes: Nodes) -> None:

@@ -47,10 +47,10 @@ def train(steps=20):
             momenta[name] = numpy.float32(0.9) * momenta[name] + total / plain.size()
             weights[name] -= numpy.float32(0.1) * momenta[name]
     found = numpy.concatenate([values.ravel() for values in weights.values()])
-    places = f"{plain.size()} {basics.cross_size()}"
+    sizes = f"{plain.size()} {basics.cross_size()}"
     plain.shutdown()
     norm = math.sqrt(math.fsum(each * each for each in found.tolist()))
-    os.write(1, f"{places} {hashlib.sha256(found.tobytes()).hexdigest()} {norm}\\n".encode())  # whole: ranks share the pipe
+    os.write(1, f"{sizes} {hashlib.sha256(found.tobytes()).hexdigest()} {norm}\\n".encode())  # whole: ranks share the pipe
 
 os.environ.setdefault("HOROVOD_HIERARCHICAL_ALLREDUCE", "0")
 """
@@ -73,10 +73,10 @@ def train_pytorch(steps=20):
         model(torch.randn(8, 6, generator=generator)).square().mean().backward()
         optimizer.step()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
-    places = f"{hvd.size()} {hvd.cross_size()}"
+    sizes = f"{hvd.size()} {hvd.cross_size()}"
     hvd.shutdown()
     digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
-    os.write(1, f"{places} {digest} {float(weights.double().norm())}\\n".encode())
+    os.write(1, f"{sizes} {digest} {float(weights.double().norm())}\\n".encode())
 """
 """To be followed by calls of ``train_pytorch()``."""
 
@@ -85,12 +85,12 @@ class Outcome(NamedTuple):
     """What one rank prints.
 
     Attributes:
-        places: how many ranks, on how many hosts.
+        sizes: how many ranks, on how many hosts.
         digest: of the weights' bits.
         norm: of the weights.
     """
 
-    places: str
+    sizes: str
     digest: str
     norm: float
 
@@ -98,4 +98,4 @@ class Outcome(NamedTuple):
 def outcomes(text: str) -> list[Outcome]:
     """All that ranks have printed."""
     found = re.findall(r"(\d+ \d+) ([0-9a-f]{64}) ([\d.]+)", text)
-    return [Outcome(places, digest, float(norm)) for places, digest, norm in found]
+    return [Outcome(sizes, digest, float(norm)) for sizes, digest, norm in found]

@@ -89,8 +89,8 @@ def test_the_table_of_places_names_files_of_this_tree() -> None:
     rows = re.findall(r"^\| Where (.+?)\? \| (.+) \|$", table, re.MULTILINE)
     assert len(rows) >= 20
     assert len({question for question, _ in rows}) == len(rows)
-    for question, places in rows:
-        named = re.findall(r"`([\w./-]+)`", places)
+    for question, paths in rows:
+        named = re.findall(r"`([\w./-]+)`", paths)
         assert named, question
         for name in named:
             beside = [(SOURCE / "horovod" / other).parent / name for other in named]
@@ -184,14 +184,14 @@ def _run_programs(document: str, programs: dict[str, list[str]], ports: dict[str
         destroy()
 
     before = dict(os.environ)
-    places = {"MASTER_ADDR": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
-    places |= {"RANK": before[config.RANK], "LOCAL_RANK": before[config.RANK], "WORLD_SIZE": before[config.SIZE]}
+    variables = {"MASTER_ADDR": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
+    variables |= {"RANK": before[config.RANK], "LOCAL_RANK": before[config.RANK], "WORLD_SIZE": before[config.SIZE]}
     weights = {}
     torch.distributed.destroy_process_group = destroy_when_all_have_finished
     try:
         for name, blocks in programs.items():
             variables: dict[str, Any] = {"__name__": "__main__"}
-            os.environ |= places | {"MASTER_PORT": str(ports[name])}  # a program may take some away
+            os.environ |= variables | {"MASTER_PORT": str(ports[name])}  # a program may take some away
             try:
                 for number, block in enumerate(blocks, 1):
                     exec(compile(block, f"{document}, block {number} of {name or 'the program'}", "exec"), variables)

@@ -193,7 +193,7 @@ def test_step_3_averages_gradients(lab: Callable[..., list[Ended]]) -> None:
     first, second = lab(3)
     assert first.optimizer[:2] == second.optimizer[:2] == ("SGD", "horovod._keras")
     assert first.weights != second.weights
-    np.testing.assert_allclose(first.moved, second.moved, atol=1e-5, err_msg="the same steps, from different places")
+    np.testing.assert_allclose(first.moved, second.moved, atol=1e-5, err_msg="the same steps, from different weights")
     assert np.abs(first.moved).max() > 0.01
 
 
@@ -353,24 +353,26 @@ def test_pipelines_and_files(ranks: Callable[..., RankPool], tmp_path: Path) -> 
         pixels, labels = np.zeros((48, 16, 16, 1), np.uint8), np.arange(48, dtype=np.int32)
         pixels[:, 8, 7] = 255  # a bright point beside the axis, which a mirror moves by one
         images = data.Images((pixels, labels), (pixels, labels), may_flip=True)
-        seen, places = [], set()
+        seen, positions = [], set()
         for batch, numbers in images.training(8, rank=1, ranks=2).take(3):
             seen += numbers.numpy().tolist()
             found = batch.numpy()
             assert found.shape == (8, 16, 16, 1) and found.dtype == np.float32 and found.min() == -1
             assert ((found == 1).sum(axis=(1, 2, 3)) == 1).all()
-            places |= {(int(y), int(x)) for _, y, x, _ in np.argwhere(found == 1)}
+            positions |= {(int(y), int(x)) for _, y, x, _ in np.argwhere(found == 1)}
         try:
             data.load(nowhere)
         except SystemExit as end:
-            return sorted(seen), places, str(end.code)
+            return sorted(seen), positions, str(end.code)
         raise AssertionError("it should have ended")
 
     (found,) = ranks(2, QUIET, "keras").run(look, str(LAB), tmp_path / "nowhere.npz", ranks=[0])
-    seen, places, end = found
+    seen, positions, end = found
     assert seen == list(range(1, 48, 2))
     assert (
-        len(places) > 5 and {y for y, _ in places} <= set(range(6, 11)) and {x for _, x in places} <= set(range(5, 11))
+        len(positions) > 5
+        and {y for y, _ in positions} <= set(range(6, 11))
+        and {x for _, x in positions} <= set(range(5, 11))
     )
     assert end.startswith(f"--data {tmp_path}/nowhere.npz: ") and "'x' and 'y'" in end and "\n" not in end
 

@@ -37,7 +37,7 @@ except HorovodInternalError as error:
 
 @contextmanager
 def environment(size: int) -> Iterator[Mapping[str, str]]:
-    """A place to meet, and the variables that all ranks share."""
+    """A rendezvous server, and the variables that all ranks share."""
     secret = make_secret()
     server = RendezvousServer(secret)
     server.start()

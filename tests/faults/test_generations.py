@@ -1,4 +1,4 @@
-"""Hundreds of generations in one process leave nothing behind, neither in the ranks nor at the place where they meet."""
+"""Hundreds of generations in one process leave nothing behind, neither in the ranks nor at the rendezvous server."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ def until_visited(strangers: Strangers, run: Callable[[], object]) -> None:
 def test_hostile_bytes_at_the_rendezvous_do_not_disturb(ranks: Ranks) -> None:
     pool = ranks(2, framework="torch")
     found = pool.run(lambda: (os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
-    place = found[0][0], int(found[0][1])
-    with strangers_at(lambda: [place]) as strangers:
+    address = found[0][0], int(found[0][1])
+    with strangers_at(lambda: [address]) as strangers:
         until_visited(strangers, lambda: pool.run(train, 1.5))
     assert strangers.answers <= {0, 36}  # a greeting, or nothing: never an answer
     with pool.leaves_nothing():
@@ -134,15 +134,15 @@ def test_hostile_bytes_at_the_ranks_ports_do_not_disturb(ranks: Ranks) -> None:
 
     def on_hosts_of_their_own() -> None:
         rank = os.environ["HOROVOD_RANK"]
-        places = {
+        variables = {
             "LOCAL_RANK": "0",
             "LOCAL_SIZE": "1",
             "CROSS_RANK": rank,
             "CROSS_SIZE": "2",
             "HOSTNAME": f"host{rank}",
         }
-        before = {f"HOROVOD_{name}": os.environ[f"HOROVOD_{name}"] for name in places}
-        os.environ.update({f"HOROVOD_{name}": value for name, value in places.items()})
+        before = {f"HOROVOD_{name}": os.environ[f"HOROVOD_{name}"] for name in variables}
+        os.environ.update({f"HOROVOD_{name}": value for name, value in variables.items()})
         try:
             train(1.5)
         finally:

@@ -130,7 +130,7 @@ def framework_of(engine: str) -> str | None:
     return "torch" if engine == "gloo" else None
 
 
-def place() -> None:
+def choose_host() -> None:
     """Where the engine is hierarchical, be on one of two hosts."""
     if os.environ["HOROVOD_CPU_OPERATIONS"] == "hierarchical" and os.environ["HOROVOD_RANK"] == str(SIZE - 1):
         os.environ["HOROVOD_HOSTNAME"] = "another"
@@ -143,7 +143,7 @@ def work(blow: Blow) -> Survival:
     from horovod.core.lifecycle import context
     from leaks import Inventory, left_behind
 
-    place()
+    choose_host()
     before = Inventory.take()
     basics.init()
     blow.arm()
@@ -166,7 +166,7 @@ def work_on(blow: Blow) -> str:
     from horovod.core.errors import HorovodInternalError
     from horovod.core.lifecycle import context
 
-    place()
+    choose_host()
     basics.init()
     blow.arm()
     try:

@@ -66,12 +66,12 @@ def work(engine: str, elements: int, marker: str) -> str:
 
         return call
 
-    places: dict[str, tuple[Any, str]] = {
+    copies: dict[str, tuple[Any, str]] = {
         "shm": (spans.Spans, "write"),
         "direct": (direct, "reduce_into"),
         "tcp": (link.TcpLink, "receive"),
     }
-    owner, name = places[engine]
+    owner, name = copies[engine]
     original = getattr(owner, name)
     setattr(owner, name, delayed(original))
     array = np.ones(elements, np.float32)

@@ -1,6 +1,6 @@
-"""Has the ranks of an elastic job killed or stopped, one after another, at chosen places. Tests put it beside their scripts.
+"""Has the ranks of an elastic job killed or stopped, one after another, at chosen points. Tests put it beside their scripts.
 
-A script calls :func:`strike` at places that have names. There the faults of its job happen in their order, each once in the
+A script calls :func:`strike` at points that have names. There the faults of its job happen in their order, each once in the
 life of the job: a file says that it has.
 """
 
@@ -21,7 +21,7 @@ class Fault(NamedTuple):
     """What happens to one rank.
 
     Attributes:
-        where: the name of a place.
+        where: the name of a point.
         who: ``FIRST`` for rank 0, ``LAST`` for the highest rank.
         step: the earliest step at which it happens.
         how: ``"KILL"`` or ``"STOP"``.
@@ -44,7 +44,7 @@ def struck(folder: Path) -> int:
 
 
 def strike(where: str, rank: int, size: int, step: int) -> None:
-    """Kill or stop this process, if it is the rank that the next fault is meant for, and this its place."""
+    """Kill or stop this process, if it is the rank that the next fault is meant for, and this its point."""
     faults = [Fault(*each) for each in json.loads((FOLDER / "faults.json").read_text())]
     number = struck(FOLDER)
     if number == len(faults):
@@ -71,7 +71,7 @@ def before(owner: Any, name: str, act: Callable[[Any], object]) -> None:
 
 
 def where_ranks_meet(step: Callable[[], int]) -> None:
-    """Make places of what all bindings have in common: ``"allreduce"``, in the middle of one, and ``"reinit"``, when the
+    """Make points of what all bindings have in common: ``"allreduce"``, in the middle of one, and ``"reinit"``, when the
     ranks of a further round have met and are not connected."""
     from horovod.comm import spans
     from horovod.comm.exchange import communicator as exchange

@@ -1,7 +1,7 @@
 """An elastic job through one loss after another, wherever it strikes: the result is that of an undisturbed job.
 
 To the bit: each sample's gradient is rounded to a multiple of a power of two, so that sums are exact in any order, and
-a step has the same samples whatever the number of ranks. Jobs of PyTorch lose a rank at every place. Jobs of NumPy, whose
+a step has the same samples whatever the number of ranks. Jobs of PyTorch lose a rank at every point. Jobs of NumPy, whose
 ranks start in a fraction of the time, lose the first and the last one there, with each engine.
 """
 
@@ -50,18 +50,18 @@ state = hvd.elastic.TorchState(
 )
 training = False
 
-def place(name, always=False):
+def fault_point(name, always=False):
     if training or always:
         elastic_faults.strike(name, hvd.rank(), hvd.size(), state.step)
 
 for parameter in model.parameters():
     parameter.register_hook(lambda gradient: torch.round(gradient * 2**20) / 2**20)
-model[1].register_forward_hook(lambda *_: place("forward"))
-model[1].register_full_backward_hook(lambda *_: place("backward"))
+model[1].register_forward_hook(lambda *_: fault_point("forward"))
+model[1].register_full_backward_hook(lambda *_: fault_point("backward"))
 for name in ("save", "mark"):  # when the model is saved, and the optimizer is not
-    elastic_faults.before(OptimizerStateHandler, name, lambda _: place("commit"))
-elastic_faults.before(hvd.elastic.TorchState, "check_host_updates", lambda _: place("check"))
-elastic_faults.before(hvd.elastic.TorchState, "sync", lambda _: state.step and place("sync", always=True))
+    elastic_faults.before(OptimizerStateHandler, name, lambda _: fault_point("commit"))
+elastic_faults.before(hvd.elastic.TorchState, "check_host_updates", lambda _: fault_point("check"))
+elastic_faults.before(hvd.elastic.TorchState, "sync", lambda _: state.step and fault_point("sync", always=True))
 elastic_faults.where_ranks_meet(lambda: state.step)
 seen = []
 
@@ -118,7 +118,7 @@ weights = np.random.default_rng(1).normal(size=(8, 400))
 state = ObjectState(broadcast_object, basics.rank, step=0, weights=weights, momenta=np.zeros_like(weights))
 training = False
 
-def place(name, always=False):
+def fault_point(name, always=False):
     if training or always:
         elastic_faults.strike(name, basics.rank(), basics.size(), state.step)
 
@@ -126,9 +126,9 @@ def gradient(x, weights):
     y = np.tanh((x[:, None] * weights).sum(0))
     return np.round(x[:, None] * 2 * y * (1 - y**2) * 2**20) / 2**20
 
-elastic_faults.before(ObjectState, "save", lambda _: place("commit"))
-elastic_faults.before(ObjectState, "check_host_updates", lambda _: place("check"))
-elastic_faults.before(ObjectState, "sync", lambda _: state.step and place("sync", always=True))
+elastic_faults.before(ObjectState, "save", lambda _: fault_point("commit"))
+elastic_faults.before(ObjectState, "check_host_updates", lambda _: fault_point("check"))
+elastic_faults.before(ObjectState, "sync", lambda _: state.step and fault_point("sync", always=True))
 elastic_faults.where_ranks_meet(lambda: state.step)
 seen = []
 
@@ -137,10 +137,10 @@ def train(state):
     training = True
     try:
         while state.step < steps:
-            place("forward")
+            fault_point("forward")
             mine = samples[state.step, basics.rank() :: basics.size()]
             total = sum((gradient(x, state.weights) for x in mine), np.zeros_like(weights))
-            place("backward")
+            fault_point("backward")
             tensor = Tensor(total.reshape(-1), DataType.FLOAT64, total.shape)
             collectives.allreduce("allreduce", "gradient", [tensor], [tensor], ReduceOp.SUM, awaited=True).wait()
             state.momenta = 0.9 * state.momenta + total
@@ -205,7 +205,7 @@ RANK_0 = [Fault("forward", FIRST, 3), Fault("reinit", FIRST), Fault("allreduce",
 OTHERS = [Fault("allreduce", LAST, 4), Fault("reinit", LAST), Fault("commit", LAST, 11), Fault("forward", LAST, 18)]
 ANYBODY = [Fault("backward", FIRST, 2), Fault("sync", FIRST), Fault("check", FIRST, 8), Fault("backward", LAST, 16)]
 
-# Every place once, with one of the ways to roll back.
+# Every point once, with one of the ways to roll back.
 STEPS_AGAIN = [
     Fault("forward", FIRST, 3),
     Fault("sync", FIRST),

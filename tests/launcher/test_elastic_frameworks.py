@@ -1,4 +1,4 @@
-"""Elastic jobs of TensorFlow and Keras lose ranks at several places: those that are left train to the end, and agree."""
+"""Elastic jobs of TensorFlow and Keras lose ranks at several points: those that are left train to the end, and agree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import tensorflow as tf
 import elastic_faults
 folder, steps, process = Path(sys.argv[1]), int(sys.argv[2]), os.getpid()
 
-def place(name):
+def fault_point(name):
     elastic_faults.strike(name, hvd.rank(), hvd.size(), reached())
 
 def finish(weights, error):
@@ -58,12 +58,12 @@ step = tf.function(lambda x: train_step(model, optimizer, x, hvd.DistributedGrad
 state = hvd.elastic.TensorFlowKerasState(model, optimizer, step=0)
 reached = lambda: state.step
 elastic_faults.where_ranks_meet(reached)
-elastic_faults.before(hvd.elastic.TensorFlowKerasState, "check_host_updates", lambda _: place("check"))
+elastic_faults.before(hvd.elastic.TensorFlowKerasState, "check_host_updates", lambda _: fault_point("check"))
 
 @hvd.elastic.run
 def train(state):
     while state.step < steps:
-        place("forward")
+        fault_point("forward")
         step(samples[state.step])
         state.step += 1
         state.commit()
@@ -89,14 +89,14 @@ model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse")
 state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 reached = lambda: state.epoch * 4 + state.batch
 elastic_faults.where_ranks_meet(reached)
-elastic_faults.before(hvd.elastic.KerasState, "check_host_updates", lambda _: place("check"))
+elastic_faults.before(hvd.elastic.KerasState, "check_host_updates", lambda _: fault_point("check"))
 
-class Places(keras.callbacks.Callback):
+class FaultPoints(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
-        place("forward")
+        fault_point("forward")
 
 callbacks = [
-    Places(),
+    FaultPoints(),
     hvd.elastic.UpdateBatchStateCallback(state),
     hvd.elastic.UpdateEpochStateCallback(state),
     hvd.elastic.CommitStateCallback(state),

@@ -32,12 +32,12 @@ def test_results_come_back_by_rank() -> None:
 
 
 def test_results_may_be_of_a_class_of_the_script() -> None:
-    class Place(NamedTuple):
+    class RankOnHost(NamedTuple):
         rank: int
         host: str
 
-    def work() -> Place:
-        return Place(int(os.environ["HOROVOD_RANK"]), "here")
+    def work() -> RankOnHost:
+        return RankOnHost(int(os.environ["HOROVOD_RANK"]), "here")
 
     assert [tuple(each) for each in horovod.run(work, num_proc=2)] == [(0, "here"), (1, "here")]
 

@@ -91,12 +91,12 @@ def test_a_function_runs_on_every_host(launcher: Launcher, ssh: Path, monkeypatc
     for name, value in launcher.environment(HOROVOD_SSH_COMMAND=quote(str(ssh))).items():
         monkeypatch.setenv(name, value)
     offset = 10
-    places = horovod.run(
+    found = horovod.run(
         lambda: (os.environ["HOROVOD_HOSTNAME"], int(os.environ["HOROVOD_RANK"]) + offset),
         num_proc=3,
         hosts="alpha:2,beta:2",
     )
-    assert places == [("alpha", 10), ("alpha", 11), ("beta", 12)]
+    assert found == [("alpha", 10), ("alpha", 11), ("beta", 12)]
 
 
 def test_the_secret_is_on_no_command_line(launcher: Launcher, ssh: Path) -> None:

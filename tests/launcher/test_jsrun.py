@@ -55,7 +55,7 @@ if len(sys.argv) > 1:
 basics.shutdown()
 """
 LSF = {"LSB_JOBID": "77", "LSB_MCPU_HOSTS": "localhost 2 127.0.0.1 1"}
-PLACES = ["0/3 0/2 0/2 localhost", "1/3 1/2 0/1 localhost", "2/3 0/1 1/2 127.0.0.1"]
+EXPECTED = ["0/3 0/2 0/2 localhost", "1/3 1/2 0/1 localhost", "2/3 0/1 1/2 127.0.0.1"]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def lsf(launcher: Launcher) -> dict[str, str]:
 @pytest.mark.parametrize("words", [["--jsrun"], ["--jsrun", "-np", "3"], []], ids=["asked", "with -np", "by default"])
 def test_jsrun_starts_a_rank_on_every_slot(launcher: Launcher, lsf: dict[str, str], words: list[str]) -> None:
     done = launcher.run(*words, "python", "rank.py", **lsf)
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, PLACES), done.stderr
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, EXPECTED), done.stderr
     assert (launcher.folder / "words").read_text().splitlines()[2:] == ["python", "rank.py"]
     assert len(re.findall("^rank: ", (launcher.folder / "ranks.erf").read_text(), re.MULTILINE)) == 3
 

@@ -59,7 +59,7 @@ def mpi(request: pytest.FixtureRequest, launcher: Launcher) -> Mpi:
     return Mpi(launcher, request.param)
 
 
-def test_ranks_meet_and_know_their_places(mpi: Mpi) -> None:
+def test_ranks_meet_and_know_their_ranks(mpi: Mpi) -> None:
     done = mpi.run("say('RANK', me.rank, me.size, me.local_rank, me.local_size, me.cross_rank, me.cross_size)", ranks=3)
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"RANK .*", done.stdout)) == [f"RANK {rank} 3 {rank} 3 0 1" for rank in range(3)]
@@ -93,8 +93,8 @@ def test_the_rank_that_failed_first_is_named(mpi: Mpi) -> None:
     done = mpi.run("if me.rank == 1:\n    raise ValueError('out of luck')\nbarrier().wait()")
     assert done.returncode == 1
     lines = done.stderr.splitlines()
-    place = lines.index("horovodrun: the job failed: mpirun ended with exit code 1.")
-    assert lines[place + 1].startswith("Rank 1 failed first. Reason: it raised ValueError: out of luck (at ")
+    index = lines.index("horovodrun: the job failed: mpirun ended with exit code 1.")
+    assert lines[index + 1].startswith("Rank 1 failed first. Reason: it raised ValueError: out of luck (at ")
 
 
 def test_a_killed_rank_ends_the_job(mpi: Mpi) -> None:

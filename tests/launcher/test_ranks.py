@@ -17,7 +17,7 @@ def words(text: str) -> list[str]:
     return sorted(line.partition(":")[2] for line in text.splitlines())
 
 
-def test_ranks_know_their_places(launcher: Launcher) -> None:
+def test_ranks_know_their_ranks_and_hosts(launcher: Launcher) -> None:
     done = launcher.run("-np", "3", "-H", "localhost:2,127.0.0.1:2", "sh", "-c", SHOW)
     assert words(done.stdout) == ["0/3 0/2 0/2 localhost", "1/3 1/2 0/1 localhost", "2/3 0/1 1/2 127.0.0.1"]
 

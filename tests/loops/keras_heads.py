@@ -23,8 +23,8 @@ def _trained(side: Any, head_of: Any, optimizer: Any, clip: bool = False, count:
     def loss(side: Any, network: Any, x: Any, y: Any) -> Any:
         ranks = [side.rank] if side.distributed else range(side.size)
         hidden, losses = layers[0](x), []
-        for place, rank in enumerate(ranks):
-            rows = slice(4 * place, 4 * place + 4)
+        for index, rank in enumerate(ranks):
+            rows = slice(4 * index, 4 * index + 4)
             logits = layers[1 + head_of(number[0], rank)](hidden[rows])
             losses.append(keras.losses.sparse_categorical_crossentropy(y[rows], logits, from_logits=True))
         return ops.mean(ops.concatenate(losses))

@@ -107,11 +107,11 @@ def run(program: Program, side: TorchSide) -> Iterator[torch.Tensor]:
         for index, part in enumerate(model):
             part.requires_grad_(index != frozen)
         _zero(program.zeroing, model, optimizers)
-        for place, each in enumerate(passes):
+        for index, each in enumerate(passes):
             blocks = [o.no_sync() if each.local and side.distributed else nullcontext() for o in optimizers]
             for block in blocks:
                 block.__enter__()
-            loss = _loss(program, each, model, side, 10 * number + place)
+            loss = _loss(program, each, model, side, 10 * number + index)
             if loss is not None and loss.requires_grad:
                 loss.backward()
             for block in blocks:

@@ -27,9 +27,9 @@ def cases() -> list[Any]:
     """All cases, or a part: the loops of the part on two ranks, each on all backends but one."""
     found = []
     for table, backends, eager in TABLES:
-        for place, backend in enumerate(backends):
+        for index, backend in enumerate(backends):
             for number, loop in enumerate(table):
-                if not ALL and number % len(backends) == place:
+                if not ALL and number % len(backends) == index:
                     continue
                 for size in loop.sizes if ALL else loop.sizes[:1]:
                     if ALL or loop.part:

@@ -68,9 +68,9 @@ def trained(program: list[Step], kind: str) -> Callable[[Any], Any]:
                     ]
                     loss = tf.add_n([*losses, tf.zeros([], tf.float64)]) / len(ranks)
                 tape = side.tape(tape) if step.by_tape else tape
-                for place, gradient in enumerate(tape.gradient(loss, variables)):
+                for index, gradient in enumerate(tape.gradient(loss, variables)):
                     if gradient is not None:
-                        total[place] = gradient if total[place] is None else total[place] + gradient
+                        total[index] = gradient if total[index] is None else total[index] + gradient
             if not step.by_tape:
                 total = side.reduce(optimizer, total, variables)
             if step.clip:

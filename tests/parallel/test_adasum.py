@@ -27,7 +27,7 @@ TOLERANCE = {"float64": 1e-14, "float32": 1e-6, "float16": 2**-10, "bfloat16": 2
 # What is right
 
 
-def together(a: Array, b: Array) -> Array:
+def adasum_of_two(a: Array, b: Array) -> Array:
     """Two ranks' tensors."""
     of_a = 1 - a.dot(b) / (2 * a.dot(a)) if a.any() else 1.0
     of_b = 1 - a.dot(b) / (2 * b.dot(b)) if b.any() else 1.0
@@ -38,7 +38,7 @@ def statement(contributions: Sequence[Array]) -> Array:
     """All ranks' tensors: neighbours combine, the last of an odd number goes up as it is."""
     level = [contribution.astype(np.float64) for contribution in contributions]
     while len(level) > 1:
-        level = [together(*level[i : i + 2]) if i + 1 < len(level) else level[i] for i in range(0, len(level), 2)]
+        level = [adasum_of_two(*level[i : i + 2]) if i + 1 < len(level) else level[i] for i in range(0, len(level), 2)]
     return level[0]
 
 
@@ -168,7 +168,7 @@ def swaps(size: int) -> list[list[int]]:
 @pytest.mark.parametrize("size", range(2, 9))
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
 def test_symmetry(size: int, dtype: Any) -> None:
-    """Siblings may change places without changing a bit; a rank that goes up unchanged has another place."""
+    """Siblings can be exchanged without changing a bit; a rank that goes up unchanged cannot."""
     contributions = [[values(dtype, 1000, rank)] for rank in range(size)]
     with group_of("shm", size) as group:
         (base,) = everywhere(group, contributions)

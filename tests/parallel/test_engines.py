@@ -570,7 +570,7 @@ CALLS = [
     if not engine.endswith("small-pieces")  # those calls are several pieces of the usual size
     for collective in every_collective(2)
     if engine != "mpi-openmpi"
-    or collective in ("allreduce", "broadcast")  # all wait in one place; the others do in MPICH
+    or collective in ("allreduce", "broadcast")  # all wait in one call; the others do in MPICH
 ]
 
 

@@ -19,7 +19,7 @@ PUBLIC = {
 """Names of the interface, which each binding has for its framework."""
 
 
-def places() -> dict[str, list[str]]:
+def files_by_class() -> dict[str, list[str]]:
     """By name, the files that define a class of that name."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
@@ -30,5 +30,5 @@ def places() -> dict[str, list[str]]:
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    several = {name: files for name, files in places().items() if len(files) > 1 and name not in PUBLIC}
+    several = {name: files for name, files in files_by_class().items() if len(files) > 1 and name not in PUBLIC}
     assert not several, f"a name for two things: {several}"

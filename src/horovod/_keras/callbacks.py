@@ -74,7 +74,7 @@ class BroadcastGlobalVariables:
             return
         self._asked = True
         model = self.model
-        # A rank that loaded a checkpoint may have variables that do not exist on other ranks yet.
+        # A rank that loaded a checkpoint may have variables that other ranks do not have yet.
         if all_say(_made(model)):
             self._broadcast(model)
 

@@ -1,4 +1,4 @@
-"""``hvd.reduce_gradients``: for training steps of one's own that change gradients before they apply them."""
+"""``hvd.reduce_gradients``: for custom training steps that change gradients before they apply them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ def reduce_gradients(
 ) -> list[Any]:
     """Reduce gradients as a distributed optimizer would, for a step that changes them before it applies them.
 
-    The next ``apply`` or ``apply_gradients`` of the optimizer takes what it gets as reduced. So a clip is one of the gradients
-    of the whole job, as in one process::
+    The next ``apply`` or ``apply_gradients`` of the optimizer does not reduce its gradients again. So clipping uses the
+    gradients of the whole job, as in one process::
 
         gradients = tape.gradient(loss, variables)
         gradients = hvd.reduce_gradients(optimizer, gradients, variables)
         gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
         optimizer.apply_gradients(zip(gradients, variables))
 
-    Every member of the optimizer's process set must call it. Call it in the function that applies the gradients, since what is
-    compiled knows only of itself. On PyTorch the gradients that were given have the result, too, so a clip of the parameters'
-    gradients in place is right.
+    Every member of the optimizer's process set must call it. Call it in the function that applies the gradients, so that both
+    are compiled together. On PyTorch, ``gradients`` themselves also get the result, so clipping the parameters' gradients in
+    place works.
 
     Args:
         optimizer: a distributed optimizer, or a ``LossScaleOptimizer`` around one. Its gradients are scaled.
@@ -31,7 +31,7 @@ def reduce_gradients(
         trainable_variables: the default is all variables of the optimizer.
 
     Returns:
-        The reduced gradients. A gradient that only other ranks have is here, too.
+        The reduced gradients, including those that only other ranks have.
 
     Raises:
         ValueError: the optimizer is not distributed, or not built and ``trainable_variables`` is not given.

@@ -1,7 +1,7 @@
 """The distributed part of one Keras 3 optimizer: its settings, its local variables, and the reduction of its gradients.
 
-The position of a gradient is that of its variable among all variables of the optimizer, so that gradients of different
-variables never meet, whichever of them a rank has.
+The position of a gradient is that of its variable among all variables of the optimizer. So gradients of different variables are
+never reduced together, even if ranks lack some.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Reducer(Protocol):
         """Return the reduced gradients. It is called when a graph is traced, or in every step if there is no graph.
 
         Args:
-            gradients: None where this rank has none. Those that some rank has are returned, and None where none has.
+            gradients: None where this rank has none. The result has a gradient if any rank has it, and None otherwise.
             variables: the variables of the gradients, for names in errors.
             cut: the indices of the gradients of each request. None: the backend decides.
             factor: multiplies the result.
@@ -53,11 +53,11 @@ class Reducer(Protocol):
         return
 
     def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
-        """In which state gradients arrive that are to be applied now. None of them is None."""
+        """The states of gradients that are about to be applied. No gradient is None."""
         return [Arrival.UNKNOWN] * len(gradients)
 
     def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Remember that the script gets these reduced gradients for the ``given`` ones, and will apply them. Returns them."""
+        """Remember that the script gets these reduced gradients instead of ``given``, and will apply them. Returns them."""
         return list(reduced)
 
 
@@ -99,7 +99,7 @@ class Distribution:
 
     @contextmanager
     def reduced_already(self) -> Iterator[None]:
-        """A block in which the optimizer gets gradients that are reduced already."""
+        """A context in which the optimizer gets gradients that are reduced already."""
         self._suspended += 1
         try:
             yield
@@ -108,7 +108,8 @@ class Distribution:
 
     @contextmanager
     def accumulating(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Iterator[None]:
-        """A block in which Keras adds ``gradients`` to earlier ones. Those that are reduced already are not reduced again."""
+        """A context in which Keras adds ``gradients`` to earlier ones. Gradients that are reduced already are not reduced
+        again."""
         self._arrived = self._reduced_before(gradients, variables)
         try:
             yield
@@ -116,7 +117,8 @@ class Distribution:
             self._arrived = None
 
     def _reduced_before(self, gradients: Sequence[Any], variables: Sequence[Any]) -> set[Any]:
-        """The keys of the variables whose gradients are reduced already. Warns of gradients that were changed and are not."""
+        """The keys of the variables whose gradients are reduced already. Warns about gradients that were changed but not
+        reduced."""
         pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
         arrivals = self._reducer.arrivals([each for each, _ in pairs], [each for _, each in pairs])
         found = {Arrival.REDUCED: set[Any](), Arrival.CHANGED: set[Any]()}
@@ -172,7 +174,8 @@ class Distribution:
         return self.settings.active()
 
     def accumulation(self, steps: int | None) -> float:
-        """The factor for gradients that Keras has averaged over ``steps`` calls. It makes sums, unless means are wanted."""
+        """The factor for gradients that Keras has averaged over ``steps`` calls. It turns them into sums, unless averages are
+        wanted."""
         return float(self.settings.passes) if steps and not self.settings.average_aggregated else 1.0
 
     def reduce(
@@ -180,8 +183,8 @@ class Distribution:
     ) -> tuple[list[Any], list[Any]]:
         """The gradients to apply instead of ``gradients``, and their variables.
 
-        A gradient that this rank lacks and another has counts as zeros. What no rank has is None. Every member of the process
-        set must call it.
+        A gradient that this rank lacks and another has counts as zeros. A gradient that no rank has stays None. Every member of
+        the process set must call it.
 
         Args:
             factor: multiplies the result.
@@ -190,14 +193,15 @@ class Distribution:
             The gradients of ``variables``, and after them those of further variables of which only other ranks have some.
         """
         given = list(variables)
-        everything, places = self._everything(given)
+        everything, positions = self._everything(given)
         every: list[Any] = [None] * len(everything)
-        for place, gradient in zip(places, gradients, strict=True):
-            every[place] = gradient
+        for position, gradient in zip(positions, gradients, strict=True):
+            every[position] = gradient
         reduced = self._reduced(every, everything, factor)
-        others = sorted(set(range(len(everything))) - set(places))
-        more = [place for place in others if reduced[place] is not None]
-        return [reduced[place] for place in [*places, *more]], [*given, *(everything[place] for place in more)]
+        others = sorted(set(range(len(everything))) - set(positions))
+        more = [position for position in others if reduced[position] is not None]
+        returned = [*given, *(everything[position] for position in more)]
+        return [reduced[position] for position in [*positions, *more]], returned
 
     def _everything(self, variables: Sequence[Any]) -> tuple[list[Any], list[int]]:
         """All variables of the optimizer, and the positions of ``variables`` among them."""
@@ -230,7 +234,7 @@ class Distribution:
             elif gradient is None:
                 absent.append(index)
         if not self.active() or (before and len(kept) + len(absent) == len(variables)):
-            kept.update(dict.fromkeys(absent))  # what no rank has, if all others were reduced before
+            kept.update(dict.fromkeys(absent))  # gradients that no rank has, if all others were reduced before
         if not self.active():
             return reduce_shared(gradients, kept, lambda shared: [scaled(gradients[i], factor) for i in shared])
         result = reduce_shared(

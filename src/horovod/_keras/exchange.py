@@ -40,7 +40,7 @@ class InPlaceReducer:
     ) -> None:
         """Reduce every tensor in place. All members of the process set must call it with tensors of the same types and shapes.
 
-        On a device, what the calling thread's current stream is given from now on comes after the reduction.
+        On a device, work that is queued on the calling thread's current stream afterwards runs after the reduction.
 
         Args:
             tensors: all in host memory, or all of one submission on a device.
@@ -70,7 +70,7 @@ class InPlaceReducer:
         finally:
             try:
                 all_of(handle.wait for handle in handles)
-            finally:  # also after an error, as the memory is used for something else then
+            finally:  # also after an error, because the memory is reused then
                 for handle in handles:
                     if handle.event is not None:
                         handle.event.wait()

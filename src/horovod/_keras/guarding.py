@@ -1,4 +1,4 @@
-"""What Keras's optimizers have for :mod:`horovod._models.guard`: their hyper-parameters, and samples of their variables."""
+"""Reads from Keras's optimizers what :mod:`horovod._models.guard` compares: hyper-parameters and samples of variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OptimizerGuard:
         self._constants: dict[str, str] | None = None
 
     def rate(self) -> Any:
-        """The variable with the learning rate. None: there is none, for example because there is a schedule."""
+        """The variable with the learning rate. None if there is none, for example with a schedule."""
         optimizer = self._optimizer()
         rate = getattr(optimizer, "_learning_rate", None)
         if rate is None:
@@ -43,7 +43,7 @@ class OptimizerGuard:
         self._guard.be_named(_kind(variables))
 
     def check(self, variables: Sequence[Any]) -> None:
-        """Compare, in Python that runs in each step. Raises as :meth:`horovod._models.guard.Guard.step`."""
+        """Compare the ranks. For Python that runs in each step. Raises as :meth:`horovod._models.guard.Guard.step`."""
         rate, chosen = self.rate(), guard.some(variables)
         self.compare(
             variables,
@@ -53,13 +53,13 @@ class OptimizerGuard:
         )
 
     def compare(self, variables: Sequence[Any], rate: Any, samples: Any, whole: Any) -> None:
-        """Compare, where the values come from elsewhere.
+        """Compare the ranks, with values that the caller provides.
 
         Args:
             variables: that the optimizer shares between the ranks.
             rate: a function that returns the learning rate; None: there is no variable with it.
             samples: a function that returns the first elements of ``some(variables)``.
-            whole: a function that returns the variables as arrays; none, if they cannot be had.
+            whole: a function that returns the variables as arrays; an empty list if they are not available.
         """
         chosen = guard.some(variables)
 
@@ -92,7 +92,7 @@ class OptimizerGuard:
 
 
 def _constants(part: Any) -> dict[str, str]:
-    """The numbers of an optimizer or a schedule. Without get_config(), since a user's own may have none, and Keras warns."""
+    """The numbers of an optimizer or a schedule. Without get_config(): a user's own class may lack it, and Keras warns."""
     found = {name: value for name, value in getattr(part, "__dict__", {}).items() if name not in _OF_THE_MACHINE}
     return guard.numbers({name: value for name, value in found.items() if not name.startswith("_")})
 

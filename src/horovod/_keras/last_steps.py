@@ -1,8 +1,8 @@
 """Keeps the last steps of an epoch, which Keras before 3.7 loses on TensorFlow with ``steps_per_execution=n``.
 
-These versions run n steps in one graph. If the data end within the n steps, TensorFlow cancels what is under way in the graph,
-and that includes collectives of the steps before the end. Their gradients are not applied. For a model with a distributed
-optimizer, Keras therefore builds a graph of one step, which is called n times.
+These versions run n steps in one graph. If the data end within the n steps, TensorFlow cancels the operations that run,
+including collectives of the steps before the end. Their gradients are not applied. For a model with a distributed optimizer,
+Keras therefore builds a graph of one step, which is called n times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from horovod.common.util import is_version_greater_equal_than
 
 
 def are_lost(keras_version: str) -> bool:
-    """Whether this version of Keras loses them."""
+    """Whether this version of Keras loses the last steps."""
     return not is_version_greater_equal_than(keras_version, "3.7.0")
 
 

@@ -1,4 +1,5 @@
-"""Numbers of variables that all ranks agree on: their places in the broadcasts of variables, which every rank makes alike.
+"""Numbers of variables that all ranks agree on: their positions in the broadcasts of variables, which all ranks make in the
+same order.
 
 Names cannot identify variables on several ranks, because Keras numbers layers in the order in which a rank makes them.
 """
@@ -18,38 +19,38 @@ _counted: dict[int, int] = {}
 
 
 def number(variables: Iterable[Any]) -> None:
-    """Give numbers to variables that were broadcast just now, over all ranks."""
+    """Give numbers to variables that have just been broadcast to all ranks."""
     generation = running().generation
     for variable in variables:
-        place = _counted.get(generation, 0)
-        _counted[generation] = place + 1
-        setattr(_of_framework(variable), _ATTRIBUTE, (generation, place))
+        position = _counted.get(generation, 0)
+        _counted[generation] = position + 1
+        setattr(_of_framework(variable), _ATTRIBUTE, (generation, position))
 
 
-def in_words(variables: Sequence[Any]) -> str:
+def describe(variables: Sequence[Any]) -> str:
     """The numbers of these variables in their order, such as ``0-3, 6``; "" if one has none."""
-    generation, places = running().generation, []
+    generation, numbers = running().generation, []
     for variable in variables:
-        made, place = getattr(_of_framework(variable), _ATTRIBUTE, (None, 0))
+        made, position = getattr(_of_framework(variable), _ATTRIBUTE, (None, 0))
         if made != generation:
             return ""
-        places.append(place)
-    return shortened(spans(places))
+        numbers.append(position)
+    return shortened(spans(numbers))
 
 
-def spans(places: Sequence[int]) -> str:
-    """Whole numbers in their order, with those that follow each other as one span."""
+def spans(numbers: Sequence[int]) -> str:
+    """Integers as text, with consecutive ones as a range."""
     found: list[list[int]] = []
-    for place in places:
-        if found and place == found[-1][1] + 1:
-            found[-1][1] = place
+    for position in numbers:
+        if found and position == found[-1][1] + 1:
+            found[-1][1] = position
         else:
-            found.append([place, place])
+            found.append([position, position])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
 def shortened(text: str) -> str:
-    """A text of bounded length that is equal only to that of an equal text."""
+    """The text, or a shorter one with a hash of it: equal only for equal texts."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[:_LONGEST]}... ({hashlib.sha256(text.encode()).hexdigest()[:12]})"

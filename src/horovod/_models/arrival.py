@@ -37,7 +37,7 @@ class ChangeWarning:
         self._given = False
 
     def give(self, labels: Sequence[str]) -> None:
-        """Warn, if there are any.
+        """Warn if there are any such gradients.
 
         Args:
             labels: the names of the variables whose gradients were changed.

@@ -1,4 +1,4 @@
-"""One comparison of what the ranks hold that nobody waits for: it travels beside the gradients of the next two steps."""
+"""Compares data of the ranks without a wait: the requests run beside the gradients of the next two steps."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.collectives import allgather, prepared_allreduce
 
 Tell = Callable[[Mapping[int, bytes] | None], None]
-"""Takes what each rank holds, by global rank; None: all hold the same."""
+"""Gets the data of each rank, by global rank; None if all are equal."""
 
 
 class Comparison:
-    """First of digests, and then, where these differ, of what the ranks hold. Every member of the process set must make it.
+    """One comparison. The ranks compare digests first and, if these differ, the data. Every member of the process set must make
+    it.
 
     Args:
-        name: of the request. One comparison of a name is under way at a time.
-        held: what this rank holds.
+        name: of the request. Only one comparison of a name runs at a time.
+        held: this rank's data.
         tell: gets the answer, the same on all ranks.
-        what: must be alike; None: whatever the answer is, it is no error.
+        what: must agree, for the error; None if a difference is no error.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class Comparison:
         self._gathered: list[Array] = []
 
     def differs(self) -> bool:
-        """Whether the ranks hold different things; the same on all of them. Called in the next step."""
+        """Whether the ranks' data differ; the same answer on all ranks. Called in the next step."""
         self._digests.wait()
         return not consensus.all_equal(self._terms, self._sums)
 
     def gather(self) -> None:
-        """Begin to gather what they hold."""
+        """Begin to gather the data of all ranks."""
         row = np.frombuffer(consensus.pack(running().identity.rank, self._held), np.uint8).copy()
 
         def allocate(_: int, rows: int) -> Array:
@@ -57,6 +58,6 @@ class Comparison:
         self._rows = allgather("allgather", f"{self._name}.held", tensors, allocate, self._set.process_set_id)
 
     def held(self) -> dict[int, bytes]:
-        """What each rank holds. Called in the step after :meth:`gather`."""
+        """The data of each rank. Called in the step after :meth:`gather`."""
         self._rows.wait()
         return consensus.unpack(self._gathered[0].tobytes())

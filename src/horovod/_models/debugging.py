@@ -1,7 +1,7 @@
-"""What ``HOROVOD_DEBUG`` looks for in the steps of an optimizer of TensorFlow, Keras or MXNet, on this rank.
+"""Looks for mistakes in the steps of an optimizer of TensorFlow, Keras or MXNet on this rank, for ``HOROVOD_DEBUG``.
 
-:mod:`horovod._models.guard` asks it in each step, and has the ranks compare. PyTorch's binding, whose ranks may wait for each
-other between two steps, has :mod:`horovod.torch.optimizer.debugging`.
+:mod:`horovod._models.guard` calls it in each step, and makes the ranks compare. PyTorch's binding, whose ranks may wait for
+each other between two steps, has :mod:`horovod.torch.optimizer.debugging`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class DataOrder:
     """How the datasets of this process are shuffled before they are divided among the ranks.
 
     Attributes:
-        wanted: whether it is noted at all.
-        held: by shuffle, in words.
+        wanted: whether shuffles are noted.
+        held: by shuffle, a description.
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ order = DataOrder()
 
 
 class ModelDebugger:
-    """That of one optimizer.
+    """The checks of one optimizer.
 
     Args:
-        owner: the optimizer and the line of the script that made it, in words.
+        owner: the optimizer and the line of the script that made it, as text.
     """
 
     def __init__(self, process_set: ProcessSet, owner: str) -> None:
@@ -57,7 +57,7 @@ class ModelDebugger:
         self._place = ""
 
     def see(self, name: str, values: Array) -> None:
-        """Look at a gradient of this rank, before it is reduced. The first that is not finite is told."""
+        """Look at a gradient of this rank, before it is reduced. Reports the first gradient that is not finite."""
         found = self._watch.see(name, values)
         if found is not None:
             step, bad = found
@@ -69,7 +69,7 @@ class ModelDebugger:
         return self._watch.taken(step)
 
     def take_gradients(self, own: bytes, rows: Mapping[int, bytes] | None) -> None:
-        """The ranks have compared the gradients of one more of the first steps.
+        """Take the result when the ranks have compared the gradients of one of the first steps.
 
         Args:
             own: this rank's digest.
@@ -91,7 +91,7 @@ class ModelDebugger:
 
 
 def debugger(process_set: ProcessSet, owner: str) -> ModelDebugger | None:
-    """What debugs an optimizer of the running generation; None if nothing is to be debugged."""
+    """The checks for an optimizer of the running generation; None without ``HOROVOD_DEBUG``."""
     if not running().config.debug or len(process_set.ranks or ()) < 2:
         return None
     return ModelDebugger(process_set, owner)

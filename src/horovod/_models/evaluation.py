@@ -13,7 +13,7 @@ import numpy as np
 
 from horovod._models import contents
 from horovod.comm.reduction import ReduceOp
-from horovod.common.sharding.shares import place
+from horovod.common.sharding.shares import rank_and_size
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.observe.call_site import caller
@@ -44,7 +44,7 @@ def evaluate(
         ValueError: not initialised, or a custom ``test_step`` returns numbers that do not belong to a metric of the model.
         HorovodInternalError: ranks have different metrics.
     """
-    place(process_set)
+    rank_and_size(process_set)
     line = caller()
     own = model.evaluate(x, y, **{"verbose": 0, **options, "return_dict": True})
     variables = [(metric.name, variable) for metric in model.metrics for variable in metric.variables]

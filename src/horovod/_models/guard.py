@@ -1,9 +1,9 @@
 """Compares what the ranks of one optimizer hold while they train: hyper-parameters in each step, parameters at the second.
 
-The comparison of a step travels beside its gradients, and the answer is looked at in the next step. If it is a difference, what
-the ranks hold is gathered beside the gradients of that step, and told in the one after it. So no rank waits, which it must not
-in the operations of TensorFlow's graphs. Parameters are compared at the second step, because scripts may broadcast them after
-the first, when all of them exist. With ``HOROVOD_DEBUG``, all bytes of parameters are compared now and then, the gradients of
+The comparison of a step runs beside the reduction of its gradients, and the result is read in the next step. If there is a
+difference, that step gathers the ranks' values, and the step after it reports them. So no rank waits: operations of
+TensorFlow's graphs must not. Parameters are compared at the second step, because scripts may broadcast them after the first,
+when all of them exist. With ``HOROVOD_DEBUG``, the guard also compares all bytes of parameters at intervals, the gradients of
 the first steps, and the order of the data.
 """
 
@@ -39,16 +39,16 @@ _PARAMETERS = 64
 
 T = TypeVar("T")
 Held = Callable[[], Mapping[str, str]]
-"""What this rank holds, by label, as text. Labels are the same on all ranks."""
+"""This rank's values, by label, as text. Labels are the same on all ranks."""
 
 
 class Guard:
-    """The comparisons of one optimizer. The ranks make the guards of optimizers that are alike in the same order.
+    """The comparisons of one optimizer. All ranks make the guards of similar optimizers in the same order.
 
     Args:
         process_set: the ranks that train together.
         line: the line of the script that made the optimizer.
-        owner: the optimizer and that line in words.
+        owner: the optimizer and that line, as text.
     """
 
     def __init__(self, process_set: ProcessSet, line: str = "", owner: str = "") -> None:
@@ -59,7 +59,7 @@ class Guard:
         self._differing: list[Comparison] = []
         self._names: Mapping[str, str] = {}
         self._steps = 0
-        self._lock = threading.Lock()  # guards the change to another generation
+        self._lock = threading.Lock()  # protects the change to another generation
         self._generation = -1
         self._debugger: ModelDebugger | None = None
         self._count = StepCount()
@@ -80,7 +80,8 @@ class Guard:
         return running().config.debug and len(self._process_set.ranks or ()) > 1
 
     def see(self, name: str, values: Array) -> None:
-        """Look at a gradient of this rank before it is reduced, with ``HOROVOD_DEBUG``: each once in each step, on any thread.
+        """Look at a gradient of this rank before it is reduced, with ``HOROVOD_DEBUG``. Called once per step for each gradient,
+        on any thread.
 
         Args:
             values: all of its elements.
@@ -97,7 +98,7 @@ class Guard:
         Args:
             kind: as of :meth:`be_named`.
             names: what errors call a label of ``parameters`` and ``contents``.
-            contents: of all parameters, by all of their bytes; for ``HOROVOD_DEBUG``.
+            contents: digests of all bytes of all parameters, for ``HOROVOD_DEBUG``.
 
         Raises:
             MismatchError: ranks differed, and ``HOROVOD_CHECK=error``. All of them raise it.
@@ -143,14 +144,14 @@ class Guard:
                 self._generation = generation
 
     def _debug(self, debugger: ModelDebugger, contents: Held) -> None:
-        """Compare what ``HOROVOD_DEBUG`` asks for of the step before, which is over."""
+        """Make the comparisons of ``HOROVOD_DEBUG`` for the step before."""
         before = self._steps - 1
         if 1 <= before <= FIRST_STEPS:
             own = debugger.gradients(before)
             self._compare(f"gradients.{before}", own, functools.partial(debugger.take_gradients, own))
         if before == 1:
             self._begin(Alike.ORDER, lambda: order.held, always=True)
-        # The first comparison of parameters is the usual one, of a few elements, as nobody may have broadcast them before.
+        # The first comparison of parameters is the usual one, of a few elements, because they may not be broadcast before.
         due = 1 < before <= FIRST_STEPS or (before > 1 and before % running().config.debug_steps == 0)
         if due and Alike.PARAMETERS not in self._found:
             self._begin(Alike.DRIFT, contents)
@@ -210,7 +211,7 @@ def digests(samples: Sequence[Any]) -> dict[str, str]:
 
 
 def names_of_all(names: Sequence[str]) -> dict[str, str]:
-    """What errors call the labels of :func:`contents`: the names of the parameters."""
+    """The parameters' names in errors, by the labels of :func:`contents`."""
     return dict(zip(_labels_of_all(len(names)), names, strict=True))
 
 

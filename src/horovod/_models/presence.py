@@ -1,9 +1,10 @@
 """Which gradients each rank has, and what the ranks reduce if they have different ones.
 
 A rank may lack the gradient of a variable that other ranks have, for example if each rank trains another head of a model. The
-positions of the gradients that a rank has are part of its requests (``Request.alike``), so ranks with different ones are told
-before anything is reduced. Then they exchange what they have (:func:`exchange`), and try again: what some rank has is reduced,
-with zeros for the ranks that lack it. What no rank has is not sent. The usual case, in which all have the same, costs nothing.
+positions of the gradients that a rank has are part of its requests (``Request.alike``), so a difference is noticed before
+anything is reduced. Then the ranks exchange which gradients they have (:func:`exchange`), and try again. A gradient that some
+rank has is reduced, with zeros for ranks that lack it; a gradient that no rank has is not sent. In the usual case, all ranks
+have the same gradients, and this costs nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from horovod.core.lifecycle.process_set import ProcessSet
 
 
 class GradientKind(IntEnum):
-    """What a rank has of one variable's gradient. If ranks differ, the largest is what they reduce."""
+    """The kind of one variable's gradient on a rank. If ranks differ, they reduce the largest kind."""
 
     ABSENT = 0
     SPARSE = 1
@@ -26,7 +27,7 @@ class GradientKind(IntEnum):
     DENSE = 3
 
 
-def in_words(kinds: Sequence[int]) -> str:
+def describe(kinds: Sequence[int]) -> str:
     """The positions of the gradients that exist: ``gradients 0-3, 5 of 8``. Ranks with the same ones have the same text."""
     present = [position for position, kind in enumerate(kinds) if kind]
     if len(present) == len(kinds):
@@ -42,17 +43,18 @@ def in_words(kinds: Sequence[int]) -> str:
 
 
 def exchange(kinds: Sequence[int], process_set: ProcessSet, name: str) -> list[GradientKind] | None:
-    """What the ranks reduce, by position. None: they all have the same. Every member must call it.
+    """The kinds of gradients that the ranks reduce, by position. None if all ranks have the same. Every member must call it.
 
     Args:
-        kinds: what this rank has, by position.
+        kinds: those of this rank, by position.
         name: identifies the call.
     """
-    return together(allgather_object(list(map(int, kinds)), name=name, process_set=process_set))
+    return to_reduce(allgather_object(list(map(int, kinds)), name=name, process_set=process_set))
 
 
-def together(found: Sequence[Sequence[int]]) -> list[GradientKind] | None:
-    """What the ranks reduce, by position, if each rank has one of ``found``. None: all have the same, or not as many."""
+def to_reduce(found: Sequence[Sequence[int]]) -> list[GradientKind] | None:
+    """The kinds to reduce, by position, for the kinds of each rank in ``found``. None if all are equal, or their numbers
+    differ."""
     if all(each == found[0] for each in found) or len({len(each) for each in found}) > 1:
         return None
     return [GradientKind(max(each)) for each in zip(*found, strict=True)]

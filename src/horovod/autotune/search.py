@@ -7,11 +7,11 @@ The search has four kinds of trials, in this order:
 
 1. the settings that the job begins with;
 2. points that are known to be good;
-3. what optuna's tree-structured Parzen estimator suggests, until the number of trials is used up, or ``PATIENCE`` trials have
+3. suggestions of optuna's tree-structured Parzen estimator, until the number of trials is used up, or ``PATIENCE`` trials have
    found nothing better, or everything has been tried;
-4. the best few, and the defaults and the first settings if they are near, in turns. The scores of these turns alone decide: a
-   score of an earlier trial that was good by luck is why its settings are here. Where the defaults are as quick as the best, as
-   far as can be measured, they are chosen.
+4. the best few, and the defaults and the first settings if they are near, in turns. The scores of these turns alone decide: an
+   earlier score that was high by chance is why some settings get here. If the defaults are as fast as the best, within the
+   noise, they are chosen.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _REPEATS = 4
 _NEAR = 0.9
 """What is measured again: so many times the best."""
 _ALIKE = 0.98
-"""What counts as as quick: so many times the best."""
+"""Settings count as equally fast down to this share of the best speed."""
 _SUGGESTIONS = 50
 """How often optuna is asked again for settings that were not tried yet."""
 _AT_RANDOM = 6
@@ -204,14 +204,14 @@ class Search:
         if self._trial is not None:
             self._made_study().tell(self._trial, score)
             return
-        places: dict[str, Any] = {}
+        indices: dict[str, Any] = {}
         for name, values in self.space.choices.items():
             value = getattr(settings, name)
             if value not in values:
                 return
-            places[name] = values.index(value)
-        if places:
-            self._made_study().enqueue_trial(places)
+            indices[name] = values.index(value)
+        if indices:
+            self._made_study().enqueue_trial(indices)
             trial = self._made_study().ask()
             for name, values in self.space.choices.items():
                 self._value(trial, name, values)

@@ -92,13 +92,13 @@ def adapted(
 
 
 def searched(explicit: Collection[str], engines: Sequence[str], parts: Collection[str], recuts: bool) -> Space:
-    """What is searched in a job.
+    """The search space of a job.
 
     Args:
         explicit: the variables that the user has set.
         engines: between which the ranks can choose, the best first.
         parts: the engines that these are composed of.
-        recuts: whether an optimizer cuts its buckets anew when asked to.
+        recuts: whether an optimizer can cut its buckets again.
     """
     choices: dict[str, Sequence[Value]] = {"fusion_threshold": FUSION_THRESHOLDS, "engine": engines}
     if recuts:

@@ -27,7 +27,7 @@ from horovod.core.config import MEBIBYTE
 
 @dataclass(frozen=True)
 class TunedJob:
-    """What the tuner must know of the job.
+    """Facts about the job that the tuner needs.
 
     Attributes:
         version: of this package.
@@ -35,7 +35,7 @@ class TunedJob:
         initial: the settings that ``init()`` has begun with.
         explicit: the variables that the user has set.
         engines: between which the ranks can choose; ``parts``: what these are composed of.
-        steps, warmup, trials, noise: as the user's settings have them.
+        steps, warmup, trials, noise: the user's settings.
     """
 
     version: str
@@ -51,10 +51,10 @@ class TunedJob:
 
 
 class Records(Protocol):
-    """Where the tuner's results go. No method raises."""
+    """Stores the tuner's results. No method raises."""
 
     def kept(self, fit: Fit) -> Kept | None:
-        """What an earlier run has kept for this job, or for another one in the file that the user names."""
+        """The settings that an earlier run has kept for this job, or for another one in the file that the user names."""
 
     def keep(self, kept: Kept) -> None:
         """Keep the best settings for the next run."""
@@ -106,14 +106,14 @@ class Tuner:
         return self._over and self.due is None
 
     def take(self) -> Tuned | None:
-        """What is due, for an order that is sent now."""
+        """The settings that are due, for an order that is sent now."""
         due, self.due = self.due, None
         if due is not None:
             self._present = due.settings
         return due
 
     def interrupt(self) -> None:
-        """What runs now does not count: not all ranks train."""
+        """Do not count the present measurement: not all ranks train."""
         self._meter.interrupt()
 
     def seen(self, name: str, nbytes: int, tensors: Iterable[str], now: float) -> None:
@@ -150,7 +150,7 @@ class Tuner:
         if kept is not None and kept.fit == fit and kept.finished:
             self._kept, self._over = kept, True
             self._change(kept.settings)
-            self._records.say(f"autotuning uses what an earlier run has found: {self._in_words(space, kept.settings)}")
+            self._records.say(f"autotuning uses what an earlier run has found: {self._describe(space, kept.settings)}")
             return
         if kept is not None and kept is not self._remembered and kept.fit == fit:
             self._start = adapted(kept.settings, job.initial, job.explicit, job.engines)
@@ -196,7 +196,7 @@ class Tuner:
             self._records.say("autotuning has nothing to choose between")
             return
         self._records.trial(best, search.speed(best))
-        chosen = self._in_words(search.space, best)
+        chosen = self._describe(search.space, best)
         speed = f"{search.speed(best) / 1e6:.0f} MB/s"
         gained = (
             f"{search.gain:.0%} faster than what the job began with"
@@ -218,7 +218,7 @@ class Tuner:
         self._meter.restart()
 
     @staticmethod
-    def _in_words(space: Space, settings: TunedSettings) -> str:
+    def _describe(space: Space, settings: TunedSettings) -> str:
         """The settings that were searched."""
         shown = [
             f"{name.replace('_', ' ')} {_shown(getattr(settings, name), name)}"

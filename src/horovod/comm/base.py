@@ -1,9 +1,9 @@
 """The Communicator contract: what every data-plane engine does, and all that the core knows of a running engine.
 
-A communicator is bound to one group of ranks. A worker thread calls the collectives one after another, every rank of the
-group in the same order with matching arguments (the core has agreed on them beforehand, so engines do not check).
-What travels is :data:`~horovod.comm.spans.Vectors`: places in the memory of one kind of device. Host engines derive NumPy
-arrays from them where they want them; a device engine uses the addresses. ``abort`` alone may be called from other threads.
+A communicator is bound to one group of ranks. A worker thread calls the collectives one after another, every rank of the group
+in the same order with matching arguments (the core has agreed on them beforehand, so engines do not check). The data are
+:data:`~horovod.comm.spans.Vectors`: ranges of the memory of one kind of device. Host engines make NumPy arrays of them if they
+need them; a device engine uses the addresses. ``abort`` alone may be called from other threads.
 
 How an engine is chosen and built is in :mod:`horovod.comm.engine`.
 """
@@ -64,7 +64,7 @@ further timeout. It returns to continue the wait, or raises. It must not block."
 
 
 def give_up(stall: Stall) -> None:
-    """Do not wait any longer: the ``OnStall`` of a communicator that nobody watches."""
+    """Stop waiting: the ``OnStall`` of a communicator without a liveness monitor."""
     raise PeerFailure(stall.rank, stall.reason, suspected=True)
 
 
@@ -102,17 +102,17 @@ class CompletionEvent(Protocol):
 
 
 Completion: TypeAlias = CompletionEvent | None
-"""What every collective returns. None: it is complete; host engines always return this. An event: it is in the device's queue,
-and its vectors must be held until the event completes."""
+"""The result of every collective. None: it is complete; host engines always return this. An event: it is in the device's queue,
+and its vectors must be kept alive until the event completes."""
 
 
 class Communicator(ABC):
     """One engine bound to one group of ranks.
 
     Every collective must be called by every rank of the group. ``result = postscale * reduce(prescale * x)``, scaling as in
-    :func:`horovod.comm.reduction.scale`. An engine on host memory reduces each element in rank order, whatever batch a tensor
-    travels in. 16-bit floats accumulate in 32 bits and are rounded once. The hierarchical engine reduces in rank order on each
-    host, and then in the order of hosts. A device's engine may reduce in any order; all ranks get the same bits.
+    :func:`horovod.comm.reduction.scale`. An engine on host memory reduces each element in rank order, in any batch. 16-bit
+    floats accumulate in 32 bits and are rounded once. The hierarchical engine reduces in rank order on each host, and then in
+    the order of hosts. A device's engine may reduce in any order; all ranks get the same bits.
 
     Every collective raises :class:`PeerFailure` when a peer is gone, and :class:`Aborted` after ``abort()``. It reports a peer
     that makes no progress to the communicator's :data:`OnStall`. After an error the communicator can only be closed.
@@ -180,7 +180,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Interrupt whatever the worker thread waits for. Any thread, any number of times, even after ``close()``."""
+        """Interrupt any wait of the worker thread. Any thread, any number of times, even after ``close()``."""
 
     def may_still_read(self) -> bool:
         """After a failure: whether vectors may still be read, so that their memory must not be given back while this process

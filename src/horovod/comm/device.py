@@ -1,7 +1,7 @@
-"""What an engine for devices needs of the framework that the memory belongs to: streams, events, memory, copies.
+"""The interface of an engine for devices to the framework that owns the memory: streams, events, memory, copies.
 
 A binding implements :class:`DeviceRuntime` with its framework's own streams and allocator, so that no engine imports a
-framework. What a stream or a marker is, only the runtime knows.
+framework. Only the runtime knows the types of streams and markers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GPU = "gpu"
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What a rank knows of its devices before any is used.
+    """A rank's facts about its devices before any is used.
 
     Attributes:
         gpus: identifies the GPUs that this process may use among all of the host.
@@ -94,8 +94,8 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def chosen(self) -> AbstractContextManager[Any]:
-        """A block in which the device is the calling thread's current one. Its calls leave captures of graphs alone, whichever
-        thread captures."""
+        """A context in which the device is the calling thread's current one. Its calls do not disturb a capture of a graph by
+        any thread."""
 
     @abstractmethod
     def new_stream(self) -> Any:

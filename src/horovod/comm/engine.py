@@ -58,7 +58,7 @@ class EngineSettings:
     """The user's settings for engines; the same on all ranks of a job, except ``interface`` and ``spins``.
 
     Attributes:
-        stall_timeout: how long a peer may make no progress inside a collective until ``on_stall`` is told.
+        stall_timeout: how long a peer may make no progress inside a collective until ``on_stall`` is called.
         spins: every rank has a core to itself, so it may poll for a while before it sleeps.
         piece_bytes: bytes each rank moves through shared memory at a time; 0 for the default.
         direct: how the ranks of a host read one another's memory: "auto", "always" or "never".
@@ -126,9 +126,9 @@ class EngineGroup:
             of one rank.
         cross: the engine that is forced between hosts, or "".
         facts: of this rank's devices, for engines of device memory.
-        runtime: the device that is to be served, where one is.
-        deadline: ``time.monotonic`` by which all ranks must have told each other their obstacles.
-        meanwhile: called from time to time by a build that waits for peers, so that other ranks see this one alive.
+        runtime: the device to serve, if there is one.
+        deadline: ``time.monotonic`` by which all ranks must have exchanged their obstacles.
+        meanwhile: called repeatedly by a build that waits for peers, to show other ranks that this one is alive.
     """
 
     rank: int
@@ -149,11 +149,11 @@ class EngineGroup:
 
 
 class Bootstrap(NamedTuple):
-    """What the group's first rank sends to all members, including itself.
+    """The message of the group's first rank to all members, including itself.
 
     Attributes:
         data: opaque bytes: a unique id, an address, a size.
-        descriptor: an open file descriptor that goes with them, or -1. It is -1 on ranks to which none could be passed. The
+        descriptor: an open file descriptor that goes with them, or -1. It is -1 on ranks to which it could not be passed. The
             caller of :meth:`Engine.build` closes it afterwards.
     """
 
@@ -187,7 +187,8 @@ class Engine(ABC):
         factor: float = 1.0,
         scales: bool = False,
     ) -> str:
-        """What the engine lacks for a collective on these types; "" if nothing. Pure: the same answer on ranks that agree.
+        """The feature that the engine lacks for a collective on these types; "" if it can carry it out. Pure: the same answer
+        on ranks that agree.
 
         Args:
             op: the reduction; None for a collective that only moves elements.

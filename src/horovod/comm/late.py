@@ -1,7 +1,7 @@
 """An engine that is built at its first collective: its connections take a descriptor for each other rank, and a job may never
 need it.
 
-Every rank of a group carries out the same collectives in the same order, so all come to the first one together.
+Every rank of a group carries out the same collectives in the same order, so all reach the first one together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LateCommunicator(ForwardingCommunicator):
         self._aborted = False
 
     @property
-    def target(self) -> Communicator:  # type: ignore[override]  # nobody sets it
+    def target(self) -> Communicator:  # type: ignore[override]  # it is never set
         """The engine, which the first call builds."""
         if self._built is not None:
             return self._built

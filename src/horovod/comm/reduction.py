@@ -104,9 +104,9 @@ _LEAST_FACTOR = 1e-15
 def scale(array: Array, factor: float) -> None:
     """Multiply ``array`` by ``factor`` in place.
 
-    Floating types multiply in their own precision (16-bit ones through float32), complex ones part by part. Integers
-    multiply in float64 and truncate towards zero, as the public interface has it; but by 1/n they are divided by n, exactly,
-    since 49 * (1/49) is less than 1.
+    Floating types multiply in their own precision (16-bit ones through float32), complex ones part by part. Integers multiply
+    in float64 and truncate towards zero, as the public interface says. For a factor of 1/n they are divided by n exactly,
+    because 49 * (1/49) is less than 1.
     """
     if factor == 1.0:
         return

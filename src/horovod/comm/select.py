@@ -47,11 +47,11 @@ ENTRY_POINTS = "horovod.engines"
 
 
 class Support(NamedTuple):
-    """What one rank reports about engines.
+    """One rank's report about engines.
 
     Attributes:
         forced: the engine that its environment forces, "" for none.
-        obstacles: by engine, why it cannot use it; "" if it can. Only the engines from which it would choose.
+        obstacles: by engine, the reason why it cannot use it; "" if it can. Only for engines from which it would choose.
     """
 
     forced: str

@@ -24,6 +24,9 @@ from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 VECTORS = max(16, os.sysconf("SC_IOV_MAX"))
 """How many memory ranges one system call takes."""
 
+IOVEC_BYTES = 16
+"""The size of one memory range as system calls take it: an address and a number of bytes (``struct iovec``)."""
+
 _WRITABLE = 0x200  # PyBUF_WRITE
 _memory_at = ctypes.pythonapi.PyMemoryView_FromMemory
 _memory_at.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
@@ -128,7 +131,7 @@ class Spans(msgspec.Struct, gc=False):
         return self._arrays
 
     def table(self) -> Array:
-        """The address of each vector, as 64-bit words."""
+        """The address of each vector, as 64-bit integers."""
         if self._table is None:
             known = self.addresses or [address_of(array) for array in self.arrays()]
             self._table = np.array(known, np.uintp)
@@ -142,7 +145,7 @@ class Spans(msgspec.Struct, gc=False):
         memory = _memory_at(self.addresses[vector] + begin * itemsize, (end - begin) * itemsize, _WRITABLE)
         return np.frombuffer(memory, self.layout.dtype)
 
-    def places(self, start: int, stop: int) -> Array:
+    def iovecs(self, start: int, stop: int) -> Array:
         """The memory of elements ``[start, stop)``: rows of an address and a number of bytes (``iovec``)."""
         layout = self.layout
         if start >= stop:

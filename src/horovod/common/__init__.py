@@ -1,1 +1,1 @@
-"""What all bindings share: checks of arguments, buckets, objects, data sets; and import paths that existing scripts use."""
+"""Shared by all bindings: checks of arguments, buckets, objects, data sets; and import paths that existing scripts use."""

@@ -84,7 +84,7 @@ def compare(what: Alike, held: Mapping[str, str], name: str, process_set_id: int
 
 
 def made_at(line: str) -> str:
-    """An optimizer in words."""
+    """A description of an optimizer."""
     return f"the optimizer made at {line}"
 
 

@@ -119,10 +119,9 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether the MPI of this process may be called from several threads at a time, whatever moves Horovod's data.
-
-    If an MPI launcher has started this process, and nobody has started MPI in it yet, the answer is whether the library that
-    mpi4py loads allows this.
+    """Whether the MPI of this process may be called from several threads at a time, with any engine. If an MPI launcher has
+    started this process, and MPI has not been started in it yet, the answer is whether the library that mpi4py loads allows
+    this.
 
     Raises:
         ValueError: Horovod does not run; or MPI does not run, and no MPI launcher has started this process or mpi4py cannot

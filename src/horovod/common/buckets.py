@@ -1,6 +1,6 @@
 """Cuts gradients into buckets, each of which is one request. The same in every binding.
 
-Gradients become ready roughly in the reverse order of the parameters, so buckets are cut from the end. Where communication
+Gradients become ready roughly in the reverse order of the parameters, so buckets are cut from the end. If communication
 overlaps with backward, the first two buckets are small, so that communication starts early. Every rank must cut in the same
 way, so the cut depends only on names, shapes, types and settings that are the same on all ranks.
 """
@@ -23,9 +23,9 @@ ONE_BUCKET = sys.maxsize
 def bucket_limit(on_processor: bool) -> int:
     """The size of a bucket in bytes, unless the user has set one; the same on all ranks.
 
-    With cores to spare, or on other devices, the communication of early buckets overlaps with the rest of backward. Where every
+    With cores to spare, or on other devices, the communication of early buckets overlaps with the rest of backward. If every
     core computes, nothing overlaps: two threads that share a core only disturb each other's caches. One bucket after backward
-    is faster there (2 ranks on 2 cores: 2 % of a step).
+    is faster then (2 ranks on 2 cores: 2 % of a step).
     """
     context = running()
     if context.config.bucket_bytes:
@@ -59,7 +59,7 @@ def cut(sizes: Sequence[tuple[Hashable, int]], limit: int) -> list[list[int]]:
 
 
 def chosen_groups(groups: Any, num_groups: int, stacklevel: int) -> Any:
-    """``groups=`` of an optimizer; the older ``num_groups=``, with a warning, where only that is given."""
+    """``groups=`` of an optimizer; with a warning the older ``num_groups=``, if only that is given."""
     if num_groups == 0:
         return groups
     warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=stacklevel + 1)
@@ -70,7 +70,7 @@ def check_groups(groups: Any, kind: str, key: Callable[[Any], Hashable]) -> int 
     """``groups=`` of an optimizer, checked and copied.
 
     Args:
-        kind: what the lists contain, in the binding's words.
+        kind: what the lists contain, as the binding calls it.
         key: returns what identifies a member; raises for one that cannot be a member.
 
     Raises:
@@ -101,6 +101,6 @@ def cut_by_groups(members: Sequence[Hashable], groups: int | Sequence[Sequence[H
     """
     if isinstance(groups, int):
         return [part for part in split_list(range(len(members)), groups) if part]
-    places = {member: index for index, member in enumerate(members)}
-    listed = [[places.pop(member) for member in group if member in places] for group in groups]
-    return [bucket for bucket in listed if bucket] + [[index] for index in places.values()]
+    indices = {member: index for index, member in enumerate(members)}
+    listed = [[indices.pop(member) for member in group if member in indices] for group in groups]
+    return [bucket for bucket in listed if bucket] + [[index] for index in indices.values()]

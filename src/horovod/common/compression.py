@@ -1,4 +1,4 @@
-"""What the choices for ``compression=`` have in common in all bindings."""
+"""Shared by the choices for ``compression=`` of all bindings."""
 
 from __future__ import annotations
 

@@ -47,14 +47,14 @@ def pack(rank: int, held: bytes) -> bytes:
 
 
 def unpack(rows: bytes) -> dict[int, bytes]:
-    """What each rank holds, from the rows of all in a sequence."""
+    """The bytes of each rank, by rank, from the concatenated rows of all."""
     found: dict[int, bytes] = {}
-    place = 0
-    while place < len(rows):
-        rank, length = _ROW.unpack_from(rows, place)
-        place += _ROW.size
-        found[rank] = rows[place : place + length]
-        place += length
+    offset = 0
+    while offset < len(rows):
+        rank, length = _ROW.unpack_from(rows, offset)
+        offset += _ROW.size
+        found[rank] = rows[offset : offset + length]
+        offset += length
     return found
 
 
@@ -76,7 +76,7 @@ class Consensus:
         self._handle: Handle = prepared.submit(process_set_id, [self._terms], [self._sums], awaited=True)
 
     def wait(self) -> Mapping[int, bytes] | None:
-        """What each rank holds, by global rank; None if all hold the same. The same on every rank.
+        """The bytes of each rank, by global rank; None if all are equal. The same on every rank.
 
         Raises:
             HorovodInternalError: the job has failed.

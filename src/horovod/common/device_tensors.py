@@ -119,5 +119,5 @@ class OnDevice:
             elements *= dimension
         if owner is not None:
             self._ready.held.append(owner)
-        place = Spans(layout_of(data_type.numpy, (elements,), self._runtime.device), [address])
-        return Tensor(_NOTHING, data_type, tuple(shape), place=place, ready=self._ready)
+        memory = Spans(layout_of(data_type.numpy, (elements,), self._runtime.device), [address])
+        return Tensor(_NOTHING, data_type, tuple(shape), device_memory=memory, ready=self._ready)

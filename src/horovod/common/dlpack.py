@@ -33,7 +33,7 @@ _pointer_of.restype = ctypes.c_void_p
 
 
 def address_in(capsule: Any) -> int:
-    """Where the first element lies that a capsule named ``dltensor`` describes; 0 if there are no elements.
+    """The address of the first element that a capsule named ``dltensor`` describes; 0 if there are no elements.
 
     The elements of TensorFlow's tensors and of JAX's buffers follow one another in the order of their indices.
 

@@ -66,7 +66,7 @@ class LocalVariables:
         return local, shared
 
     def divisor(self) -> int:
-        """What each local gradient is divided by; 1 for none.
+        """The divisor of local gradients; 1 if they are not divided.
 
         Raises:
             ValueError: the process set is not registered.

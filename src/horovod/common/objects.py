@@ -1,7 +1,7 @@
 """Broadcasts and all-gathers of picklable objects, the same in every binding.
 
-Where a rank cannot pickle its object, it sends the reason instead, so the call fails on all ranks and none waits. Pickles are
-sent only between ranks that have proved that they know the job's secret.
+If a rank cannot pickle its object, it sends the reason instead, so the call fails on all ranks and none waits. Pickles are sent
+only between ranks that have proved that they know the job's secret.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ handle_average_backwards_compatibility = get_average_backwards_compatibility_fun
 def reduction(op: Any, average: bool | None = None) -> ReduceOp:
     """The reduction that ``op=`` and the older ``average=`` ask for.
 
-    ``average`` may be anything that is true or false. A text is most likely a name at the place of ``average``, and counts as
-    true, with a warning.
+    ``average`` may be anything that is true or false. A text is most likely a name in the position of ``average``; it counts
+    as true, with a warning.
 
     Raises:
         TypeError: ``average`` is neither true nor false.

@@ -39,7 +39,7 @@ def whole_if_number(value: Any) -> Any:
 
 
 def _content(value: Any) -> Any:
-    """The value of a variable or a tensor, as NumPy has it; anything else, and a variable in a graph, as it is."""
+    """The value of a variable or a tensor, as a NumPy value; anything else, and a variable in a graph, unchanged."""
     read = getattr(value, "numpy", None)
     if isinstance(value, np.generic | np.ndarray) or not callable(read):
         return value

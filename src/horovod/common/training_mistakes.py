@@ -1,6 +1,6 @@
-"""What ``HOROVOD_DEBUG`` looks for in a training loop, and the words in which it is told, whatever the framework. Pure.
+"""The mistakes in training loops that ``HOROVOD_DEBUG`` finds, and the messages about them, for all frameworks. Pure.
 
-A binding looks at its tensors and has the ranks compare; what is found is judged here.
+A binding examines its tensors and compares the ranks; this module evaluates the results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from horovod.comm.datatypes import Array
 from horovod.core.config import DEBUG
 
 FIRST_STEPS = 3
-"""In so many steps ranks that have the same data are looked for. Two steps may be alike by accident."""
+"""The number of steps in which ranks must have the same data for a message. Two steps may be equal by accident."""
 _DIGEST_BYTES = 6
 
 
@@ -34,7 +34,7 @@ class NotFinite(NamedTuple):
 
 
 def not_finite(values: Array) -> NotFinite | None:
-    """What is not finite among numbers of any type; None if all are finite."""
+    """The numbers, of any type, that are not finite; None if all are finite."""
     finite = int(np.isfinite(values).sum())
     if finite == values.size:
         return None
@@ -68,7 +68,7 @@ def same_in_all(steps: Sequence[Mapping[int, bytes]]) -> list[list[int]]:
 
 
 def account_of_gradient(rank: int, name: str, step: int, owner: str, found: NotFinite) -> str:
-    """The words for a gradient that is not finite.
+    """The message about a gradient that is not finite.
 
     Args:
         owner: whose gradient it is, for example ``the optimizer made at FILE:LINE``.
@@ -81,7 +81,7 @@ def account_of_gradient(rank: int, name: str, step: int, owner: str, found: NotF
 
 
 def account_of_batches(ranks: Sequence[int], what: str, advice: str) -> str:
-    """The words for ranks that have the same data.
+    """The message about ranks that have the same data.
 
     Args:
         what: what they have done, for example ``have loaded the same batches in the first 3 steps``.

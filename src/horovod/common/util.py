@@ -99,7 +99,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: Any) 
 
 
 def get_ext_suffix() -> str:
-    """What the name of a compiled extension module ends in here, such as ``.so``. Horovod itself has none."""
+    """The suffix of compiled extension modules for this Python, such as ``.so``. Horovod itself has none."""
     return str(sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 

@@ -19,7 +19,7 @@ _FROM_ANYWHERE: Mapping[Address, str] = {}
 
 
 def describe(address: Address) -> str:
-    """An address in words, for errors."""
+    """An address as text, for errors."""
     if isinstance(address, str):
         return "unix:" + address.replace("\0", "@")
     return f"{address[0]}:{address[1]}"

@@ -21,10 +21,10 @@ class FailureKind(IntEnum):
 
 
 class Cause(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a failure besides the rank and the reason.
+    """Facts about a failure besides the rank and the reason.
 
     Attributes:
-        tensor: the collective that was waited for; "" if the failure is not of one.
+        tensor: the collective that was waited for; "" if no collective failed.
         call_sites: by global rank, the line of the script at which the rank is or was.
     """
 

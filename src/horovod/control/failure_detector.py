@@ -78,11 +78,11 @@ class _Question:
 
 
 class FailureDetector:
-    """What one liveness monitor knows of the peers that it pings. All times are in seconds of one monotonic clock.
+    """One liveness monitor's knowledge of the peers that it pings. All times are in seconds of one monotonic clock.
 
     Args:
         answer_seconds: how long an answer may take before that rank's process is looked at.
-        longest_seconds: when a rank whose process runs is lost nevertheless; 0: never.
+        longest_seconds: the time after which a rank counts as lost although its process runs; 0: never.
 
     Attributes:
         failure: the rank that failed first and the reason, once that is known.

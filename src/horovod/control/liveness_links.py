@@ -1,7 +1,7 @@
 """One rank's liveness connections, and the ranks to which they lead.
 
-The monitor sends to ranks and hears ranks. What passes through a relay is put into a :class:`Forwarded` here and taken out
-again, and a relay's monitor sees of it only what is for the relay itself:
+The monitor sends messages to ranks and receives them from ranks. This module wraps messages that pass through a relay in a
+:class:`Forwarded`, and unwraps them. A relay's monitor sees only messages for the relay itself:
 
     from rank 0     passed on to the ranks that it is for
     from below      passed on towards rank 0, but for a Ping, which the relay answers itself
@@ -77,7 +77,7 @@ class LivenessLinks:
         return [link for link in self._ways.get(rank, (rank,)) if link in self._channels]
 
     def send(self, ranks: Iterable[int], message: Message, other_way: bool = False) -> None:
-        """Send to ranks, each by the first of its ways, or by the second. What cannot be sent is dropped."""
+        """Send to ranks, each by its first route, or by the second. Messages that cannot be sent are dropped."""
         by_link: dict[int, list[int]] = {}
         for rank in ranks:
             ways = self.ways(rank)[other_way:]
@@ -94,7 +94,8 @@ class LivenessLinks:
             self._write(link, body)
 
     def receive(self, link: int) -> Iterator[tuple[int, Message]]:
-        """What has arrived for this rank, and of which rank; what comes from above is of the link's. The rest is passed on.
+        """The messages that have arrived for this rank, with the rank that each is from. A message from above is from the
+        link's rank. Other messages are passed on.
 
         Raises:
             ChannelClosed: the connection has ended.

@@ -1,4 +1,4 @@
-"""What liveness monitors tell each other (:mod:`horovod.control.liveness_monitor`)."""
+"""The messages between liveness monitors (:mod:`horovod.control.liveness_monitor`)."""
 
 from __future__ import annotations
 

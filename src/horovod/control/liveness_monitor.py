@@ -1,4 +1,5 @@
-"""The liveness monitor: a thread on each rank that finds lost ranks, and has all ranks name the same as the first to fail.
+"""The liveness monitor: a thread on each rank that finds lost ranks, and makes all ranks name the same rank as the first to
+fail.
 
 Every rank has a connection to rank 0, or to the relays of its host (:mod:`horovod.control.liveness_tree`). Nothing is sent on
 it while no rank waits, so an idle job costs nothing.
@@ -6,8 +7,8 @@ it while no rank waits, so an idle job costs nothing.
 1. The kernel closes the connection when a process dies. A rank that sees it, or whose worker thread sees a failure, reports it
    to rank 0.
 2. A rank that waits long pings the ranks above it, which ping those above them; rank 0, when it is pinged, pings all. An answer
-   says where in the script a rank is, for the report of a stall. Where no answer comes, the ranks on the same host look at
-   that process (:mod:`horovod.control.failure_detector`).
+   says where in the script a rank is, for the report of a stall. If no answer comes, the ranks on the same host look at that
+   process (:mod:`horovod.control.failure_detector`).
 3. Rank 0 decides which rank failed first, and sends this :class:`Failure` to all. Every rank aborts with it. A rank that has
    lost all connections above it decides for itself and for the ranks below it.
 """
@@ -64,18 +65,18 @@ class LivenessMonitor:
 
     Args:
         rank: this rank.
-        tree: who is connected with whom.
-        channels: by rank, to those with which the tree connects this one.
+        tree: of the liveness connections.
+        channels: by rank, to the ranks with which the tree connects this one.
         answer_seconds: how long a peer may take to answer before a rank looks at its process.
-        longest_seconds: how long a peer may take although its process runs; 0: without end.
-        where: returns where in the user's script this process is.
+        longest_seconds: how long a peer may take although its process runs; 0: no limit.
+        where: returns the present line of this process in the user's script.
         look: returns why a rank cannot answer, or "" if its process runs; None if this process cannot see it.
         describe: returns a rank's number, host and process, for messages.
-        on_failure: called once, on the liveness monitor's thread, with the rank that failed first, the reason, and
-            what else is known.
-        threads: returns where the other threads of this process are.
+        on_failure: called once, on the liveness monitor's thread, with the rank that failed first, the reason, and further
+            facts.
+        threads: returns the present lines of this process's other threads.
         awaited: returns the names of the collectives that threads of the script wait for.
-        on_dump: called on the same thread when this rank is to write down what it did.
+        on_dump: called on the same thread when this rank must write its flight recorder.
         on_progress: called on the same thread of rank 0 with a rank and what it reports.
     """
 
@@ -112,9 +113,9 @@ class LivenessMonitor:
         self._decided = False
         self._leaving = False
         self.call_sites: dict[int, str] = {}
-        """Where each rank is in the script, as of its last answer."""
+        """Each rank's line in the script, as of its last answer."""
         self.thread_lines: dict[int, list[str]] = {}
-        """Where each rank's other threads are, as of its last answer."""
+        """The lines of each rank's other threads, as of its last answer."""
         self.awaited: dict[int, list[str]] = {}
         """The collectives for which each rank's threads wait."""
         self.everyone_left = threading.Event()
@@ -122,7 +123,7 @@ class LivenessMonitor:
         self.no_progress: dict[int, tuple[str, float]] = {}
         """By rank, why this rank's engine sees no progress of it, and when it last reported that."""
         self._dumped: dict[str, float] = {}
-        self._last_places: dict[int, str] = {}
+        self._last_call_sites: dict[int, str] = {}
         self._poll = select.poll()
         self._links = LivenessLinks(rank, channels, tree, self._poll)
         self._wake_up = WakeUp()
@@ -233,7 +234,7 @@ class LivenessMonitor:
             if peer not in self._links.above:
                 self._ask_all()
         elif isinstance(message, Pong):
-            self.call_sites[peer] = self._last_places[peer] = message.where
+            self.call_sites[peer] = self._last_call_sites[peer] = message.where
             self.thread_lines[peer] = message.threads
             self.awaited[peer] = message.awaited
             self._detector.answered(peer, time.monotonic())
@@ -256,7 +257,7 @@ class LivenessMonitor:
             self._detector.left(peer)
 
     def _found(self, suspect: Suspect) -> None:
-        """Take what the pings and reports have shown. Of a lost relay rank 0 is told through another."""
+        """Take the result of pings and reports. The loss of a relay is reported to rank 0 through another relay."""
         if any(link != suspect.rank for link in self._links.above):
             self._detector.failure = None
             self._reported(FailureReport(suspect.rank, suspect.reason, cause=suspect.cause))
@@ -328,11 +329,11 @@ class LivenessMonitor:
         seconds = self._detector.process_seen(rank, found, time.monotonic())
         if seconds is None:
             return
-        place = self._last_places.get(rank, "")
-        self.call_sites[rank] = f"{place or 'an unknown place'}, or was when it last answered"
+        call_site = self._last_call_sites.get(rank, "")
+        self.call_sites[rank] = f"{call_site or 'an unknown line'}, or was when it last answered"
         # Of a rank that all others look at, one warning is enough.
         level = logging.WARNING if self._rank <= 1 else logging.INFO
-        _log.log(level, RUNS, self._describe(rank), seconds, f"; it was at {place}" if place else "")
+        _log.log(level, RUNS, self._describe(rank), seconds, f"; it was at {call_site}" if call_site else "")
 
     def _decide(self, failure: Failure) -> None:
         if self._decided or self._leaving:

@@ -1,8 +1,8 @@
-"""Which ranks are connected with which for liveness. Pure.
+"""The tree of connections for liveness. Pure.
 
-Without relays every rank is connected with rank 0. Where a host has relays, these are its first two ranks: they are connected
-with rank 0, and the other ranks of the host with both of them. Two, so that the loss of one leaves a way to rank 0 by which
-the others say so, and one that can look at the other's process::
+Without relays every rank is connected with rank 0. The relays of a host are its first two ranks: they are connected with rank
+0, and the other ranks of the host with both of them. There are two, so that after the loss of one the others can report it
+through the second one, which can also look at the lost process::
 
     0
       1, 2, 3          the ranks of its own host

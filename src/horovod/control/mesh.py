@@ -30,7 +30,7 @@ from horovod.core.config import START_TIMEOUT
 
 
 class Endpoint(msgspec.Struct, array_like=True, frozen=True):
-    """Where one rank can be reached, and which process it is."""
+    """The addresses at which one rank can be reached, and its process."""
 
     rank: int
     host: str

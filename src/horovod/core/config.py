@@ -35,7 +35,7 @@ USER_SECRET = "HOROVOD_SECRET_KEY"
 """The secret with which ranks authenticate each other if ``horovodrun`` did not start them. The user sets it, the same on
 all ranks."""
 SSH_COMMAND = "HOROVOD_SSH_COMMAND"
-"""What the launcher runs instead of ``ssh``."""
+"""The command that the launcher runs instead of ``ssh``."""
 ELASTIC = "HOROVOD_ELASTIC"
 ELASTIC_TIMEOUT = "HOROVOD_ELASTIC_TIMEOUT"
 ELASTIC_PROCESS = "HOROVOD_ELASTIC_PROCESS"
@@ -56,7 +56,7 @@ NCCL_SOCKET_INTERFACE = "NCCL_SOCKET_IFNAME"
 MPI_THREADS_DISABLE = "HOROVOD_MPI_THREADS_DISABLE"
 
 TORCH_BACKEND = "HOROVOD_TORCH_BACKEND"
-"""The back end of torch.distributed that takes the place of Gloo; "" leaves the script what it asks for."""
+"""The back end of torch.distributed that replaces Gloo; "" leaves the script what it asks for."""
 
 # How requests become batches.
 FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
@@ -258,7 +258,7 @@ class Config:
     bucket_bytes: int = _setting(BUCKET_BYTES, 0, _integer(1), common=True)
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
     check: str = _setting(CHECK, "warn", _one_of("warn", "error", "off"), common=True)
-    """What to do if ranks step with different hyper-parameters or start with different parameters."""
+    """The reaction if ranks step with different hyper-parameters or start with different parameters."""
     debug: bool = _setting(DEBUG, False, _flag, common=True)
     """Check for common mistakes of scripts, which costs time."""
     debug_steps: int = _setting(DEBUG_STEPS, 100, _integer(1), common=True)
@@ -289,7 +289,7 @@ class Config:
     straggler_percent: float = _setting(STRAGGLER_PERCENT, 10.0, _at_least(0))
     """The smallest share of a step by which a rank must delay the others to be named; 0: never name one."""
     metrics: str = _setting(METRICS, "", str)
-    """Where rank 0 serves metrics: ``PORT``, ``HOST:PORT`` or ``unix:PATH``; "": nowhere."""
+    """The address at which rank 0 serves metrics: ``PORT``, ``HOST:PORT`` or ``unix:PATH``; "": none."""
     log_level: str = _setting(LOG_LEVEL, "warning", str.lower)
     """The lowest level of messages that are shown. An unknown level means "warning"."""
     log_hide_time: bool = _setting(LOG_HIDE_TIME, False, _flag)

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 _STEP_SECONDS = 1.0
-"""How long the thread waits for room before it looks whether it shall end."""
+"""How long the thread waits for a free slot in the queue before it checks whether it must end."""
 
 
 class BaseDataLoader:
-    """A loader of batches. Derive from it, and override ``__len__`` and :meth:`_iterate`."""
+    """Base class of a loader of batches. Override ``__len__`` and :meth:`_iterate`."""
 
     def __len__(self) -> int:
         """The number of batches of one epoch."""
@@ -32,12 +32,12 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """Loads batches in a thread while the training loop works. It stands before the loader among the bases::
+    """Loads batches in a thread while the training loop works. Name it before the loader in the list of base classes::
 
         class AsyncLoader(AsyncDataLoaderMixin, Loader): ...
 
-    A thread runs :meth:`BaseDataLoader._iterate` again and again, one epoch after another. An exception that it raises is
-    raised to the training loop. Call :meth:`close_async_loader` at the end.
+    A thread runs :meth:`BaseDataLoader._iterate` again and again, one epoch after another. If it raises an exception, the
+    training loop gets that exception. Call :meth:`close_async_loader` at the end.
 
     Args:
         async_loader_queue_size: how many batches are loaded ahead. 0: none, in the training loop itself.

@@ -46,41 +46,41 @@ _BY_CODE = (
 
 
 class Activity(NamedTuple):
-    """What a rank does: as text, and the line of the user's script."""
+    """A rank's activity: as text, and the line of the user's script."""
 
     does: str
-    place: Frame | None
+    location: Frame | None
 
     def __str__(self) -> str:
-        if self.place is None:
+        if self.location is None:
             return self.does
-        code = f": {self.place.code}" if self.place.code else ""
-        return f"{self.does}, at {self.place.file}:{self.place.line} in {self.place.function}{code}"
+        code = f": {self.location.code}" if self.location.code else ""
+        return f"{self.does}, at {self.location.file}:{self.location.line} in {self.location.function}{code}"
 
 
 def activity(thread: ThreadState) -> Activity:
-    """What a thread does."""
-    place = thread.place
+    """The activity of a thread."""
+    location = thread.location
     innermost = thread.frames[0] if thread.frames else None
     if innermost is not None:
         for pattern, does in _BY_CODE:
             if innermost.users and re.search(pattern, innermost.code):
-                return Activity(does, place)
+                return Activity(does, location)
     if any(re.search(_ENDS, frame.file) and frame.function == "shutdown" for frame in thread.frames):
-        return Activity("ends (hvd.shutdown())", place)
+        return Activity("ends (hvd.shutdown())", location)
     inside = list(takewhile(lambda frame: not frame.users, thread.frames))
     for file, function, does in _BY_FILE:
         if any(re.search(file, frame.file) and re.search(function, frame.function) for frame in inside):
-            return Activity(does, place)
-    if place is not None:
+            return Activity(does, location)
+    if location is not None:
         for pattern, does in _BY_CODE:
-            if re.search(pattern, place.code):
-                return Activity(does, place)
-    return Activity("runs", place)
+            if re.search(pattern, location.code):
+                return Activity(does, location)
+    return Activity("runs", location)
 
 
 def main_activity(dump: RankDump) -> Activity:
-    """What a rank's main thread does."""
+    """The activity of a rank's main thread."""
     if dump.exception:
         return Activity(f"ends: {dump.exception}", None)
     main = next((thread for thread in dump.threads if thread.main), None)

@@ -1,4 +1,5 @@
-"""The rules about the failure that the runtime has decided on: which rank, how it ended, and who waited for it. Pure."""
+"""The rules about the failure that the runtime has decided on: which rank, how it ended, and which ranks waited for it.
+Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import DumpedJob, longest, named, ranks_in_words, waiters_in_words
+from horovod.diagnose.job import DumpedJob, describe_ranks, describe_waiters, longest, named
 from horovod.observe.dump import RankDump
 
 
@@ -60,7 +61,7 @@ def _broken_link(job: DumpedJob, failed: Sequence[RankDump]) -> Finding | None:
     for each in failed:
         sides.setdefault(each.failed_rank, []).append(each.rank)
     told = " and ".join(
-        f"{ranks_in_words(ranks)} ({', '.join(sorted({job.host(rank) for rank in ranks}))}) lost rank {rank} ({job.host(rank)})"
+        f"{describe_ranks(ranks)} ({', '.join(sorted({job.host(rank) for rank in ranks}))}) lost rank {rank} ({job.host(rank)})"
         for rank, ranks in sorted(sides.items())
     )
     if len(pairs) == 1:
@@ -73,7 +74,7 @@ def _broken_link(job: DumpedJob, failed: Sequence[RankDump]) -> Finding | None:
             if times == len(pairs)
             else "The network between the hosts is broken"
         )
-    waiting = next((f" {waiters_in_words(item, longest(job, item))}" for item in job.waiting()), "")
+    waiting = next((f" {describe_waiters(item, longest(job, item))}" for item in job.waiting()), "")
     text = f"{what}: {told}, and all of them run.{waiting} Look at the cable, the switch and the firewall between them."
     return Finding("link", lost, text, waiting=sorted(job.dumps))
 
@@ -147,7 +148,7 @@ def _waits_for(job: DumpedJob, culprit: int) -> str:
         first = holders[min(holders)]
         verb = "waits" if len(holders) == 1 else "wait"
         return (
-            f" {ranks_in_words(list(holders)).capitalize()} {verb} for it in {named(item.name, first.occurrence)}"
+            f" {describe_ranks(list(holders)).capitalize()} {verb} for it in {named(item.name, first.occurrence)}"
             f" ({first.call_site or 'unknown line'})."
         )
     return ""

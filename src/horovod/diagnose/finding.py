@@ -1,4 +1,4 @@
-"""What the rules find, as it is shown and written."""
+"""The findings of the rules, as they are shown and written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Finding(msgspec.Struct, frozen=True):
         kind: ``raised``, ``link``, ``killed``, ``stopped``, ``left``, ``lost``, ``engine``, ``mismatch``, ``apart``,
             ``silent``, ``held``, ``inside``, ``straggler`` or ``nothing``.
         ranks: the ranks that caused it; for ``inside``, the ranks that are inside.
-        text: in words.
+        text: what was found.
         collective: the name of the collective that it is about; "" if there is none.
         process_set: of the collective.
         occurrence: the n-th collective of that name; 0 if there is none.

@@ -12,17 +12,17 @@ from horovod.diagnose.finding import Finding
 from horovod.diagnose.job import (
     DumpedJob,
     UnfinishedCollective,
+    describe_ranks,
+    describe_waiters,
     duration,
     longest,
     named,
-    ranks_in_words,
-    waiters_in_words,
 )
 from horovod.observe.dump import TensorRecord
 
 
 def findings(job: DumpedJob) -> list[Finding]:
-    """What happened, the most important first; never empty."""
+    """The findings, the most important first; never empty."""
     found = [*failure(job), *_mismatch(job)]
     ended = {rank for each in found for rank in each.ranks if each.kind in ("raised", "killed", "left", "lost", "link")}
     waiting = job.waiting()
@@ -107,7 +107,7 @@ def _mismatch(job: DumpedJob) -> list[Finding]:
                 lines[other] = own.call_site
                 views.setdefault(_view(own.operation, own.tensors), []).append(other)
         odd = _minority(views)
-        parts = [f"{ranks_in_words(ranks)} submitted {view}, at {lines[ranks[0]]}" for view, ranks in views.items()]
+        parts = [f"{describe_ranks(ranks)} submitted {view}, at {lines[ranks[0]]}" for view, ranks in views.items()]
         text = (
             f"The ranks disagree about {named(last.name, last.occurrence)}: {'; '.join(parts)}. "
             f"{last.error.splitlines()[0].partition(' Tensor ')[0]}"
@@ -153,8 +153,8 @@ def _of_waiting(
     elif not found and unheard:
         verb, they = ("has", "it") if len(unheard) == 1 else ("have", "they")
         text = (
-            f"{ranks_in_words(unheard).capitalize()} {verb} written nothing, so it is not known what {they} did. "
-            f"{waiters_in_words(item)}"
+            f"{describe_ranks(unheard).capitalize()} {verb} written nothing, so it is not known what {they} did. "
+            f"{describe_waiters(item)}"
         )
         found.append(Finding("lost", unheard, text, *_about(item)))
     return found
@@ -175,7 +175,7 @@ def _stopped(job: DumpedJob) -> set[int]:
 def _stopped_finding(job: DumpedJob, item: UnfinishedCollective, rank: int) -> Finding:
     text = (
         f"Rank {rank} (host {job.host(rank)}) does not run: its process is stopped (SIGSTOP, Ctrl-Z, or a debugger). "
-        f"{waiters_in_words(item, longest(job, item))}"
+        f"{describe_waiters(item, longest(job, item))}"
     )
     return Finding("stopped", [rank], text, *_about(item))
 
@@ -183,10 +183,10 @@ def _stopped_finding(job: DumpedJob, item: UnfinishedCollective, rank: int) -> F
 def _held(job: DumpedJob, item: UnfinishedCollective, rank: int) -> Finding:
     frames = main_thread_of(job.stacks[rank])
     users = next((frame for frame in frames if frame.users), frames[0] if frames else None)
-    place = "" if users is None else f" at {users.file}:{users.line} in {users.function}"
+    at = "" if users is None else f" at {users.file}:{users.line} in {users.function}"
     text = (
-        f"Rank {rank} (host {job.host(rank)}) is in native code{place} that keeps Python's interpreter lock, so no thread of "
-        f"it runs. {waiters_in_words(item, longest(job, item))}"
+        f"Rank {rank} (host {job.host(rank)}) is in native code{at} that keeps Python's interpreter lock, so no thread of "
+        f"it runs. {describe_waiters(item, longest(job, item))}"
     )
     return Finding("held", [rank], text, *_about(item))
 
@@ -198,7 +198,7 @@ def _silent(job: DumpedJob, item: UnfinishedCollective, rank: int) -> Finding:
     since = "" if idle is None else f", which ended {duration(idle)} before"
     text = (
         f"Rank {rank} (host {job.host(rank)}) has not submitted {named(item.name, item.first.occurrence)}; it has "
-        f"submitted {before}{since}. It {doing}. {waiters_in_words(item, longest(job, item))}"
+        f"submitted {before}{since}. It {doing}. {describe_waiters(item, longest(job, item))}"
     )
     return Finding("silent", [rank], text, *_about(item))
 
@@ -216,14 +216,14 @@ def _apart(
         return []
     expected = _expected(job, [item, *instead.values()])
     wrong = sorted(instead) if expected == item.name else _odd(item, instead)
-    parts = [waiters_in_words(item, longest(job, item))]
+    parts = [describe_waiters(item, longest(job, item))]
     by_name: dict[str, list[int]] = {}
     for rank, each in instead.items():
         by_name.setdefault(each.name, []).append(rank)
     for name, ranks in by_name.items():
         record = instead[ranks[0]].holders[ranks[0]]
         parts.append(
-            f"{ranks_in_words(ranks).capitalize()} submitted {named(name, record.occurrence)} instead, at {record.call_site}."
+            f"{describe_ranks(ranks).capitalize()} submitted {named(name, record.occurrence)} instead, at {record.call_site}."
         )
     parts.append(_why_apart(job, item, instead, expected, wrong))
     lines = {rank: each.call_site for rank, each in item.holders.items()}
@@ -260,11 +260,11 @@ def _why_apart(
     theirs = instead[wrong[0]].name
     if theirs in history and history.index(theirs) > history.index(expected):
         return (
-            f"In the step before, '{theirs}' came after '{expected}' on all ranks: {ranks_in_words(wrong)} skipped "
+            f"In the step before, '{theirs}' came after '{expected}' on all ranks: {describe_ranks(wrong)} skipped "
             f"'{expected}', or calls them in another order."
         )
     return (
-        f"In the step before, '{expected}' came next on all ranks: {ranks_in_words(wrong)} took another path through the "
+        f"In the step before, '{expected}' came next on all ranks: {describe_ranks(wrong)} took another path through the "
         "script."
     )
 
@@ -277,18 +277,18 @@ def _inside(job: DumpedJob, item: UnfinishedCollective) -> Finding:
     engine = next((each.engine for each in item.holders.values() if each.engine), "")
     agreed = any(each.order for each in item.holders.values())
     parts = [
-        f"{ranks_in_words(inside).capitalize()} {'is' if len(inside) == 1 else 'are'} inside "
+        f"{describe_ranks(inside).capitalize()} {'is' if len(inside) == 1 else 'are'} inside "
         f"{named(item.name, item.first.occurrence)} since {duration(seconds)}: every rank has submitted it "
         f"({item.first.call_site or 'unknown line'}), so the scripts agree."
     ]
     if over:
-        parts.append(f"{ranks_in_words(over).capitalize()} has finished it.")
+        parts.append(f"{describe_ranks(over).capitalize()} has finished it.")
     parts.append(_links(job, inside, engine if agreed else ""))
     return Finding("inside", sorted(inside), " ".join(filter(None, parts)), *_about(item))
 
 
 def _links(job: DumpedJob, ranks: list[int], engine: str) -> str:
-    """Where the data transfer is stuck."""
+    """The finding about a data transfer that is stuck."""
     pairs: Counter[tuple[str, str]] = Counter()
     accused: Counter[int] = Counter()
     reasons: list[str] = []

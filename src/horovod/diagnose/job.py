@@ -32,12 +32,12 @@ class UnfinishedCollective(NamedTuple):
 
 
 class DumpedJob:
-    """What is known of a job.
+    """The data about a job.
 
     Attributes:
         dumps: by rank.
         stacks: of ranks that could not write, as text.
-        clocks: by rank, what aligns its times.
+        clocks: by rank, the offset that aligns its times.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -139,11 +139,11 @@ class DumpedJob:
         names = [each.name for each in order]
         if not names:
             return []
-        earlier = [place for place, name in enumerate(names[:-1]) if name == names[-1]]
+        earlier = [index for index, name in enumerate(names[:-1]) if name == names[-1]]
         return names[earlier[-1] + 1 :] if earlier else names
 
 
-def ranks_in_words(ranks: Sequence[int]) -> str:
+def describe_ranks(ranks: Sequence[int]) -> str:
     """``rank 3`` or ``ranks 0-2 and 5``."""
     spans = list(_spans(sorted(ranks)))
     texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans]
@@ -170,7 +170,7 @@ def ordinal(number: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Some seconds in words."""
+    """A duration as text."""
     if seconds < 120:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -182,13 +182,13 @@ def named(name: str, occurrence: int) -> str:
     return f"'{name}'" if occurrence <= 1 else f"'{name}' (the {ordinal(occurrence)} of that name)"
 
 
-def waiters_in_words(item: UnfinishedCollective, seconds: float | None = None) -> str:
+def describe_waiters(item: UnfinishedCollective, seconds: float | None = None) -> str:
     """The ranks that wait for it, since when if that is given, and where it was submitted."""
     holders = [rank for rank, each in item.holders.items() if each.ended is None]
     verb = "waits" if len(holders) == 1 else "wait"
     since = "" if seconds is None else f" since {duration(seconds)}"
     return (
-        f"{ranks_in_words(holders).capitalize()} {verb}{since} for {named(item.name, item.first.occurrence)}, submitted at "
+        f"{describe_ranks(holders).capitalize()} {verb}{since} for {named(item.name, item.first.occurrence)}, submitted at "
         f"{item.first.call_site or 'an unknown line'}."
     )
 

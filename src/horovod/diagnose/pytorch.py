@@ -2,7 +2,7 @@
 
 Format: a pickled dictionary a rank, of the version below, as PyTorch documents it in its tutorial on the flight recorder.
 PyTorch numbers collectives by submission. Here they have the numbers in which the ranks carried them out, which are the same on
-all ranks; those that are not carried out yet follow. PyTorch has no place for a collective's name: it is that of the innermost
+all ranks; those that are not carried out yet follow. PyTorch has no field for a collective's name: it is that of the innermost
 frame.
 """
 
@@ -58,7 +58,7 @@ def trace(job: DumpedJob, rank: int, dump: RankDump) -> dict[str, Any]:
         carried_out = sorted((record for record in records if record.order), key=lambda record: record.order)
         waiting = [record for record in records if not record.order and record.ended is None]
         numbered = [(record.order, record) for record in carried_out]
-        numbered += [(each.carried_out + place, record) for place, record in enumerate(waiting, 1)]
+        numbered += [(each.carried_out + position, record) for position, record in enumerate(waiting, 1)]
         entries += [_entry(job, rank, number, record) for number, record in numbered]
         status[str(each.id)] = {
             "last_enqueued_collective": numbered[-1][0] if numbered else -1,

@@ -8,7 +8,7 @@ import msgspec
 
 from horovod.diagnose.activity import main_activity, main_thread_of
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import DumpedJob, duration, ordinal, ranks_in_words
+from horovod.diagnose.job import DumpedJob, describe_ranks, duration, ordinal
 
 SCHEMA = 1
 MOST_ROWS = 24
@@ -21,7 +21,7 @@ class RankSummary(msgspec.Struct, frozen=True):
     Attributes:
         wrote: whether it has written anything; if not, the fields that follow are empty.
         state: ``waiting`` for a collective, ``elsewhere`` in the script, ``held`` in native code, or ``unknown``.
-        doing: of the main thread, in words.
+        doing: what the main thread does, as text.
         call_site: the line of the script that the main thread is at.
         threads: the present line of each of its threads, the main thread first.
         last: the name of the last collective that it completed, which was the ``last_occurrence``-th of that name.
@@ -71,18 +71,18 @@ def _summary(job: DumpedJob, rank: int) -> RankSummary:
     dump = job.dumps.get(rank)
     if dump is None:
         frames = main_thread_of(job.stacks.get(rank, ""))
-        place = next((frame for frame in frames if frame.users), frames[0] if frames else None)
-        line = "" if place is None else f"{place.file}:{place.line}"
+        location = next((frame for frame in frames if frame.users), frames[0] if frames else None)
+        line = "" if location is None else f"{location.file}:{location.line}"
         state = "held" if rank in job.stacks else "unknown"
         return RankSummary(rank, job.host(rank), 0, False, state, call_site=line)
     doing, last = main_activity(dump), job.last(rank)
     open_ = [each for each in dump.collectives if each.ended is None]
     oldest = min(open_, key=lambda each: each.submitted, default=None)
-    place = doing.place
+    location = doing.location
     threads = [
-        f"{thread.name}: {thread.place.file}:{thread.place.line} in {thread.place.function}"
+        f"{thread.name}: {thread.location.file}:{thread.location.line} in {thread.location.function}"
         for thread in dump.threads
-        if thread.place is not None and not thread.own
+        if thread.location is not None and not thread.own
     ]
     return RankSummary(
         rank,
@@ -91,7 +91,7 @@ def _summary(job: DumpedJob, rank: int) -> RankSummary:
         True,
         "waiting" if oldest is not None else "elsewhere",
         doing.does,
-        "" if place is None else f"{place.file}:{place.line}",
+        "" if location is None else f"{location.file}:{location.line}",
         threads,
         "" if last is None else last.name,
         0 if last is None else last.occurrence,
@@ -102,20 +102,20 @@ def _summary(job: DumpedJob, rank: int) -> RankSummary:
 
 
 def text(job: DumpedJob, found: Sequence[Finding]) -> str:
-    """The diagnosis in words."""
+    """The diagnosis as text."""
     known = job.any
     lines = ["What happened", *(f"  {each.text}" for each in found)]
     if known is not None:
         lines += ["", f"Where the ranks are (written because of a {known.why}: {known.reason.splitlines()[0]})"]
         lines += _rows(job)
     if job.silent and known is not None:
-        lines += ["", f"{ranks_in_words(job.silent).capitalize()} of {job.size} ranks: nothing was written. The files of other "
+        lines += ["", f"{describe_ranks(job.silent).capitalize()} of {job.size} ranks: nothing was written. The files of other "
                       "hosts may have to be fetched first."]  # fmt: skip
     return "\n".join(lines)
 
 
 def _rows(job: DumpedJob) -> list[str]:
-    """Where ranks are; those that are at the same place in one row."""
+    """The rows with the lines of the ranks; ranks at the same line share a row."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank in range(job.size):
         if rank in job.dumps:
@@ -126,7 +126,7 @@ def _rows(job: DumpedJob) -> list[str]:
     rows: list[str] = []
     for texts, ranks in list(groups.items())[:MOST_ROWS]:
         host = f" (host {job.host(ranks[0])})" if len({job.host(rank) for rank in ranks}) == 1 else ""
-        rows.append(f"  {ranks_in_words(ranks)}{host}: {texts[0]}")
+        rows.append(f"  {describe_ranks(ranks)}{host}: {texts[0]}")
         rows += [f"      {line}" for line in texts[1:]]
     if len(groups) > MOST_ROWS:
         rows.append(f"  and {len(groups) - MOST_ROWS} more groups of ranks (--json has all)")

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import DumpedJob, ranks_in_words
+from horovod.diagnose.job import DumpedJob, describe_ranks
 from horovod.observe.dump import CollectiveRecord
 
 LEAST_SHARE = 0.05
@@ -23,7 +23,7 @@ LEAST_COLLECTIVES = 20
 
 
 class Delay(NamedTuple):
-    """What one rank costs the others.
+    """The time that one rank costs the others.
 
     Attributes:
         share: of the observed time.
@@ -105,7 +105,7 @@ def delay_of(job: DumpedJob, process_set: int, ranks: list[int]) -> Delay | None
 
 
 def _submissions(job: DumpedJob, records: Mapping[int, CollectiveRecord]) -> Submissions:
-    """What the ranks' records of one collective say."""
+    """The times in the ranks' records of one collective."""
     return Submissions(
         next(iter(records.values())).name,
         {rank: job.time(rank, each.submitted) for rank, each in records.items()},
@@ -122,7 +122,7 @@ def _finding(job: DumpedJob, delay: Delay) -> Finding:
     if delay.after and delay.after != most:
         where = f"between '{delay.after}' ({records[delay.after].call_site}) and '{most}' ({records[most].call_site})"
     text = (
-        f"Rank {delay.rank} (host {job.host(delay.rank)}) is slower than the others: {ranks_in_words(others)} "
+        f"Rank {delay.rank} (host {job.host(delay.rank)}) is slower than the others: {describe_ranks(others)} "
         f"{'waits' if len(others) == 1 else 'wait'} {delay.share:.0%} of the time for it, over the last {delay.collectives} "
         f"collectives. It loses {part:.0%} of that {where}."
     )

@@ -23,9 +23,10 @@ _NAMED = re.compile(rf"\b({'|'.join(_KINDS)}): (.*)")
 def is_failed_collective(error: BaseException, cancelled: Kinds = ()) -> bool:
     """Whether a collective has caused an error of a framework's runtime.
 
-    A graph reports what Python code raised in it as an error of its own, with the text. Where several collectives of a
-    graph fail together, it may report another operation that was ``cancelled``; then the job has failed as well. An error
-    of the script stays one even if another rank has ended meanwhile: that rank most likely met the same error first.
+    A graph reports an exception of Python code as its own error, with the text of the exception. If several collectives of a
+    graph fail together, it may report another operation that was ``cancelled``; then the job has failed as well. An error of
+    the script stays an error of the script even if another rank has ended meanwhile: that rank most likely had the same error
+    first.
     """
     if any(name in str(error) for name in _KINDS):
         return True

@@ -18,7 +18,7 @@ _log = logging.getLogger("horovod.elastic")
 
 
 class LaunchedRounds:
-    """What the launcher says, as :class:`~horovod.elastic.rounds.Rounds` and :class:`~horovod.elastic.updates.HostUpdates`."""
+    """The launcher's messages, as :class:`~horovod.elastic.rounds.Rounds` and :class:`~horovod.elastic.updates.HostUpdates`."""
 
     def __init__(self, process: ElasticProcess) -> None:
         self._process = process
@@ -36,7 +36,7 @@ class LaunchedRounds:
 
 
 def connect() -> None:
-    """Follow the elastic launcher, if there is one, and nobody has called :func:`~horovod.elastic.rounds.connect`."""
+    """Follow the elastic launcher, if there is one and the script has not called :func:`~horovod.elastic.rounds.connect`."""
     process = elastic_process.this_process()
     if process is not None and not rounds.is_connected():
         launched = LaunchedRounds(process)

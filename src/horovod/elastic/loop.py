@@ -24,15 +24,15 @@ _log = logging.getLogger("horovod.elastic")
 def run_fn(func: Callable[..., _Result], reset: Callable[[], object]) -> Callable[..., _Result]:
     """Wraps ``func(state, ...)`` so that it survives failures and changes of the hosts. Every rank calls the result.
 
-    Before ``func`` begins, and before it begins again, the state is synchronised. After a HorovodInternalError the state
-    goes back to the last commit; after a HostsUpdatedInterrupt, which all ranks raise at the same check, it stays as it is.
-    Then ``reset`` begins the next round. What another round would meet again ends the job: ranks that disagree, and the same
+    Before ``func`` begins, and before it begins again, the state is synchronised. After a HorovodInternalError the state goes
+    back to the last commit; after a HostsUpdatedInterrupt, which all ranks raise at the same check, it stays as it is. Then
+    ``reset`` begins the next round. Errors that another round would have again end the job: ranks that disagree, and the same
     exception of the script in several rounds in a row without a completed step. Any other exception ends the call.
 
     Args:
         func: its first argument is a :class:`~horovod.elastic.state.State`; it goes on from what the state says.
-        reset: begins the next round: shuts the runtime down and initialises it. A
-            :class:`~horovod.elastic.rounds.Reset` is also told why the last round ended.
+        reset: begins the next round: shuts the runtime down and initialises it. A :class:`~horovod.elastic.rounds.Reset` also
+            gets the reason why the last round ended.
 
     Returns:
         A function with the arguments of ``func``, which returns what ``func`` returns.
@@ -97,7 +97,7 @@ class _Rank(Generic[_Result]):
                 return Begun(self._reset.init())
         elif call is Call.INIT:
             self._reset()
-            return Begun(same_state=False)  # nothing says who the other ranks are
+            return Begun(same_state=False)  # the other ranks are not known
         return Completed()
 
     def _note(self, error: Exception) -> Outcome:
@@ -130,10 +130,10 @@ def release_frames(error: BaseException) -> None:
 
 
 def outcome_of(error: Exception, call: Call, *, own_reset: bool = False) -> Outcome:
-    """What an error means to the policy. Pure.
+    """The kind of an error for the policy. Pure.
 
     Args:
-        call: what has raised it.
+        call: the call that has raised it.
         own_reset: whether ``reset`` is a function of the script's, whose errors other than failed collectives are its own.
     """
     if isinstance(error, HostsUpdatedInterrupt):

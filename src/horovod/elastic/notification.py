@@ -51,7 +51,7 @@ class NotificationManager:
         """Ask the launcher, and notify all states of changes."""
         result = rounds.poll()
         if result != HostUpdateResult.no_update:
-            with self._lock:  # later than anything before, whatever the clock does
+            with self._lock:  # later than all earlier ones, even if the clock goes back
                 self._latest = max(time.time(), math.nextafter(self._latest, math.inf))
                 timestamp = self._latest
             self.handle_hosts_updated(timestamp, result)

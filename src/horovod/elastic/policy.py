@@ -1,4 +1,5 @@
-"""What one rank of an elastic job does next. Pure: how the last call ended goes in, the next call comes out.
+"""Decides what one rank of an elastic job does next. Pure: the input is the result of the last call, the output is the next
+call.
 
 :mod:`horovod.elastic.loop` makes the calls. The launcher's side is :mod:`horovod.runner.elastic.policy`.
 
@@ -8,8 +9,8 @@
       |                      |
     RESET <- INIT <- NEXT <- SHUTDOWN       (INIT fails: SHUTDOWN again)
 
-A rank that comes from RESET leaves out SYNC where the launcher says that all ranks of the round have the same state. What this
-rank was told in the round before does not decide it: another rank may be new, or may have failed where this one stopped.
+After RESET, a rank leaves out SYNC if the launcher says that all ranks of the round have the same state. The last round of this
+rank does not decide that: another rank may be new, or may have failed where this one stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Call(Enum):
-    """What a rank does."""
+    """The calls of a rank."""
 
     SYNC = auto()
     """Synchronise the state. A collective of all ranks."""
@@ -44,7 +45,7 @@ class Call(Enum):
 
 
 class ErrorKind(Enum):
-    """What kind of error ended a call."""
+    """The kinds of errors that end a call."""
 
     COLLECTIVE = auto()
     """A collective failed. Another round may succeed."""

@@ -32,7 +32,7 @@ class Root(NamedTuple):
     """Whose state all ranks take over.
 
     Attributes:
-        rank: the lowest of those that have come furthest.
+        rank: the lowest of the ranks that are furthest ahead.
         live: whether it is the state in use there, or the one that was saved.
     """
 
@@ -43,8 +43,8 @@ class Root(NamedTuple):
 def furthest(reports: Sequence[StateReport]) -> Root:
     """The rank to take the state from. Every rank comes to the same answer from the same reports, in rank order.
 
-    A process that has taken part before goes before one that is new, whose state is that of its start. Where the live and a
-    saved state are of the same step, the live one is taken, which costs no copy.
+    A process that has taken part before is preferred to a new one, which has only its initial state. If the live and a saved
+    state are of the same step, the live one is taken, which costs no copy.
     """
     known = any(report.rounds for report in reports)
     candidates = [(rank, report) for rank, report in enumerate(reports) if report.rounds or not known]

@@ -17,12 +17,12 @@ class Repetition:
         self._checks = 0
 
     def after(self, error: HorovodInternalError, checks: int) -> HorovodInternalError:
-        """The error that the round has ended by, or, if it has been the same too often, a :class:`RepeatedFailureError`.
+        """The error that has ended the round, or, after the same error in too many rounds, a :class:`RepeatedFailureError`.
 
         A rank that is lost for another reason does not count, and does not interrupt the count.
 
         Args:
-            checks: how many commits or checks all ranks have come to, in all rounds.
+            checks: how many commits or checks all ranks have reached, in all rounds.
         """
         if not isinstance(error, RankRaisedError):
             return error

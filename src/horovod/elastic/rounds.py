@@ -1,7 +1,7 @@
 """How a process gets from one round of an elastic job to the next.
 
-A round is what happens between two changes of the ranks: one generation of the runtime, with one identity for each process.
-The elastic launcher decides who takes part in the next round. What it says comes to the ranks as a :class:`Rounds` and a
+A round is what happens between two changes of the ranks: one generation of the runtime, with one identity for each process. The
+elastic launcher decides who takes part in the next round. The ranks get its answers from a :class:`Rounds` and a
 :class:`~horovod.elastic.updates.HostUpdates`, which :func:`connect` is handed: for ``horovodrun`` by
 :mod:`horovod.elastic.launched`, when ``hvd.elastic.run`` begins. Without an elastic launcher both are a :class:`FixedJob`.
 """
@@ -24,10 +24,10 @@ class Rounds(Protocol):
     def next(self, reason: Reason, *, has_state: bool, keeps_state: bool) -> None:
         """Block until this process has its rank in the next round.
 
-        Called in the script's thread, while the runtime does not run, once for each attempt to begin a round. When it
-        returns, the environment has the new identity: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE,
-        HOROVOD_CROSS_RANK, HOROVOD_CROSS_SIZE, and whatever tells ``init()`` this rendezvous of the ranks from earlier ones.
-        ``init()`` follows at once; if that fails because a rank was lost meanwhile, ``next`` is called again.
+        Called in the script's thread, while the runtime does not run, once for each attempt to begin a round. When it returns,
+        the environment has the new identity: HOROVOD_RANK, HOROVOD_SIZE, HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE,
+        HOROVOD_CROSS_RANK, HOROVOD_CROSS_SIZE, and variables by which ``init()`` distinguishes this rendezvous from earlier
+        ones. ``init()`` follows at once; if that fails because a rank was lost meanwhile, ``next`` is called again.
 
         Args:
             reason: why the last round ended, or why the attempt to begin one failed. A HorovodInternalError: a rank was
@@ -43,7 +43,7 @@ class Rounds(Protocol):
     def same_state(self) -> bool:
         """Whether all ranks of the round that has begun have the same state, so that none synchronises.
 
-        Called once ``init()`` has succeeded, which may have asked for further places. Every rank gets the same answer: that
+        Called once ``init()`` has succeeded, which may have asked for further rounds. Every rank gets the same answer: that
         all of them have said ``keeps_state`` when they left the round before.
         """
 
@@ -98,7 +98,7 @@ def poll() -> HostUpdateResult:
 class Reset:
     """Begins the next round: shuts the runtime down, waits for the new identity, and starts the runtime with it.
 
-    What :func:`~horovod.elastic.loop.run_fn` of every binding gets as ``reset``, which makes these calls one by one.
+    Every binding passes it to :func:`~horovod.elastic.loop.run_fn` as ``reset``, which makes these calls one by one.
 
     Args:
         shutdown, init: the binding's.

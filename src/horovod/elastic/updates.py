@@ -11,7 +11,7 @@ __all__ = ["Heard", "HostUpdateResult", "HostUpdates", "hear"]
 
 
 class HostUpdates(Protocol):
-    """Where a rank learns that hosts were added or removed. The launcher implements it."""
+    """Tells a rank that hosts were added or removed. The launcher implements it."""
 
     def poll(self) -> HostUpdateResult:
         """The changes since the last call, combined; ``no_update`` if there are none.
@@ -45,7 +45,7 @@ class Heard(NamedTuple):
 
 
 def hear(previous: float, updates: Iterable[tuple[float, int]]) -> Heard:
-    """What a rank has heard, from the updates that have come since its last check, each with its time stamp."""
+    """Combines the updates that a rank has received since its last check, each with its time stamp."""
     latest, result = previous, int(HostUpdateResult.no_update)
     for timestamp, update in updates:
         latest, result = max(latest, timestamp), result | update

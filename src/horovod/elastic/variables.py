@@ -18,10 +18,10 @@ from horovod.elastic.state import ObjectState
 
 
 class Variables(NamedTuple):
-    """What a state consists of, besides plain objects.
+    """The variables of a state.
 
     Attributes:
-        shared: variables that all ranks have alike, in the same order on each.
+        shared: variables that are equal on all ranks, in the same order on each.
         own: variables that are saved and restored, but differ from rank to rank, such as states of random generators.
     """
 

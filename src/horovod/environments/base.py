@@ -49,10 +49,10 @@ class ProcessIdentity:
     launcher: str
     job: str
     """A name that no other job on this host, and no other start of this job, has; "" if a rendezvous server is given."""
-    placed: bool = True
+    local_ranks_known: bool = True
     """Whether the local and cross numbers are known. If not, the rendezvous finds them from the ranks' hosts."""
     node: str = ""
-    """What the launcher counts as one host, where that may be less than a machine; "" for the host name."""
+    """The launcher's name of a node, if that may be less than a machine; "" for the host name."""
     rank_0: Rank0 | None = None
     """How the other ranks find rank 0, if the launcher tells it and runs no rendezvous server."""
     hosts: HostList | None = None
@@ -144,7 +144,7 @@ class EnvironmentVariables:
         cross_size: Number,
         hostname: str,
         job: str,
-        placed: bool = True,
+        local_ranks_known: bool = True,
         node: str = "",
         rank_0: Rank0 | None = None,
     ) -> ProcessIdentity:
@@ -167,17 +167,19 @@ class EnvironmentVariables:
             hostname=hostname,
             launcher=self._launcher,
             job=job,
-            placed=placed,
+            local_ranks_known=local_ranks_known,
             node=node,
             rank_0=rank_0,
         )
 
-    def unplaced(self, *, rank: Number, size: Number, hostname: str, rank_0: Rank0 | None = None) -> ProcessIdentity:
+    def without_local_ranks(
+        self, *, rank: Number, size: Number, hostname: str, rank_0: Rank0 | None = None
+    ) -> ProcessIdentity:
         """A ProcessIdentity whose local and cross numbers the rendezvous finds from the ranks' hosts."""
         one, zero = Number(1, "1"), Number(0, "0")
         return self.identity(
             rank=rank, size=size, local_rank=zero, local_size=one, cross_rank=zero, cross_size=one,
-            hostname=hostname, job="", placed=False, rank_0=rank_0,
+            hostname=hostname, job="", local_ranks_known=False, rank_0=rank_0,
         )  # fmt: skip
 
     def port(self, name: str) -> int:
@@ -194,7 +196,7 @@ class EnvironmentVariables:
 def consecutive(rank: Number, size: Number, local_size: Number) -> tuple[Number, Number]:
     """Cross rank and cross size where the launcher gives none, as if ranks filled equal hosts one after the other.
 
-    This is a guess: make it an identity that is not ``placed``, so that the rendezvous replaces it by the right numbers.
+    This is a guess: pass ``local_ranks_known=False``, so that the rendezvous replaces it by the right numbers.
     """
     assumed = f"assumed from {rank.source}, {size.source} and {local_size.source}"
     per_host = max(1, local_size.value)

@@ -35,7 +35,9 @@ class HorovodRun(Environment):
         if not one_host and not all(
             map(read.text, _LOCAL + _CROSS)
         ):  # set by hand, without the local and cross numbers
-            return read.unplaced(rank=read.number(config.RANK), size=size, hostname=read.hostname(config.HOSTNAME))
+            return read.without_local_ranks(
+                rank=read.number(config.RANK), size=size, hostname=read.hostname(config.HOSTNAME)
+            )
         return read.identity(
             rank=read.number(config.RANK),
             size=size,

@@ -35,7 +35,7 @@ class JSRun(Environment):
             cross_size=cross_size,
             hostname=read.hostname("PMIX_HOSTNAME"),
             job="jsrun/" + "/".join(parts),
-            placed=False,
+            local_ranks_known=False,
         )
 
     @staticmethod

@@ -19,7 +19,7 @@ class KubeflowTrainer(Environment):
         read = EnvironmentVariables(
             env,
             KubeflowTrainer.name,
-            "put `torchrun` in the place of `python` in the pods' command, or set numProcPerNode to 1 for one rank a pod.",
+            "run `torchrun` instead of `python` in the pods' command, or set numProcPerNode to 1 for one rank a pod.",
         )
         nodes, ranks = read.text("PET_NNODES"), read.text("PET_NPROC_PER_NODE") or "1"
         least, _, most = nodes.partition(":")
@@ -35,9 +35,11 @@ class KubeflowTrainer(Environment):
                 "starts them"
             )
         if alone:
-            return read.unplaced(rank=read.number("PET_NODE_RANK", 0), size=size, hostname=read.hostname())
+            return read.without_local_ranks(rank=read.number("PET_NODE_RANK", 0), size=size, hostname=read.hostname())
         address = read.text("PET_MASTER_ADDR")
         if not address:
             raise read.error("environment variable PET_MASTER_ADDR is missing, so the ranks cannot find rank 0")
         rank_0 = Rank0(address, read.port("PET_MASTER_PORT"))
-        return read.unplaced(rank=read.number("PET_NODE_RANK"), size=size, hostname=read.hostname(), rank_0=rank_0)
+        return read.without_local_ranks(
+            rank=read.number("PET_NODE_RANK"), size=size, hostname=read.hostname(), rank_0=rank_0
+        )

@@ -46,7 +46,7 @@ class MPICH(Environment):
             cross_size=cross_size,
             hostname=read.hostname("PMI_HOSTNAME"),
             job=f"mpich/{launcher}",
-            placed=False,
+            local_ranks_known=False,
         )
 
 

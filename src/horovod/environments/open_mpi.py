@@ -37,5 +37,5 @@ class OpenMPI(Environment):
             cross_size=cross_size,
             hostname=read.hostname("PMIX_HOSTNAME"),
             job=f"open-mpi/{job}",
-            placed=False,
+            local_ranks_known=False,
         )

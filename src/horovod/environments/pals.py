@@ -1,6 +1,6 @@
 """Ranks started on Cray systems: by PALS (``mpiexec``, ``aprun``), or by the older ALPS (``aprun``).
 
-PALS gives each rank its place. The number of ranks comes from PMI, which PALS offers unless ``mpiexec --pmi`` says otherwise.
+PALS gives each process its rank. The number of ranks comes from PMI, which PALS offers unless ``mpiexec --pmi`` says otherwise.
 ALPS alone does not tell enough.
 """
 
@@ -40,5 +40,5 @@ class PALS(Environment):
             cross_size=cross_size,
             hostname=read.hostname(),
             job="pals/" + read.text("PALS_APID", "ALPS_APP_ID"),
-            placed=False,
+            local_ranks_known=False,
         )

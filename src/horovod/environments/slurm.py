@@ -17,7 +17,7 @@ class Slurm(Environment):
 
     @staticmethod
     def detect(env: Mapping[str, str]) -> bool:
-        # Without a step of its own, a process is the batch script or its child: alone, whatever SLURM_NTASKS says.
+        # Without its own step, a process is the batch script or its child: alone, even if SLURM_NTASKS is larger.
         step = env.get("SLURM_STEP_ID", "").strip()
         if not step or "SLURM_PROCID" not in env:
             return False

@@ -23,10 +23,10 @@ def expand_nodes(text: str) -> list[str]:
     """
     nodes: list[str] = []
     for name in _split(text):
-        pieces = _PART.split(name)  # literal text at even places, contents of brackets at odd ones
+        pieces = _PART.split(name)  # literal text at even indices, contents of brackets at odd ones
         if not name or any(character in piece for piece in pieces[::2] for character in "[] \t"):
             raise ValueError(f"{name!r} is not of the form node7 or node[01-03,07]")
-        choices = [list(_expand_ranges(piece, name)) if place % 2 else [piece] for place, piece in enumerate(pieces)]
+        choices = [list(_expand_ranges(piece, name)) if index % 2 else [piece] for index, piece in enumerate(pieces)]
         number = 1
         for choice in choices:
             number *= len(choice)
@@ -52,11 +52,11 @@ def expand_ports(text: str) -> list[int]:
 def _split(text: str) -> Iterator[str]:
     """The names between commas that stand outside of brackets."""
     depth = start = 0
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         depth += (character == "[") - (character == "]")
         if character == "," and depth == 0:
-            yield text[start:place].strip()
-            start = place + 1
+            yield text[start:index].strip()
+            start = index + 1
     yield text[start:].strip()
 
 

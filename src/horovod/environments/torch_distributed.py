@@ -30,7 +30,7 @@ class TorchDistributed(Environment):
         if per_pod.isdecimal() and int(per_pod) > 1 and not read.text("LOCAL_RANK"):
             raise read.error(
                 f"environment variable PET_NPROC_PER_NODE={per_pod!r} asks for {per_pod} ranks in each pod, and only torchrun "
-                "starts them: put `torchrun` in the place of `python` in the pods' command"
+                "starts them: run `torchrun` instead of `python` in the pods' command"
             )
         rank_0 = Rank0(read.text("MASTER_ADDR"), read.port("MASTER_PORT"))
-        return read.unplaced(rank=rank, size=size, hostname=read.hostname(), rank_0=rank_0)
+        return read.without_local_ranks(rank=rank, size=size, hostname=read.hostname(), rank_0=rank_0)

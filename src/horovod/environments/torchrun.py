@@ -37,7 +37,7 @@ class TorchRun(Environment):
             cross_size=read.number("GROUP_WORLD_SIZE", 1),
             hostname=read.hostname(),
             job="torchrun/" + "/".join(read.text(part) for part in parts),
-            placed=not several,  # an agent knows how many ranks it starts itself, and not how many the others start
+            local_ranks_known=not several,  # an agent knows how many ranks it starts itself, and not how many the others start
             node=f"torchrun's node {group.value}",
             rank_0=_rank_0(read) if several else None,
         )

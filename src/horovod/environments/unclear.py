@@ -20,7 +20,7 @@ class Sign(NamedTuple):
     rank: str
     size: str
     advice: str
-    """What to do; begins with a verb."""
+    """The advice; begins with a verb."""
 
 
 _SIGNS = (

@@ -50,7 +50,7 @@ class RankCollective(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class TimelinePart(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """What a rank has done since its last part.
+    """A rank's collectives and steps since its last report.
 
     Attributes:
         boot: the same on ranks whose clocks are the same.
@@ -218,8 +218,8 @@ class AllRanksTimeline:
             name = "collectives" + (f" of process set {each.process_set}" if each.process_set else "")
             yield {"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": name}}
         begun = each.started or each.ended
-        place = {"pid": rank, "tid": row}
-        wait = {"cat": WAIT, "id": f"{rank}.{each.process_set}.{each.number}", "name": each.name, **place}
+        track = {"pid": rank, "tid": row}
+        wait = {"cat": WAIT, "id": f"{rank}.{each.process_set}.{each.number}", "name": each.name, **track}
         yield {"ph": "b", "ts": _micros(each.submitted + shift), **wait}
         yield {"ph": "e", "ts": _micros(begun + shift), **wait}
         shown = {
@@ -240,7 +240,7 @@ class AllRanksTimeline:
             "name": each.name,
             "ts": begin,
             "dur": round(end - begin, 3),
-            **place,
+            **track,
             "args": shown,
         }
 

@@ -52,14 +52,14 @@ def _line(frame: FrameType | None) -> str:
     if frame is None:
         return ""
     code = frame.f_code
-    place = id(code), frame.f_lasti
-    known = _lines.get(place)
+    instruction = id(code), frame.f_lasti
+    known = _lines.get(instruction)
     if known is None or known[0] is not code:
         if len(_lines) >= _REMEMBERED:
             _lines.clear()
         # The name of a file need not be valid Unicode; a message to other ranks must be.
         line = f"{code.co_filename}:{frame.f_lineno}".encode(errors="backslashreplace").decode()
-        known = _lines[place] = code, line
+        known = _lines[instruction] = code, line
     return known[1]
 
 

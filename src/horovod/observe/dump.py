@@ -104,7 +104,7 @@ class RankDump(msgspec.Struct, frozen=True):
 
     Attributes:
         why: ``failure``, ``mismatch``, ``stall`` or ``request``.
-        reason: in words.
+        reason: as text.
         failed_rank: with ``failure``, the rank that failed first; -1 otherwise.
         failure_kind: of it: ``LOST``, ``RAISED``, ``TIME_LIMIT`` or ``ENGINE``.
         monotonic, unix: the same moment by ``time.monotonic`` and ``time.time``: when the rank began to write.
@@ -184,7 +184,7 @@ class DumpError(Exception):
 
 
 def default_folder(job: str) -> Path:
-    """Where the ranks of a job write by default, on each host."""
+    """The folder in which the ranks of a job write by default, on each host."""
     return Path(tempfile.gettempdir()) / f"horovod-{os.getuid()}" / job
 
 

@@ -98,7 +98,7 @@ class FlightRecorder:
         """The process set carries these out together, in this order.
 
         Args:
-            batch: as the executor has it (``core.requests.batch.Batch``).
+            batch: of the executor (``core.requests.batch.Batch``).
         """
         now = monotonic()
         order = self.carried_out

@@ -100,7 +100,7 @@ class LiveJob:
         """The present state of the job.
 
         Args:
-            lines: by rank, where its main thread is, as far as it is known.
+            lines: by rank, the line of its main thread, if known.
             awaited: by rank, the collectives that it waits for.
         """
         return JobSnapshot(

@@ -1,4 +1,4 @@
-"""Where rank 0 of a running job answers the live view, and which jobs of this user run on this host."""
+"""The address at which rank 0 of a running job answers the live view, and the jobs of this user on this host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def listening() -> list[int]:
     """The processes of this user on this host that are rank 0 of a running job."""
     prefix = f"@{ADDRESS}-{os.getuid()}-"
     with Path("/proc/net/unix").open(encoding="utf-8", errors="replace") as table:
-        names = {words[7] for line in table if len(words := line.split()) > 7}
+        names = {columns[7] for line in table if len(columns := line.split()) > 7}
     return sorted(
         int(name.removeprefix(prefix)) for name in names if name.startswith(prefix) and name[len(prefix) :].isdigit()
     )

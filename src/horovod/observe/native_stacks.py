@@ -1,9 +1,9 @@
-"""The stack of a process that cannot even run Python: native code keeps its interpreter lock.
+"""The stack of a process that cannot run Python code because native code keeps the interpreter lock.
 
-Every rank has :mod:`faulthandler` write the stack of its main thread into a file without a name when SIGURG arrives. The kernel
-ignores that signal in processes that do not handle it. The handler is native code, so it works in whatever state the
-interpreter is. The rank itself is woken by the file's change (:meth:`NativeStacks.fileno`). Another process of the same user on
-the same host reads the file where the rank cannot (:func:`stack_of`).
+On every rank, :mod:`faulthandler` writes the stack of the main thread into an unnamed file when SIGURG arrives. The kernel
+ignores that signal in processes that do not handle it. The handler is native code, so it works in any state of the interpreter.
+The rank itself is woken by the file's change (:meth:`NativeStacks.fileno`). Another process of the same user on the same host
+reads the file if the rank cannot (:func:`stack_of`).
 """
 
 from __future__ import annotations

@@ -240,5 +240,5 @@ class ProgressMeter:
 
 
 def _inside(at: float, spans: Sequence[Span]) -> bool:
-    place = bisect_right(spans, at, key=lambda span: span[0])
-    return place > 0 and at <= spans[place - 1][1]
+    index = bisect_right(spans, at, key=lambda span: span[0])
+    return index > 0 and at <= spans[index - 1][1]

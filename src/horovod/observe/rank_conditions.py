@@ -12,7 +12,7 @@ _RANKS = {"rank", "local_rank", "cross_rank", "get_rank"}
 
 
 class RankCondition(NamedTuple):
-    """An ``if`` that asks for the rank: its line, and the condition as the script has it."""
+    """An ``if`` that depends on the rank: its line, and the text of the condition."""
 
     line: int
     text: str
@@ -35,7 +35,7 @@ def rank_condition(source: str, line: int) -> RankCondition | None:
         return None
     for node in reversed(list(_enclosing(tree, line))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            return None  # who calls it is in another frame
+            return None  # the caller is in another frame
         if isinstance(node, ast.If | ast.IfExp) and _asks_for_rank(node.test):
             body: Sequence[ast.AST] = node.body if isinstance(node, ast.If) else [node.body]
             other: Sequence[ast.AST] = node.orelse if isinstance(node, ast.If) else [node.orelse]

@@ -19,11 +19,11 @@ class Stalled(NamedTuple):
     missing: list[int]
 
 
-def apart_in_words(waiting: Sequence[tuple[Sequence[int], str, str]]) -> str:
+def describe_different_names(waiting: Sequence[tuple[Sequence[int], str, str]]) -> str:
     """The message if ranks wait for different names.
 
     Args:
-        waiting: ranks that have submitted it, its name, and its request in words; oldest first.
+        waiting: ranks that have submitted it, its name, and a description of its request; oldest first.
     """
     lines = ["The ranks wait for different collectives, so none of these can complete:"]
     for ranks, name, view in waiting[:SHOWN]:
@@ -87,8 +87,8 @@ class StallInspector:
                 missing.setdefault(rank, []).append(item.name)
         for rank, names in sorted(missing.items()):
             shown = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
-            place = f" (it is at {call_sites[rank]})" if rank in call_sites else ""
-            lines.append(f"{rank}{'!' if rank in guilty else ''}: [{shown}]{place}")
+            location = f" (it is at {call_sites[rank]})" if rank in call_sites else ""
+            lines.append(f"{rank}{'!' if rank in guilty else ''}: [{shown}]{location}")
             lines += [f"    its thread {line}" for line in thread_lines.get(rank, ())]
         lines += [f"{item.name} was submitted as: {item.view}" for item in late[:SHOWN]]
         if end:

@@ -73,7 +73,7 @@ class StepClock:
         """An optimizer has made a step.
 
         Args:
-            optimizer: its name. Where there are several, a step is one of the first.
+            optimizer: its name. With several optimizers, steps of the first one count.
         """
         self.enter(FORWARD)
         self._thread = threading.get_ident()

@@ -148,7 +148,7 @@ def _stragglers(
                 yield found
 
 
-def in_words(found: Straggler, host: str) -> str:
+def describe(found: Straggler, host: str) -> str:
     """One line for the log."""
     where = f" in {found.phase}" if found.phase else ""
     longer = f": it takes {found.longer * 1e3:.1f} ms longer there than they do" if found.phase else ""

@@ -54,7 +54,7 @@ class ThreadState(msgspec.Struct, frozen=True):
     frames: list[Frame]
 
     @property
-    def place(self) -> Frame | None:
+    def location(self) -> Frame | None:
         """The innermost line of the user's own code; the innermost line at all if there is none."""
         return next((frame for frame in self.frames if frame.users), self.frames[0] if self.frames else None)
 
@@ -77,16 +77,18 @@ def states() -> list[ThreadState]:
 
 
 def main_thread() -> str:
-    """Where this process's main thread is, as ``file:line in function``. For any thread."""
-    place = next((state.place for state in states() if state.main), None)
-    return "unknown" if place is None else f"{place.file}:{place.line} in {place.function}"
+    """The present line of this process's main thread, as ``file:line in function``. For any thread."""
+    location = next((state.location for state in states() if state.main), None)
+    return "unknown" if location is None else f"{location.file}:{location.line} in {location.function}"
 
 
 def lines() -> list[str]:
-    """The present line of each thread but the main thread and the runtime's own, in words."""
+    """The present line of each thread but the main thread and the runtime's own, as text."""
     others = [state for state in states() if not state.main and not state.own]
     found = [
-        f"{each.name}: {each.place.file}:{each.place.line} in {each.place.function}" for each in others if each.place
+        f"{each.name}: {each.location.file}:{each.location.line} in {each.location.function}"
+        for each in others
+        if each.location
     ]
     left = len(found) - MOST_LINES
     return [*found[:MOST_LINES], f"{left} more"] if left > 0 else found
@@ -112,7 +114,7 @@ _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
 def _dumped() -> str:
-    """What faulthandler writes of all threads: at most 100 threads, and the 100 innermost calls of each."""
+    """faulthandler's text about all threads: at most 100 threads, and the 100 innermost calls of each."""
     with os.fdopen(os.memfd_create("horovod-stacks", os.MFD_CLOEXEC), "w+b") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
@@ -136,7 +138,7 @@ def parsed(dumped: str) -> Iterator[tuple[int, list[Frame]]]:
 
 
 def _unescaped(text: str) -> str:
-    """A name as it was before faulthandler has written it in ASCII. What is no valid Unicode stays escaped."""
+    """The name that faulthandler has written in ASCII. Escapes that are not valid Unicode stay."""
 
     def character(match: re.Match[str]) -> str:
         code = int(match[1] or match[2] or match[3], 16)

@@ -56,12 +56,12 @@ def split_command(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], 
     """
     position = 0
     while position < len(arguments):
-        word = arguments[position]
-        if word == "--":
+        argument = arguments[position]
+        if argument == "--":
             return list(arguments[:position]), list(arguments[position + 1 :])
-        if not word.startswith("-") or word == "-":
+        if not argument.startswith("-") or argument == "-":
             break
-        position += 1 + parser.words_after(word)
+        position += 1 + parser.values_of(argument)
     return list(arguments[:position]), list(arguments[position:])
 
 
@@ -88,16 +88,16 @@ class Parser(argparse.ArgumentParser):
         if self._brief and help_text.OFTEN.isdisjoint(names):
             details["help"] = argparse.SUPPRESS
         action = group.add_argument(*names, **details)
-        words = 1 if action.nargs is None else int(action.nargs)
-        self._arity.update(dict.fromkeys(names, words))
+        count = 1 if action.nargs is None else int(action.nargs)
+        self._arity.update(dict.fromkeys(names, count))
 
-    def words_after(self, word: str) -> int:
-        """How many of the words after the flag ``word`` belong to it.
+    def values_of(self, argument: str) -> int:
+        """How many of the arguments that follow the flag ``argument`` are its values.
 
         Raises:
             ValueError: there is no such flag, or it takes no value and has one.
         """
-        name, equals, value = word.partition("=")
+        name, equals, value = argument.partition("=")
         if equals and self._arity.get(name) == 0:
             raise UsageError(f"{name} takes no value, but was given {value!r}")
         if name in self._arity:
@@ -106,12 +106,12 @@ class Parser(argparse.ArgumentParser):
             full = [known for known in self._arity if known.startswith(name)]
             if full:
                 return 0 if equals else self._arity[full[0]]
-        elif word[:2] in self._arity and not word.startswith("--"):
+        elif argument[:2] in self._arity and not argument.startswith("--"):
             return 0  # the value is joined, as in -p22
         near = difflib.get_close_matches(name, self._arity, n=1)
         hint = f", did you mean {near[0]}?" if near else "."
         raise UsageError(
-            f"unknown flag {word}{hint} Flags of your own program belong after its name (see horovodrun --help)"
+            f"unknown flag {argument}{hint} Flags of your own program belong after its name (see horovodrun --help)"
         )
 
 
@@ -240,17 +240,17 @@ def _add_tunables(parser: Parser) -> None:
 
 
 def _add_tunable(parser: Parser, group: argparse._ActionsContainer, tunable: Tunable) -> None:
-    words = help_text.described(tunable)
+    described = help_text.described(tunable)
     if tunable.kind is bool:
         on, off = tunable.flag, tunable.off
-        shown = argparse.SUPPRESS if tunable.on_hidden else words
+        shown = argparse.SUPPRESS if tunable.on_hidden else described
         hidden = argparse.SUPPRESS if tunable.off_hidden else tunable.off_help or f"the opposite of {on}"
         parser.flag(group, on, action="store_const", const=True, dest=tunable.name, help=shown)
         parser.flag(group, off, action="store_const", const=False, dest=tunable.name, help=hidden)
     elif tunable.choices:
-        parser.flag(group, tunable.flag, type=str.upper, choices=tunable.choices, dest=tunable.name, help=words)
+        parser.flag(group, tunable.flag, type=str.upper, choices=tunable.choices, dest=tunable.name, help=described)
     else:
-        parser.flag(group, tunable.flag, type=tunable.kind, dest=tunable.name, metavar="X", help=words)
+        parser.flag(group, tunable.flag, type=tunable.kind, dest=tunable.name, metavar="X", help=described)
 
 
 def _add_elastic(parser: Parser) -> None:
@@ -261,7 +261,7 @@ def _add_elastic(parser: Parser) -> None:
     flag(group, "--max-np", "--max-num-proc", type=_positive, dest="max_num_proc", metavar="N",
          help="the most ranks (default: all slots)")  # fmt: skip
     flag(group, "--slots-per-host", type=_positive, dest="slots", metavar="N",
-         help="slots of hosts that the discovery script prints without")  # fmt: skip
+         help="slots of each host that the discovery script prints without a number")  # fmt: skip
     flag(group, "--elastic-timeout", type=_positive, metavar="S",
          help=f"seconds to wait for enough slots, or ranks (default: {config.ELASTIC_TIMEOUT}, else 600)")  # fmt: skip
     flag(group, "--reset-limit", type=_not_negative, metavar="N",

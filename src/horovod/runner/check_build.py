@@ -49,12 +49,12 @@ _TABLE = {
 
 def check_build() -> str:
     """The table, and the details of each row. Takes a few seconds."""
-    engines = probes.together({name: partial(probes.engine, engine) for name, engine in _ENGINES.items()})
-    frameworks = probes.together(
-        {name: partial(probes.framework, *words) for name, words in _FRAMEWORKS.items()}
-        | {name: partial(probes.program, name, words, remedy) for name, (words, remedy) in _PROGRAMS.items()}
+    engines = probes.run_probes({name: partial(probes.engine, engine) for name, engine in _ENGINES.items()})
+    frameworks = probes.run_probes(
+        {name: partial(probes.framework, *arguments) for name, arguments in _FRAMEWORKS.items()}
+        | {name: partial(probes.program, name, arguments, remedy) for name, (arguments, remedy) in _PROGRAMS.items()}
     )
-    return render(engines | frameworks | {name: _library(*words) for name, words in _LIBRARIES.items()})
+    return render(engines | frameworks | {name: _library(*arguments) for name, arguments in _LIBRARIES.items()})
 
 
 def _library(name: str, device: str, remedy: str) -> ProbeResult:

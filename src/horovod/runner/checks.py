@@ -15,7 +15,7 @@ from horovod.runner.machine import is_local
 
 
 def check_entry_point() -> None:
-    """Whether PyTorch, when it is imported, will find what puts one back end in the place of another."""
+    """Whether PyTorch, when it is imported, will find what replaces one back end by another."""
     from importlib.metadata import entry_points  # it imports much
 
     if not entry_points(group="torch.backends", name="horovod"):

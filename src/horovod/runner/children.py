@@ -1,12 +1,11 @@
-"""Starts processes so that none is left behind, at whatever moment a signal comes.
+"""Starts processes so that none is left behind, even if a signal arrives at any moment.
 
-A signal handler may raise at any instruction of the main thread, such as between the start of a process and the assignment
-that names it. So no handler runs from before a process starts until its owner knows of it:
+A signal handler may raise at any instruction of the main thread, such as between the start of a process and the assignment that
+names it. So no handler runs between the start of a process and the moment when its owner knows of it:
 
-- A process that is to end by itself, such as a discovery script, starts, is read and ends inside :func:`run`. A signal that
-  asks this process to end ends that one at once, and is handled then.
-- A process that stays, such as a rank or an ssh, is started by a function that is called by :func:`owned`, and that gives it to
-  whoever ends it.
+- A process that ends by itself, such as a discovery script, starts, is read and ends inside :func:`run`. A signal that asks
+this process to end ends the other process at once, and is handled then. - A process that stays, such as a rank or an ssh, is
+started by a function that :func:`owned` calls, and that gives it to the code that will end it.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ _EXIT_SECONDS = 1.0
 """How long a killed process may take to end. One that waits inside the kernel may take longer; nothing waits with it."""
 _LONGEST_LOOK_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 0.2
-"""After this time, the main thread interrupts a wait: the kernel may give a signal to another thread, which wakes nobody."""
+"""After this time, the main thread interrupts a wait: the kernel may give a signal to another thread, which wakes no waiting
+thread."""
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM})
 """Signals by which users, batch systems and time-outs interrupt what a process does."""
 

@@ -16,12 +16,12 @@ def read_config_file(filename: str) -> tuple[str | None, dict[str, Value]]:
     """The controller the file asks for, and its settings by :attr:`Tunable.name`.
 
     Raises:
-        ValueError: the file cannot be read, is no YAML, or holds something unknown; the message names file and place.
+        ValueError: the file cannot be read, is no YAML, or holds something unknown; the message names the file and the key.
     """
     content = _load(filename)
     settings: dict[str, Value] = {}
-    places = {tunable.place: tunable for tunable in TUNABLES}
-    sections = sorted({section for section, _ in places})
+    by_key = {tunable.yaml_key: tunable for tunable in TUNABLES}
+    sections = sorted({section for section, _ in by_key})
     controller: str | None = None
     for section, entries in content.items():
         if section == "controller":
@@ -34,9 +34,9 @@ def read_config_file(filename: str) -> tuple[str | None, dict[str, Value]]:
         if not isinstance(entries, dict):
             raise UsageError(f"{filename}: section {section!r} must hold settings, one `name: value` a line")
         for key, value in entries.items():
-            tunable = places.get((section, key))
+            tunable = by_key.get((section, key))
             if tunable is None:
-                known = ", ".join(name for owner, name in places if owner == section)
+                known = ", ".join(name for owner, name in by_key if owner == section)
                 raise UsageError(f"{filename}: unknown setting {key!r} in section {section!r}; known are {known}")
             if value is None:
                 continue

@@ -29,27 +29,27 @@ def describe(
         asked, memory: variables that the user's flags set for the ranks, and variables for the memory allocator.
         reader: the rank that reads standard input, or None.
     """
-    words = [f"horovodrun: {len(slots)} ranks of: {' '.join(command)}"]
-    words += [f"  rank {slot.rank}: {slot.hostname}, local rank {slot.local_rank}" for slot in slots]
-    words += [f"  rendezvous server at {host}:{port}" for host, port in dict.fromkeys(rendezvous)]
+    lines = [f"horovodrun: {len(slots)} ranks of: {' '.join(command)}"]
+    lines += [f"  rank {slot.rank}: {slot.hostname}, local rank {slot.local_rank}" for slot in slots]
+    lines += [f"  rendezvous server at {host}:{port}" for host, port in dict.fromkeys(rendezvous)]
     if reader is not None:
-        words.append(f"  rank {reader} reads standard input")
-    words += [f"  {name}={value}" for name, value in sorted(asked.items())]
+        lines.append(f"  rank {reader} reads standard input")
+    lines += [f"  {name}={value}" for name, value in sorted(asked.items())]
     for agent in agents:
         assert agent.facts is not None
         where = f" on {agent.name}" if len(agents) > 1 else ""
         if where:
-            words.append(f"  {agent.facts.python}{where}")
+            lines.append(f"  {agent.facts.python}{where}")
         number = sum(slot.hostname in agent.hosts for slot in slots)
         threads = worker_environment.threads(environment, agent.facts.cores, number)
         if threads:
             share = ", ".join(f"{name}={value}" for name, value in threads.items())
-            words.append(
+            lines.append(
                 f"  {share}: a fair share of {agent.facts.cores} cores{where}; set either to choose for yourself"
             )
         else:
-            words.append("  threads of OpenMP and MKL: as you have set them")
+            lines.append("  threads of OpenMP and MKL: as you have set them")
     if memory:
         limits = ", ".join(f"{name}={value}" for name, value in memory.items())
-        words.append(f"  {limits}: memory of one step is kept for the next; set either to choose for yourself")
-    return "\n".join(words)
+        lines.append(f"  {limits}: memory of one step is kept for the next; set either to choose for yourself")
+    return "\n".join(lines)

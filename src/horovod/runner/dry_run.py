@@ -1,4 +1,5 @@
-"""What ``horovodrun --dry-run`` shows: what would be started where, as text to read and to copy. Pure."""
+"""The output of ``horovodrun --dry-run``: the processes that would be started on each host, as text to read and to copy.
+Pure."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def describe(parts: Sequence[HostPart], addresses: Sequence[str], job: Sequence[
                 f"    env {who} {shlex.join(plan.command)}",
             ]
     text = "\n".join(lines)
-    notes = [f"  {word}: {note}" for word, note in _NOTES.items() if f"={word}\n" in text + "\n"]
+    notes = [f"  {value}: {note}" for value, note in _NOTES.items() if f"={value}\n" in text + "\n"]
     return "\n".join([text, "", *notes])
 
 

@@ -1,4 +1,4 @@
-"""What the launcher says when it cannot do what it was asked."""
+"""The launcher's errors."""
 
 from __future__ import annotations
 

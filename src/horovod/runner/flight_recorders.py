@@ -31,7 +31,7 @@ _jobs = 0
 
 
 def folder_of_new_job(environment: Mapping[str, str]) -> Path:
-    """Where the ranks of the next job of this process write: as the user says, else a folder of its own."""
+    """The folder in which the ranks of the next job of this process write: the user's, else a new one."""
     global _jobs
     asked = environment.get(config.FLIGHT_RECORDER_DIR, "").strip()
     if asked:
@@ -124,7 +124,7 @@ def _size(path: Path) -> int:
 
 
 def _folders(pid: int) -> list[Path]:
-    """Where the ranks of a process may write."""
+    """The folders in which the ranks of a process may write."""
     environment = _environment(pid)
     asked = environment.get(config.FLIGHT_RECORDER_DIR, "").strip()
     if asked:
@@ -154,7 +154,7 @@ def _process(target: str) -> int:
             "for this user"
         )
     launchers = [
-        pid for pid in of_job if any(word in _command(pid) for word in ("horovodrun", "horovod.runner.launch"))
+        pid for pid in of_job if any(name in _command(pid) for name in ("horovodrun", "horovod.runner.launch"))
     ]
     return min(launchers or of_job)
 
@@ -188,10 +188,10 @@ def _answers(pid: int) -> bool:
 
 def _environment(pid: int) -> dict[str, str]:
     try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return {}
-    return dict(word.split("=", 1) for word in words if "=" in word)
+    return dict(variable.split("=", 1) for variable in variables if "=" in variable)
 
 
 def _command(pid: int) -> str:

@@ -40,9 +40,9 @@ def run_function(
         if data is not None:
             results[rank] = remote_call.loads(data)
     if outcome.failed:
-        words = job.recorder_notice(outcome)
-        if words:
-            print(words, file=sys.stderr)
+        message = job.recorder_notice(outcome)
+        if message:
+            print(message, file=sys.stderr)
         _raise(outcome, results)
     for rank in job.result_ranks:
         if rank not in results:

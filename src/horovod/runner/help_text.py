@@ -1,5 +1,5 @@
-"""What ``horovodrun --help`` and ``--help-all`` say about the flags: what is shown, in which groups, with which
-defaults. Pure.
+"""The help of ``horovodrun --help`` and ``--help-all`` for the flags: which are shown, in which groups, with which defaults.
+Pure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GROUPS = {
 
 def grouped() -> dict[str, list[Tunable]]:
     """The runtime's settings by heading."""
-    return {title: [each for each in TUNABLES if each.place[0] == section] for section, title in GROUPS.items()}
+    return {title: [each for each in TUNABLES if each.yaml_key[0] == section] for section, title in GROUPS.items()}
 
 
 def described(tunable: Tunable) -> str:
@@ -56,7 +56,7 @@ def described(tunable: Tunable) -> str:
 
 
 def default_of(tunable: Tunable) -> str:
-    """The value of a setting that nobody gives, in the flag's unit; "" where there is none to show."""
+    """The default of a setting, in the flag's unit; "" if there is none to show."""
     defaults: dict[str, Any] = {each.metadata["variable"]: each.default for each in fields(Config) if each.metadata}
     value = defaults.get(tunable.variable)
     if value is None or tunable.kind is bool or value in ("", ()):

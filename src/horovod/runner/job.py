@@ -55,13 +55,13 @@ class Job:
     Args:
         options: the request; its ``command`` is what each rank runs.
         environment: the launcher's own.
-        hosts_python: whether the command's first word, an interpreter, is to be each host's own, which runs its agent.
+        hosts_python: whether the command's first argument, an interpreter, is to be each host's own, which runs its agent.
 
     Raises:
         ValueError: the request cannot be met; the message says why.
 
     Attributes:
-        ranks_are_fixed: each process has one place from its start to its end.
+        ranks_are_fixed: each process keeps its rank from its start to its end.
     """
 
     ranks_are_fixed: ClassVar[bool] = True
@@ -98,7 +98,7 @@ class Job:
 
     @property
     def result_ranks(self) -> Sequence[int]:
-        """Whose results ``horovod.run`` returns."""
+        """The ranks whose results ``horovod.run`` returns."""
         return range(len(self.slots))
 
     def _choose_source(self) -> host_sources.HostSource:
@@ -192,18 +192,18 @@ class Job:
                         )
                     )  # fmt: skip
                 return [
-                    self._plans(agent.hosts, agent.facts, isinstance(agent, LocalAgent), place, secret)
-                    for agent, place in zip(agents, rendezvous, strict=True)
+                    self._plans(agent.hosts, agent.facts, isinstance(agent, LocalAgent), address, secret)
+                    for agent, address in zip(agents, rendezvous, strict=True)
                     if agent.facts is not None
                 ]
 
             return supervisor.run(agents, plans, self._seconds)
 
     def dry_run(self) -> str:
-        """What :meth:`run` would start, as text. Starts nothing, and contacts no host.
+        """The processes that :meth:`run` would start, as text. Starts nothing, and contacts no host.
 
         Raises:
-            ValueError: what the environment says about ssh does not parse.
+            ValueError: the environment's settings of ssh do not parse.
             LaunchError: this host has none of the network interfaces that the job may use.
         """
         from horovod.runner import dry_run
@@ -225,12 +225,12 @@ class Job:
             shared, plans = self._plans([host.hostname], facts, False, (dry_run.ADDRESS, 0), "")
             shared = {**shared, **dict.fromkeys(worker_environment.threads(own, 1, 1), dry_run.CORES)}
             parts.append(
-                dry_run.HostPart([host.login], directory, dry_run.hide(shared), forwarded, plans, command.words)
+                dry_run.HostPart([host.login], directory, dry_run.hide(shared), forwarded, plans, command.arguments)
             )
         return dry_run.describe(parts, addresses, [*self._notices(), *self._dry_run_lines()])
 
     def _dry_run_lines(self) -> Sequence[str]:
-        """What :meth:`dry_run` says of the job before it comes to its hosts."""
+        """The text of :meth:`dry_run` about the job, before the text about its hosts."""
         return ()
 
     def _serve(self, cleanup: Cleanup, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
@@ -266,12 +266,12 @@ class Job:
             self._reader = None
 
     def delivered(self, key: str) -> bytes | None:
-        """What a rank has put under ``key`` at the rendezvous server; None if nothing."""
+        """The value that a rank has put under ``key`` at the rendezvous server; None if there is none."""
         return None if self._server is None else self._server.peek(key)
 
     @staticmethod
     def _rendezvous_address(agent: Agent, agents: Sequence[Agent], port: int) -> tuple[str, int]:
-        """Where the ranks of a host reach the rendezvous server.
+        """The address at which the ranks of a host reach the rendezvous server.
 
         Ranks on the launcher's own host use the address at which the first of the other hosts reaches it, if there is one.
         """
@@ -281,7 +281,7 @@ class Job:
     def _plans(
         self, hosts: Sequence[str], facts: HostFacts, here: bool, rendezvous: tuple[str, int], secret: str
     ) -> Plans:
-        """What to start on a host.
+        """The processes to start on a host.
 
         Args:
             hosts: its names.
@@ -296,7 +296,7 @@ class Job:
         ]  # fmt: skip
 
     def _own_environment(self, number: int, slot: SlotInfo) -> dict[str, str]:
-        """What process ``number``, which has this place, has for itself."""
+        """The environment variables of process ``number`` alone, which has the ranks of ``slot``."""
         of_torch = worker_environment.torch_rank(slot) if self.ranks_are_fixed else {}
         return {**worker_environment.of_rank(slot), **of_torch}
 
@@ -307,7 +307,7 @@ class Job:
     def _shared(
         self, host: str, facts: HostFacts, here: bool, rendezvous: tuple[str, int], secret: str, ranks: int
     ) -> Mapping[str, str]:
-        """What all ranks of a host have in their environment.
+        """The environment variables of all ranks of a host.
 
         Args:
             here: whether it is the launcher's own.
@@ -329,11 +329,11 @@ class Job:
         return {config.FLIGHT_RECORDER_DIR: str(self._recorders)}
 
     def recorder_notice(self, outcome: Outcome) -> str:
-        """Where the ranks of a failed job have written down what they did; "" if they have not."""
+        """The text that names the flight recorders of a failed job's ranks; "" if they have written none."""
         return flight_recorders.notice(self._recorders, outcome, self._began, self._serves_other_hosts)
 
     def _torch_store(self, launcher: str) -> dict[str, str]:
-        """Where rank 0 is to serve the store of torch.distributed, should its script want one.
+        """The address for the store of torch.distributed on rank 0, if its script needs one.
 
         Args:
             launcher: the address at which a host's ranks reach the launcher's host.
@@ -345,7 +345,7 @@ class Job:
         return worker_environment.torch_store(self._launcher_environment, address, str(self._torch_port))
 
     def _interfaces(self, host: str, facts: HostFacts) -> list[str]:
-        """The network interfaces that ranks of a host shall use; names may differ from host to host."""
+        """The network interfaces that ranks of a host use; names may differ from host to host."""
         asked = self._options.nics
         found = [name for name in asked if name in facts.interfaces]
         if asked and not found:

@@ -21,8 +21,8 @@ from horovod.runner.options import Options
 class JobFailed(RuntimeError, SystemExit):
     """A job that :func:`run_commandline` ran has failed, or was interrupted.
 
-    Nothing but this exception reports it to the caller. If nobody catches it, the program ends with the job's exit status and
-    without a traceback, because how the job ended has been printed.
+    Nothing but this exception reports it to the caller. If it is not caught, the program ends with the job's exit status and
+    without a traceback, because the end of the job has been printed already.
 
     Attributes:
         code: the exit status of ``horovodrun``: the failing rank's, or 128 + a signal's number.
@@ -64,7 +64,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
             return _dump(options.dump)
         if options.top is not None:
             return _top(options.top)
-        status, words = _carry_out(options)
+        status, message = _carry_out(options)
     except UsageError as error:
         print(f"usage: {USAGE}\nhorovodrun: error: {error}", file=sys.stderr)
         raise WrongRequest(str(error)) from None
@@ -72,7 +72,7 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
         print(f"horovodrun: error: {error}", file=sys.stderr)
         raise
     if status:
-        raise JobFailed(words, status)
+        raise JobFailed(message, status)
     return 0
 
 
@@ -105,9 +105,9 @@ def _run(args: Any) -> Any:
         return run_function(run_func, (), {}, options, getattr(args, "executable", None))
     if not options.command:
         raise UsageError("the command is missing: set it, as in args.command = ['python', 'train.py']")
-    status, words = _carry_out(options)
+    status, message = _carry_out(options)
     if status:
-        raise JobFailed(words, status)
+        raise JobFailed(message, status)
     return None
 
 
@@ -145,15 +145,15 @@ def _carry_out(options: Options) -> tuple[int, str]:
             job = make_job(options, os.environ)
             signals.ends_at_once = False
             outcome = job.run(stdout, stderr, signals)
-            words = outcome.describe()
-            for text in (words, job.recorder_notice(outcome)):
+            message = outcome.describe()
+            for text in (message, job.recorder_notice(outcome)):
                 if text:
                     stderr.write(text + "\n")
-            return outcome.status, words
+            return outcome.status, message
     except SecondSignal as second:
-        words = "horovodrun: killed the job"
-        stderr.write(words + "\n")
-        return 128 + second.number, words
+        message = "horovodrun: killed the job"
+        stderr.write(message + "\n")
+        return 128 + second.number, message
 
 
 def _check_build() -> int:

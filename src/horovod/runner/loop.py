@@ -50,7 +50,9 @@ class Loop:
                 times.append(deadline)
             for key, _ in self._selector.select(max(0.0, min(times) - now) if times else None):
                 current = self._selector.get_map().get(key.fd)
-                if current is not None and current.data is key.data:  # not forgotten by what was called just before
+                if (
+                    current is not None and current.data is key.data
+                ):  # not removed by the function that was called just before
                     key.data()
             self._run_timers()
 

@@ -24,7 +24,7 @@ def is_local(hostname: str) -> bool:
 
 
 def port_below_ephemeral() -> int:
-    """A port that nobody uses on this machine, and that the kernel gives to nobody who asks for any."""
+    """A port that is free on this machine, and that the kernel does not give to a process that asks for any port."""
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as probe:
             try:

@@ -31,7 +31,7 @@ class Say(NamedTuple):
 
 
 class Wake(NamedTuple):
-    """Call :meth:`Policy.woken` with this reason, once, after so many seconds."""
+    """Call :meth:`Policy.woken` with this reason, once, after this number of seconds."""
 
     reason: str
     seconds: float
@@ -58,15 +58,15 @@ class FirstFailure(NamedTuple):
     """The rank whose exit is reported: the culprit, or the first rank that failed because of it."""
     exit: Exit
     reason: str
-    """What the runtime knows about it."""
+    """The runtime's reason for the failure."""
 
 
 class Policy(ABC):
-    """What all kinds of jobs have in common: how the user ends one.
+    """Shared by all kinds of jobs: the reaction to a user who ends the job.
 
     Args:
         reader: the process that reads standard input, or None.
-        batch_job: what the batch system calls the job that the launcher runs in; "" where there is none.
+        batch_job: the batch system's name of the job that the launcher runs in; "" if there is none.
 
     Attributes:
         exits: how processes ended, by number.
@@ -152,7 +152,7 @@ class StaticPolicy(Policy):
     Args:
         ranks: that will be started.
         reader: the one that reads standard input, or None.
-        batch_job: what the batch system calls the job that the launcher runs in; "" where there is none.
+        batch_job: the batch system's name of the job that the launcher runs in; "" if there is none.
     """
 
     def __init__(self, ranks: Collection[int], reader: int | None, batch_job: str = "") -> None:
@@ -215,11 +215,11 @@ class StaticPolicy(Policy):
         ended = culprit if own is not None and own.code else self._first_failed
         reason = reported.reason if reported is not None and known else ""
         self.first_failure = FirstFailure(culprit, ended, self.exits[ended], reason)
-        words = f"horovodrun: Process {ended} exit with status code {self.exits[ended]}."
+        message = f"horovodrun: Process {ended} exit with status code {self.exits[ended]}."
         if ended != culprit:
-            words += f" Rank {culprit} failed first."
+            message += f" Rank {culprit} failed first."
         others = len(self._running)
         if others:
-            words += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
-            return [Say(words), Wake("final output", _FINAL_OUTPUT_SECONDS)]
-        return [Say(words), *self._end_all()]
+            message += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
+            return [Say(message), Wake("final output", _FINAL_OUTPUT_SECONDS)]
+        return [Say(message), *self._end_all()]

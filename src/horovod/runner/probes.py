@@ -40,7 +40,7 @@ Probe = Callable[[int], ProbeResult]
 """Gets a descriptor; once that can be read, the probe is given up."""
 
 
-def together(probes: Mapping[str, Probe]) -> dict[str, ProbeResult]:
+def run_probes(probes: Mapping[str, Probe]) -> dict[str, ProbeResult]:
     """Run probes at the same time; findings by name. A signal ends them, and is handled then."""
 
     def run(interrupted: int) -> dict[str, ProbeResult]:
@@ -89,9 +89,9 @@ def _repair(module: str, reason: str, remedy: str) -> str:
 
 def engine(name: str, cancel: int = -1) -> ProbeResult:
     """Run a job of two ranks whose data travel by this engine."""
-    words = ["-m", "horovod.runner.launch", "-np", "2", "-H", "localhost:2"]
-    words += [sys.executable, "-m", "horovod.common.trial"]
-    done = _run([sys.executable, *words], {config.CPU_OPERATIONS: name, config.TIMELINE: ""}, JOB_SECONDS, cancel)
+    arguments = ["-m", "horovod.runner.launch", "-np", "2", "-H", "localhost:2"]
+    arguments += [sys.executable, "-m", "horovod.common.trial"]
+    done = _run([sys.executable, *arguments], {config.CPU_OPERATIONS: name, config.TIMELINE: ""}, JOB_SECONDS, cancel)
     if done is None:
         return ProbeResult(False, f"a job of two ranks did not end within {JOB_SECONDS:g} seconds")
     if done.status:

@@ -44,7 +44,7 @@ class RemoteCall:
         return RemoteCall(path, sys.prefix, dumps((function, tuple(arguments), dict(keywords))))
 
     def run(self) -> Any:
-        """Call the function, which may import whatever its caller could."""
+        """Call the function, which may import everything that its caller could."""
         if self.prefix == sys.prefix:
             sys.path[:] = self.import_path
         else:  # another Python: its own packages come first

@@ -1,4 +1,4 @@
-"""What a rank of ``horovod.run`` executes: fetch the function, call it, deliver what it returned or raised.
+"""The program of a rank of ``horovod.run``: fetch the function, call it, deliver its result or its exception.
 
 Runs as ``python -m horovod.runner.run_task``. The address of the rendezvous server and the job's secret come
 from the environment.

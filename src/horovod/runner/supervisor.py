@@ -1,7 +1,7 @@
 """One job from the start of its processes to the end of the last: agents' events to the policy, its decisions to the agents.
 
-The one loop waits for what agents report, for signals to the launcher and for a few deadlines. Whatever way it is left, no
-process of the job stays behind.
+The one loop waits for reports of agents, for signals to the launcher and for a few deadlines. In every case, no process of the
+job is left at its end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SWEEP_SECONDS = 4.0
 """How long an agent may take, beyond the grace, until it says that it has ended everything."""
 
 Plans = tuple[Mapping[str, str], Sequence[ProcessPlan]]
-"""What all processes of a host have in their environment, and the processes."""
+"""The environment variables of all processes of a host, and the processes."""
 
 
 class Supervisor:
@@ -202,7 +202,7 @@ class Supervisor:
             except ReaderGone:
                 pass
 
-    # What agents and the loop report.
+    # Reports of agents and the loop.
 
     def _show(self, rank: int, name: str, data: bytes) -> None:
         stream = self._streams.get((rank, name))

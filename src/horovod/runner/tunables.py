@@ -1,6 +1,6 @@
 """The runtime's settings that ``horovodrun`` can hand to a job: one row each.
 
-A row says the flag, the place in the YAML file, the limits and the environment variable. The parser, the file reader,
+A row says the flag, the key in the YAML file, the limits and the environment variable. The parser, the file reader,
 the validation and the export all read this table, so a new setting is one new row.
 """
 
@@ -34,7 +34,7 @@ def _mebibytes(value: Value) -> str:
 class Tunable:
     """One setting.
 
-    ``name`` is the flag's name with underscores; ``place`` its section and key in the YAML file; ``off`` the flag that says
+    ``name`` is the flag's name with underscores; ``yaml_key`` its section and key in the YAML file; ``off`` the flag that says
     the opposite, for booleans, and ``off_help`` its own help; ``inverted`` that the file's boolean means the opposite of the
     flag's; ``when`` the setting without which this one is not exported; ``pattern`` what a text must look like;
     ``without_effect`` why the setting, switched on, changes nothing in this version; ``effect_between_hosts`` whether it
@@ -44,7 +44,7 @@ class Tunable:
     name: str
     kind: type[bool] | type[int] | type[float] | type[str]
     variable: str
-    place: tuple[str, str]
+    yaml_key: tuple[str, str]
     help: str
     minimum: float | None = None
     maximum: float | None = None
@@ -64,7 +64,7 @@ class Tunable:
         """``value`` in this setting's own type.
 
         Args:
-            said: how the user put it, for the message: a flag, or a place in a file.
+            said: how the user put it, for the message: a flag, or a key in a file.
 
         Raises:
             ValueError: the value has another type or lies outside the limits.

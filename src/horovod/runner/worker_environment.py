@@ -88,7 +88,7 @@ def threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str,
     """Each rank's fair share of the machine's cores, for the libraries that would otherwise take all of them.
 
     Empty if the user has set one of the general variables: the one that is missing then follows the library's own rules.
-    Those of TensorFlow are left as the user has set them, each by itself.
+    TensorFlow's variables stay as the user has set them, each separately.
     """
     if any(environment.get(name) for name in _THREAD_VARIABLES):
         return {}
@@ -97,7 +97,7 @@ def threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str,
 
 
 def memory(environment: Mapping[str, str]) -> dict[str, str]:
-    """What lets the C library keep a step's memory for the next one, and PyTorch use huge pages.
+    """Variables that let the C library keep a step's memory for the next one, and PyTorch use huge pages.
 
     Without the first if the user has tuned the allocator, or preloads a library, which may be another allocator; without
     the second if the user has decided about it.
@@ -123,7 +123,7 @@ _MASTER_ADDRESS, _MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
 
 
 def torch_store(environment: Mapping[str, str], address: str, port: str) -> dict[str, str]:
-    """Where the ranks' scripts find the store of ``torch.distributed``, which rank 0 serves; as the user has set it, if so.
+    """Variables with the address of the store of ``torch.distributed``, which rank 0 serves; the user's own, if set.
 
     Args:
         address: of rank 0's host.

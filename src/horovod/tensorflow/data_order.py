@@ -28,7 +28,7 @@ def follow_datasets() -> None:
         if order.wanted and len(order.held) < _MOST_NOTED and _is_number(num_shards) and num_shards > 1:
             line = caller()
             for number, shuffle in enumerate(_shuffles(self), 1):
-                order.held[f"shuffle {number} before the shard at {line}"] = _in_words(shuffle)
+                order.held[f"shuffle {number} before the shard at {line}"] = _describe(shuffle)
         return original(self, num_shards, index, *args, **kwargs)
 
     tf.data.Dataset.shard = shard
@@ -48,7 +48,7 @@ def _shuffles(dataset: Any) -> Iterator[Any]:
         waiting += getattr(each, "_inputs", list)()
 
 
-def _in_words(shuffle: Any) -> str:
+def _describe(shuffle: Any) -> str:
     seeds = [tf.get_static_value(shuffle._seed), tf.get_static_value(shuffle._seed2)]
     if not any(seeds):  # TensorFlow draws seeds of its own then
         return f"no seed, so an order of rank {running().identity.rank}'s own"

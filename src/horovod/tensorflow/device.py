@@ -3,9 +3,9 @@
 An operation calls :func:`memory_of` for its tensors, reads them, allocates the outputs, and takes the results when the handle
 is done. Functions in a graph always get host memory (``docs/design/frameworks.md``).
 
-TensorFlow shows neither its streams nor its events, so on a GPU the host waits twice: before the submission, in
-``to_dlpack``, for all that the GPU was given, and after it for the collective. Outputs are tensors of TensorFlow's allocator,
-which are written before anybody has them.
+TensorFlow shows neither its streams nor its events, so on a GPU the host waits twice: before the submission, in ``to_dlpack``,
+for all earlier work of the GPU, and after it for the collective. Outputs are tensors of TensorFlow's allocator, which are
+written before any other code has them.
 """
 
 from __future__ import annotations
@@ -93,26 +93,28 @@ class TensorFlowHostMemory:
 
 
 class TensorFlowDeviceMemory:
-    """Memory of a GPU, where the tensors lie.
+    """The memory of a GPU with the tensors of one submission.
 
     Args:
         tensors: on GPUs.
-        engine: that moves the memory.
+        engine: the engine that moves the memory.
 
     Raises:
-        ValueError: they are on several GPUs, or on another than this rank's collectives before.
+        ValueError: they are on several GPUs, or on another GPU than this rank's earlier collectives.
     """
 
     def __init__(self, tensors: Sequence[Any], engine: str) -> None:
-        places = {id(tensor): _address(tensor) for tensor in tensors}
-        for first in {tensor.backing_device: place for tensor in tensors if (place := places[id(tensor)])}.values():
+        addresses = {id(tensor): _address(tensor) for tensor in tensors}
+        for first in {
+            tensor.backing_device: address for tensor in tensors if (address := addresses[id(tensor)])
+        }.values():
             tensorflow_devices.use(first)
         self._runtime = tensorflow_devices.runtime()
         self._submission = OnDevice(self._runtime, engine)
-        self._places = places
+        self._addresses = addresses
 
     def read(self, tensors: Sequence[Any]) -> list[Tensor]:
-        return [self.described(tensor, self._places[id(tensor)]) for tensor in tensors]
+        return [self.described(tensor, self._addresses[id(tensor)]) for tensor in tensors]
 
     def room(self, like: Any, shape: Sequence[int]) -> Room:
         with tf.device(like.backing_device):
@@ -149,9 +151,9 @@ class _DeviceRoom:
 
     @property
     def vector(self) -> Vectors:
-        place = self._described.place
-        assert place is not None
-        return place
+        memory = self._described.device_memory
+        assert memory is not None
+        return memory
 
     def described(self) -> Tensor:
         return self._described
@@ -167,7 +169,7 @@ _told = False
 
 
 def tell_of_graphs() -> None:
-    """Say once, where eager collectives may use the memory of GPUs, that this one of a graph does not."""
+    """Log once that collectives of graphs do not use the memory of GPUs, if eager ones may."""
     global _told
     if not _told and context.is_initialized() and context.current().device_engine:
         _told = True
@@ -188,7 +190,7 @@ def memory_of(tensors: Sequence[Any], how: ReductionArguments | None = None) -> 
         return host_memory
     data_types = [DATA_TYPES[tensor.dtype] for tensor in tensors]
     engine = tensorflow_devices.engine(data_types, how)
-    # TensorFlow keeps some types in host memory, whatever device it names.
+    # TensorFlow keeps some types in host memory, even if it names another device.
     if not engine or not all(_GPUS in tensor.backing_device for tensor in tensors):
         return host_memory
     if any(data_type in COMPLEX for data_type in data_types) or not all(map(_has_room, tensors)):

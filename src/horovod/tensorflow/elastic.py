@@ -96,5 +96,5 @@ class TensorFlowState(VariablesState):
                 for variable in self.variables:
                     value = tf.compat.v1.placeholder(variable.dtype.base_dtype, variable.shape)
                     self._assignments.append((value, tf.compat.v1.assign(variable, value)))
-        values = {place: array for (place, _), array in zip(self._assignments, arrays, strict=True)}
+        values = {placeholder: array for (placeholder, _), array in zip(self._assignments, arrays, strict=True)}
         self.session.run([operation for _, operation in self._assignments], values)

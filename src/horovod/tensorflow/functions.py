@@ -77,7 +77,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     """An operation that overwrites all global variables of a TensorFlow 1 graph with those of rank ``root_rank``.
 
     Raises:
-        RuntimeError: in eager execution, where there are no global variables.
+        RuntimeError: in eager execution, which has no global variables.
     """
     if tf.executing_eagerly():
         raise RuntimeError(

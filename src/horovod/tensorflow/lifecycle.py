@@ -67,7 +67,7 @@ class Join(Collective, frozen=True):
         handle = collectives.join()
 
         def outputs() -> list[Any]:
-            running().everybody_joined()
+            running().all_joined()
             return [tf.constant(handle.result, tf.int32)]
 
         return handle, outputs

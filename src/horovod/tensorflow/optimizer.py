@@ -1,4 +1,5 @@
-"""``DistributedOptimizer`` for optimizers of TensorFlow 1. Those of Keras are passed on to :mod:`horovod.tensorflow.keras`."""
+"""``DistributedOptimizer`` for optimizers of TensorFlow 1. Optimizers of Keras are passed on to
+:mod:`horovod.tensorflow.keras`."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def read(path: Path) -> list[RecordedCollective]:
 
 
 def recorded(path: Path, reads: Callable[[], Iterable[RecordedCollective]]) -> list[RecordedCollective]:
-    """The collectives that ``reads`` finds, in the order in which they began. What had not ended is left out.
+    """The collectives that ``reads`` finds, in the order in which they began. Collectives that had not ended are left out.
 
     Raises:
         TimelineError: the events are not Horovod's, or no collective has ended.

@@ -23,7 +23,7 @@ from horovod.timeline.report import (
 from horovod.timeline.summary import Summary, waits
 
 MOST_BATCHES = 20_000
-"""The page shows the last so many batches over time; its tables count all."""
+"""The number of last batches that the page shows over time; its tables count all."""
 _NAMED_TENSORS = 3
 
 

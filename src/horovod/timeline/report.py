@@ -1,4 +1,4 @@
-"""A summary in words and tables."""
+"""A summary as text and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TENSOR_TITLES = ("tensor", "times", "MB", "waited ms", "its batches ms")
 
 
 def text(summary: Summary, steps: Sequence[StepTotal] = ()) -> str:
-    """What ``python -m horovod.timeline`` prints.
+    """The output of ``python -m horovod.timeline``.
 
     Args:
         steps: of all ranks, if the timeline has them.
@@ -61,7 +61,7 @@ def step_table(steps: Sequence[StepTotal]) -> list[tuple[str, ...]]:
 
 
 def sentences(summary: Summary) -> list[str]:
-    """What the numbers mean, the most important last."""
+    """The conclusions from the numbers, the most important last."""
     tensors = sum(each.tensors for each in summary.operations)
     found = [
         f"{summary.seconds:.3f} s with {len(summary.ranks)} ranks: {tensors} tensors in {len(summary.batches)} batches.",

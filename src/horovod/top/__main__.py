@@ -11,7 +11,7 @@ from horovod.top.query import JobEnded, QueryError, ask, rank_0_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 where rich is missing, or 2 where there is no such job."""
+    """Returns the exit status: 0; 1 if rich is missing; 2 if there is no such job."""
     parser = argparse.ArgumentParser(
         prog="python -m horovod.top",
         description="Shows what a running job does: steps, bandwidth, and where its ranks spend their time. Ctrl-C ends it.",

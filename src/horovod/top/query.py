@@ -1,4 +1,4 @@
-"""Finds the rank 0 of a running job on this host, and asks it."""
+"""Finds rank 0 of a running job on this host, and asks it what the job does."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def rank_0_of(target: str | None) -> int:
 
 
 def ask(pid: int) -> JobSnapshot:
-    """What a job does now.
+    """The present state of a job.
 
     Args:
         pid: of rank 0.
@@ -88,7 +88,7 @@ def ask(pid: int) -> JobSnapshot:
 
 def _environment(pid: int) -> dict[str, str]:
     try:
-        words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return {}
-    return dict(word.split("=", 1) for word in words if "=" in word) if pid != os.getpid() else {}
+    return dict(variable.split("=", 1) for variable in variables if "=" in variable) if pid != os.getpid() else {}

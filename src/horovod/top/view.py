@@ -18,19 +18,19 @@ _SHORT = {"data loading": "data", "the update": "update", "its own work": "own w
 
 
 def view(snapshot: JobSnapshot, most_ranks: int = _MOST_RANKS) -> RenderableType:
-    """What the terminal shows.
+    """The table for the terminal.
 
     Args:
-        most_ranks: how many ranks are shown: those that wait least first if there are more, because others wait for them.
+        most_ranks: how many ranks are shown. If there are more, those that wait least, because others wait for them.
     """
-    phases = [place for place in range(len(PHASES)) if any(each.phases[place] >= 0.0005 for each in snapshot.ranks)]
+    phases = [phase for phase in range(len(PHASES)) if any(each.phases[phase] >= 0.0005 for each in snapshot.ranks)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("rank", justify="right")
     table.add_column("host")
     for title in ("steps", "steps/s", "samples/s", "MB/s"):
         table.add_column(title, justify="right")
-    for place in phases:
-        table.add_column(_SHORT.get(PHASES[place], PHASES[place]), justify="right")
+    for phase in phases:
+        table.add_column(_SHORT.get(PHASES[phase], PHASES[phase]), justify="right")
     for title in ("communication", "waiting"):
         table.add_column(title, justify="right")
     table.add_column("now")
@@ -73,19 +73,19 @@ def _row(each: RankView, phases: Sequence[int]) -> list[str]:
         f"{each.steps_per_second:.2f}",
         f"{each.samples_per_second:.1f}" if each.samples_per_second else "-",
         f"{each.bytes_per_second / 1e6:.1f}",
-        *(f"{each.phases[place]:.0%}" for place in phases),
+        *(f"{each.phases[phase]:.0%}" for phase in phases),
         f"{each.communication:.0%}",
         f"{each.waiting:.0%}",
     ]
 
 
 def _now(each: RankView, ranks: Sequence[RankView]) -> Text:
-    """What a rank does at this moment."""
-    place = each.at.rpartition("/")[2]
+    """The text for what a rank does at this moment."""
+    line = each.at.rpartition("/")[2]
     if each.awaits:
-        return Text(f"waits for {each.awaits[0]}" + (f" at {place}" if place else ""))
+        return Text(f"waits for {each.awaits[0]}" + (f" at {line}" if line else ""))
     silent = each.age > _STALE_SECONDS and any(other.awaits for other in ranks)
-    return Text(f"at {place}" if place else "", style="bold red" if silent else "")
+    return Text(f"at {line}" if line else "", style="bold red" if silent else "")
 
 
 def _duration(seconds: float) -> str:

@@ -116,11 +116,11 @@ def _write(values: torch.Tensor, target: torch.Tensor, name: str) -> None:
     if not _overlaps(target):
         target.copy_(values)
         return
-    places, wanted = target, values
+    narrowed, wanted = target, values
     for dimension, stride in enumerate(target.stride()):
         if stride == 0 and target.shape[dimension] > 1:
-            places, wanted = places.narrow(dimension, 0, 1), wanted.narrow(dimension, 0, 1)
-    places.copy_(wanted)
+            narrowed, wanted = narrowed.narrow(dimension, 0, 1), wanted.narrow(dimension, 0, 1)
+    narrowed.copy_(wanted)
     if not bool(((target == values) | (target != target) & (values != values)).all()):  # NaN differs from itself
         raise ValueError(
             f"broadcast_parameters: elements of {name!r} share memory on rank {rank()} (it was made by expand() or as a view "

@@ -1,4 +1,4 @@
-"""Batch normalisation over the ranks by PyTorch's kernels for GPUs, in which nobody waits for the GPU.
+"""Batch normalisation over the ranks by PyTorch's kernels for GPUs, in which the host never waits for the GPU.
 
 Forward gathers one row from each rank: its means, its inverse standard deviations, and the number of elements. The kernel that
 combines them takes the numbers from the GPU, so the host never reads them. Backward adds up two sums over the ranks. The

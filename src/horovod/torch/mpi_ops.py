@@ -149,7 +149,7 @@ def join(device: int = -1) -> int:
     staging.drain()  # what was submitted before comes before
     handle = collectives.join()
     handle.wait()
-    running().everybody_joined()
+    running().all_joined()
     return int(handle.result)
 
 

@@ -22,7 +22,7 @@ is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None)
 """Whether the compiler traces the calling function. PyTorch before 2.3 has it under a private name."""
 
 is_traced: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", None) or is_compiling
-"""The same, for hooks: it costs less where nothing is compiled. PyTorch before 2.3 does not have it."""
+"""The same, for hooks: it costs less if nothing is compiled. PyTorch before 2.3 does not have it."""
 
 _COMPILED_BACKWARD = (
     "The gradient of {name!r} comes from a backward pass with compiled autograd, which tells nobody when it ends, so "

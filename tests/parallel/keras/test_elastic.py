@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastic_places import Places
 from horovod.common.elastic import HostUpdateResult
 from keras_ranks import POOL, env_of
 from ranks import RankPool
+from scripted_launcher import ScriptedLauncher
 
 SAMPLES = 36
 
@@ -45,18 +45,18 @@ def test_fit_goes_on_with_other_ranks(ranks: Callable[..., RankPool], backend: s
 
         rounds = {"lost": [[0, 1, 2], [1, 2]], "added": [[1, 2], [2, 1]]}[how]
         x, y = all_data()
-        with Places(rounds, hvd.shutdown) as places:
+        with ScriptedLauncher(rounds, hvd.shutdown) as launcher:
             hvd.init()
-            model = line(keras, seed=places.process)
+            model = line(keras, seed=launcher.process)
             state = hvd.elastic.KerasState(model, batch=0, epoch=0)
             began = []
 
             class Disturb(keras.callbacks.Callback):
                 def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-                    if places.number == 0 and state.epoch == 1 and batch == 1:
+                    if launcher.number == 0 and state.epoch == 1 and batch == 1:
                         if how == "added":
-                            places.news = HostUpdateResult.added
-                        elif places.process == 0:
+                            launcher.news = HostUpdateResult.added
+                        elif launcher.process == 0:
                             raise SystemExit(0)
 
             callbacks = [
@@ -93,7 +93,7 @@ def test_fit_goes_on_with_other_ranks(ranks: Callable[..., RankPool], backend: s
 
         import horovod.keras as hvd
 
-        with Places([[0]], hvd.shutdown):
+        with ScriptedLauncher([[0]], hvd.shutdown):
             hvd.init()
             model = line(keras, seed)
             model.fit(*all_data(), batch_size=12, epochs=4, shuffle=False, verbose=0)

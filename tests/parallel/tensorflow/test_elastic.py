@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastic_places import Places
 from ranks import RankPool
+from scripted_launcher import ScriptedLauncher
 
 POOL = 3
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
@@ -24,7 +24,7 @@ def test_survivors_of_a_lost_rank_go_on(ranks: Callable[..., RankPool], graph: b
 
         import horovod.tensorflow as hvd
 
-        with Places([[0, 1, 2], [1, 2]], hvd.shutdown) as places:
+        with ScriptedLauncher([[0, 1, 2], [1, 2]], hvd.shutdown) as launcher:
             hvd.init()
             model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1, kernel_initializer="ones")])
             optimizer = tf.keras.optimizers.SGD(0.5, momentum=0.5)
@@ -43,9 +43,9 @@ def test_survivors_of_a_lost_rank_go_on(ranks: Callable[..., RankPool], graph: b
             def train(state: Any) -> list[float]:
                 began.append((hvd.size(), state.step))
                 while state.step < 6:
-                    if places.process == 0 and state.step == 4:
+                    if launcher.process == 0 and state.step == 4:
                         raise SystemExit
-                    step_function(tf.ones((1, 2)) * (places.process + 1.0))
+                    step_function(tf.ones((1, 2)) * (launcher.process + 1.0))
                     state.step += 1
                     state.commit()
                 return [float(each) for each in np.ravel(model.get_weights()[0])]

@@ -384,14 +384,14 @@ def test_a_second_gpu_of_a_process_is_refused_with_what_to_do(job: Job) -> None:
         hvd.allreduce(made((2,)))
         hvd.allgather_object(None)
         recorded = library.loaded().functions
-        recorded.place = 1  # of addresses alone: what is still under way is on the first GPU
+        recorded.memory_device = 1  # of addresses alone: what is still under way is on the first GPU
         try:
             with pytest.raises(
                 tf.errors.InvalidArgumentError, match=r"is on cuda:1.*use cuda:0.*HOROVOD_GPU_OPERATIONS=HOST"
             ):
                 hvd.allreduce(made((2,)))
         finally:
-            recorded.place = 0
+            recorded.memory_device = 0
         assert hvd.allreduce(made((2,)), op=hvd.Sum).numpy().tolist() == [3.0, 5.0]
 
     on(job, 2, check)

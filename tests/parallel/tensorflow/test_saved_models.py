@@ -127,7 +127,7 @@ def test_a_loaded_copy_outlives_the_function_that_was_saved_and_its_queue(job: A
         del sharer
         gc.collect()
         assert not made & set(operation._queues)  # destroyed with its graph
-        assert not made & set(operation._places)
+        assert not made & set(operation._in_flight)
         for value in (3, 4):
             loaded.value.assign(value * hvd.rank())
             assert loaded.share() == value

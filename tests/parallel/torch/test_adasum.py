@@ -13,7 +13,7 @@ import digits
 import horovod.torch as hvd
 
 
-def together(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def adasum_of_two(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Two ranks' tensors, in float64."""
     dot, aa, bb = (a * b).sum(), (a * a).sum(), (b * b).sum()
     return (1 - dot / (2 * aa) if aa > 0 else 1.0) * a + (1 - dot / (2 * bb) if bb > 0 else 1.0) * b
@@ -23,7 +23,7 @@ def statement(contributions: Sequence[torch.Tensor]) -> torch.Tensor:
     """All ranks' tensors: neighbours combine, the last of an odd number goes up as it is."""
     level = [contribution.double() for contribution in contributions]
     while len(level) > 1:
-        level = [together(*level[i : i + 2]) if i + 1 < len(level) else level[i] for i in range(0, len(level), 2)]
+        level = [adasum_of_two(*level[i : i + 2]) if i + 1 < len(level) else level[i] for i in range(0, len(level), 2)]
     return level[0]
 
 

@@ -1,4 +1,4 @@
-"""Autotuning while real ranks train: all change their settings at the same place, and the results are the same bits."""
+"""Autotuning while real ranks train: all change their settings after the same step, and the results are the same bits."""
 
 from __future__ import annotations
 

@@ -384,7 +384,7 @@ def test_a_backend_takes_the_same_calls_as_a_group(ranks: Ranks) -> None:
 
         class Base:
             def __init__(self, rank: int, size: int) -> None:
-                self.place = rank, size
+                self.rank_and_size = rank, size
 
         rank, size = dist.get_rank(), dist.get_world_size()
         own: Any = dist.group.WORLD
@@ -400,7 +400,7 @@ def test_a_backend_takes_the_same_calls_as_a_group(ranks: Ranks) -> None:
                 dist.PrefixStore("other", options.store), rank, size, list(range(size)), options.timeout, "all"
             )
             group = made.HorovodBackend(options, Submitter(found, 30.0, names_callbacks=False))
-            assert group.place == (rank, size) and group.name() == "horovod"
+            assert group.rank_and_size == (rank, size) and group.name() == "horovod"
             tensor, gathered = torch.ones(3), torch.zeros(3 * size)
             group.allreduce([tensor], dist.distributed_c10d.AllreduceOptions()).wait()
             group.all_gather_single(gathered, tensor, dist.distributed_c10d.AllgatherOptions()).wait()

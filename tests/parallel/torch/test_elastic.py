@@ -1,6 +1,6 @@
 """Elastic training on real ranks: what they have in common after a failure, and what a change of size does to the result.
 
-The launcher's part is played by :class:`elastic_places.Places`: the test itself says who takes part in which round.
+The launcher's part is played by :class:`scripted_launcher.ScriptedLauncher`: the test says which ranks take part in a round.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import horovod.torch as hvd
-from elastic_places import Places
 from horovod.common.elastic import HostUpdateResult
 from horovod.core import config
 from ranks import Death, RankPool
+from scripted_launcher import ScriptedLauncher
 
 SAMPLES = 36
 GLOBAL_BATCH = 6
@@ -87,7 +87,7 @@ class Training:
 
 
 def uninterrupted() -> list[float]:
-    with Places([[int(os.environ[config.RANK])]]):
+    with ScriptedLauncher([[int(os.environ[config.RANK])]]):
         hvd.init()
         return Training().run()
 
@@ -100,12 +100,12 @@ def test_survivors_of_a_killed_rank_finish_with_the_result_of_an_undisturbed_job
     """Ranks are lost one after the other, the first of them rank 0, in the middle of a step."""
 
     def work(rollback: str) -> Any:
-        with Places([[0, 1, 2], [1, 2], [2]]) as places:
+        with ScriptedLauncher([[0, 1, 2], [1, 2], [2]]) as launcher:
             hvd.init()
-            training = Training(rollback, seed=places.process)
+            training = Training(rollback, seed=launcher.process)
 
             def between(training: Training) -> None:
-                if (places.process, training.state.step) in [(0, 4), (1, 9)]:
+                if (launcher.process, training.state.step) in [(0, 4), (1, 9)]:
                     os.kill(os.getpid(), signal.SIGKILL)
 
             return training.run(between), training.began
@@ -129,7 +129,7 @@ def test_ranks_follow_the_one_that_has_committed_a_step_more(ranks: Ranks, rollb
     """All but one fail between a step and its commit; that one finds out in the next step. It need not be rank 0."""
 
     def work(rollback: str, leader: int) -> Any:
-        with Places([[0, 1, 2]] * 2):
+        with ScriptedLauncher([[0, 1, 2]] * 2):
             hvd.init()
             training = Training(rollback)
             failed = []
@@ -151,7 +151,7 @@ def test_ranks_follow_the_one_that_has_committed_a_step_more(ranks: Ranks, rollb
 
 def test_where_no_rank_is_at_the_end_of_a_step_all_go_back_to_the_last_save(ranks: Ranks) -> None:
     def work() -> Any:
-        with Places([[0, 1]] * 2):
+        with ScriptedLauncher([[0, 1]] * 2):
             hvd.init()
             training = Training("step")
             failed = []
@@ -182,26 +182,26 @@ def test_where_no_rank_is_at_the_end_of_a_step_all_go_back_to_the_last_save(rank
 def test_a_new_process_takes_over_the_state_and_nothing_is_lost(ranks: Ranks, rollback: str, tmp_path: Path) -> None:
     def work(rollback: str, path: Path) -> Any:
         rounds = [[0, 1], [2, 0, 1], [2, 0]]
-        with Places(rounds) if os.environ[config.RANK] != "2" else Places(rounds[1:]) as places:
-            if places.process == 2:
+        with ScriptedLauncher(rounds) if os.environ[config.RANK] != "2" else ScriptedLauncher(rounds[1:]) as launcher:
+            if launcher.process == 2:
                 while not path.exists():
                     time.sleep(0.01)
             hvd.init()
-            training = Training(rollback, seed=places.process)
+            training = Training(rollback, seed=launcher.process)
 
             def between(training: Training) -> None:
-                if places.number == 0 and training.state.step == 3:
-                    places.news = HostUpdateResult.added
-                elif places.process == 2 and training.state.step == 7:
-                    places.news = HostUpdateResult.removed
+                if launcher.number == 0 and training.state.step == 3:
+                    launcher.news = HostUpdateResult.added
+                elif launcher.process == 2 and training.state.step == 7:
+                    launcher.news = HostUpdateResult.removed
 
-            following = places.next
+            following = launcher.next
 
-            def next_place(reason: Any, **state: bool) -> None:
+            def next_round(reason: Any, **state: bool) -> None:
                 following(reason, **state)
                 path.touch()
 
-            places.next = next_place  # type: ignore[method-assign]
+            launcher.next = next_round  # type: ignore[method-assign]
             try:
                 return training.run(between), training.began
             except SystemExit:
@@ -220,7 +220,7 @@ def test_what_reset_callbacks_set_is_kept_on_all_ranks(ranks: Ranks, rollback: s
     """Whether the state that all take over is the live one, or that of the last save."""
 
     def work(rollback: str, where: str) -> Any:
-        with Places([[0, 1], [1, 0]]):
+        with ScriptedLauncher([[0, 1], [1, 0]]):
             hvd.init()
             training = Training(rollback)
             model, optimizer = training.model, training.optimizer
@@ -258,7 +258,7 @@ def test_a_survivor_lets_go_of_the_tensors_of_the_step_that_failed(ranks: Ranks,
     """Beside those of the next step they would not fit into the memory of a GPU."""
 
     def work(where: str) -> Any:
-        with Places([[0, 1], [0]]) as places:
+        with ScriptedLauncher([[0, 1], [0]]) as launcher:
             hvd.init()
             training = Training()
             activations: list[Any] = []
@@ -270,7 +270,7 @@ def test_a_survivor_lets_go_of_the_tensors_of_the_step_that_failed(ranks: Ranks,
                     hvd.allreduce(output.detach().sum(), name="statistics")
 
             def between(training: Training) -> None:
-                if (places.process, training.state.step) == (1, 3):
+                if (launcher.process, training.state.step) == (1, 3):
                     os.kill(os.getpid(), signal.SIGKILL)
 
             training.model.register_forward_hook(note)
@@ -303,7 +303,7 @@ def test_a_scaler_begins_anew_where_a_step_failed_between_unscaling_and_the_upda
         pytest.skip("PyTorch 2.3 and later scale gradients in host memory")
 
     def work(rollback: str) -> Any:
-        with Places([[0, 1], [1, 0]]):
+        with ScriptedLauncher([[0, 1], [1, 0]]):
             hvd.init()
             model = torch.nn.Linear(3, 1)
             optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))

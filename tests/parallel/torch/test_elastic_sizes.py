@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import horovod.torch as hvd
-from elastic_places import Places
 from ranks import RankPool
+from scripted_launcher import ScriptedLauncher
 
 ROUNDS = [[0, 1, 2], [2, 1], [1, 2, 0]]
 """Fewer ranks, numbered anew; then again as many, one of which has taken no part for a round."""
@@ -35,26 +35,26 @@ def test_optimizers_and_layers_live_on_over_sizes(
             os.environ.pop("HOROVOD_BUCKET_BYTES", None)
 
     def run() -> None:
-        with Places(ROUNDS) as places:
+        with ScriptedLauncher(ROUNDS) as launcher:
             hvd.init()
             torch.manual_seed(0)
             layer = hvd.SyncBatchNorm(2, momentum=None)
             models = [torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 2)).double() for _ in range(2)]
             optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=1.0)) for m in models]
             for number, members in enumerate(ROUNDS):
-                if places.process in members:
+                if launcher.process in members:
                     while number and not all(
                         (tmp_path / f"{number - 1}.{each}").exists() for each in ROUNDS[number - 1]
                     ):
                         time.sleep(0.01)  # the last round is over on all its ranks
                     if not hvd.is_initialized():
                         hvd.init()
-                    check(places.process, members, models, optimizers, layer)
+                    check(launcher.process, members, models, optimizers, layer)
                     hvd.shutdown()
-                    (tmp_path / f"{number}.{places.process}").touch()
-                if places.number + 1 < len(ROUNDS):
+                    (tmp_path / f"{number}.{launcher.process}").touch()
+                if launcher.number + 1 < len(ROUNDS):
                     try:
-                        places.next(None)
+                        launcher.next(None)
                     except SystemExit:
                         pass  # this round is the others'
 

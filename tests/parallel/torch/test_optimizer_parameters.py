@@ -130,7 +130,7 @@ def test_a_model_that_is_all_frozen_at_first_trains_once_it_is_unfrozen(job: Any
 
 
 def test_tied_weights_named_or_listed_twice_are_reduced_once(job: Any) -> None:
-    """One parameter in two places, in the model's names and, by carelessness, twice in the optimizer's list."""
+    """One parameter twice: in the model's names and, by carelessness, twice in the optimizer's list."""
 
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -20,7 +20,7 @@ def total(size: int) -> float:
 def test_a_name_whose_tensor_moves_each_time_gives_right_results(job: Any, size: int, name: str | None) -> None:
     def check() -> None:
         mine, everybody = 1.0 + hvd.rank(), total(size)
-        kept = []  # so that no two are in the same place
+        kept = []  # so that no two have the same address
         for shape in [(4, 3), (4, 3), (12,), (3, 4), (2,), (4, 3)]:
             for dtype in (torch.float32, torch.bfloat16, torch.float32):
                 tensor = torch.full(shape, mine, dtype=dtype)
@@ -45,7 +45,7 @@ def test_a_tensor_that_gets_other_memory_is_reduced_there(job: Any) -> None:
     job(2, check)
 
 
-@pytest.mark.parametrize("name", ["place", None])
+@pytest.mark.parametrize("name", ["named", None])
 def test_other_tensors_in_the_same_place_are_checked_and_reduced_as_they_are(job: Any, name: str | None) -> None:
     def check() -> None:
         base = torch.empty(24)
@@ -64,7 +64,7 @@ def test_other_tensors_in_the_same_place_are_checked_and_reduced_as_they_are(job
     job(2, check)
 
 
-def test_a_lazily_negated_view_is_refused_after_a_tensor_in_the_same_place(job: Any) -> None:
+def test_a_lazily_negated_view_is_refused_after_a_tensor_at_the_same_address(job: Any) -> None:
     def check() -> None:
         number = torch.tensor([1.0 + 2.0j])
         plain, negative = number.imag, number.conj().imag

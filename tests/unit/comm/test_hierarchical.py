@@ -11,7 +11,7 @@ import pytest
 
 from horovod.comm.base import PeerFailure
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
-from horovod.comm.hierarchical.placement import RankGrid
+from horovod.comm.hierarchical.rank_grid import RankGrid
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import Vectors, arrays_of

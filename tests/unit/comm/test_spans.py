@@ -46,7 +46,7 @@ def test_places_are_where_a_range_of_the_concatenation_lies(form: str, case: tup
     lengths, start, stop = case
     arrays = vectors(lengths)
     found = b"".join(
-        ctypes.string_at(int(address), int(size)) for address, size in known_as(form, arrays).places(start, stop)
+        ctypes.string_at(int(address), int(size)) for address, size in known_as(form, arrays).iovecs(start, stop)
     )
     assert np.frombuffer(found, np.int16).tolist() == list(range(start, stop))
 

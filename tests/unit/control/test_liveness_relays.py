@@ -186,9 +186,9 @@ def test_rank_0_hears_where_all_ranks_are_also_while_a_relay_does_not_answer(
     started: Callable[..., SimulatedHosts], caplog: pytest.LogCaptureFixture
 ) -> None:
     job = started(ANSWER)
-    places = {rank: f"train.py:{rank}" for rank in range(6)}
+    lines = {rank: f"train.py:{rank}" for rank in range(6)}
     job.ranks[0].monitor.probe()
-    wait_until(lambda: job.ranks[0].monitor.call_sites == places, "the answers")
+    wait_until(lambda: job.ranks[0].monitor.call_sites == lines, "the answers")
     job.ranks[0].monitor.call_sites.clear()
     job.look = lambda rank, other: "" if HOSTS[rank] == HOSTS[other] else None  # type: ignore[method-assign]
     job.ranks[2].runs.clear()
@@ -196,11 +196,11 @@ def test_rank_0_hears_where_all_ranks_are_also_while_a_relay_does_not_answer(
     wait_until(lambda: len(job.ranks[0].monitor.call_sites) == 6, "the answers but one")
     wait_until(lambda: "or was when" in job.ranks[0].monitor.call_sites[2], "that of rank 2")
     assert {rank: job.ranks[0].monitor.call_sites[rank] for rank in (0, 1, 3, 4, 5)} == {
-        rank: places[rank] for rank in (0, 1, 3, 4, 5)
+        rank: lines[rank] for rank in (0, 1, 3, 4, 5)
     }
     assert {message.split(" has not")[0] for message in caplog.messages} == {"rank 2"}
     job.ranks[2].runs.set()
-    wait_until(lambda: job.ranks[0].monitor.call_sites[2] == places[2], "the answer of rank 2")
+    wait_until(lambda: job.ranks[0].monitor.call_sites[2] == lines[2], "the answer of rank 2")
     assert not any(rank.failures for rank in job.ranks)
 
 

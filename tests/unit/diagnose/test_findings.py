@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.diagnose.findings import findings
-from horovod.diagnose.job import DumpedJob, duration, ordinal, ranks_in_words
+from horovod.diagnose.job import DumpedJob, describe_ranks, duration, ordinal
 from horovod.diagnose.report import diagnosis, text
 from horovod.observe.dump import Folder, LauncherDump, RankExit
 from unit.diagnose.simulated import run
@@ -17,7 +17,7 @@ SIZES = st.integers(3, 6)
 
 
 @st.composite
-def places(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
+def positions(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
     """The number of ranks, the odd one, layers in a step, and the step and the layer in which it is odd."""
     size = draw(SIZES)
     layers = draw(st.integers(2, 5))
@@ -28,7 +28,7 @@ def script(layers: int, steps: int = 10) -> list[str]:
     return [f"layer{layer}" for _ in range(steps) for layer in range(layers)]
 
 
-@given(places())
+@given(positions())
 def test_a_rank_that_skips_one(case: tuple[int, int, int, int, int]) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
@@ -39,7 +39,7 @@ def test_a_rank_that_skips_one(case: tuple[int, int, int, int, int]) -> None:
     assert f"skipped 'layer{layer}'" in said.text
 
 
-@given(places())
+@given(positions())
 def test_a_rank_that_calls_two_in_another_order(case: tuple[int, int, int, int, int]) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
@@ -50,7 +50,7 @@ def test_a_rank_that_calls_two_in_another_order(case: tuple[int, int, int, int, 
     assert "another order" in said.text
 
 
-@given(places())
+@given(positions())
 def test_a_rank_that_uses_another_name(case: tuple[int, int, int, int, int]) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
@@ -60,7 +60,7 @@ def test_a_rank_that_uses_another_name(case: tuple[int, int, int, int, int]) -> 
     assert said.collective == f"layer{layer}" and "submitted 'other' instead" in said.text
 
 
-@given(places())
+@given(positions())
 def test_a_rank_that_stops_calling(case: tuple[int, int, int, int, int]) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
@@ -71,7 +71,7 @@ def test_a_rank_that_stops_calling(case: tuple[int, int, int, int, int]) -> None
     assert "train.py:7" in said.text
 
 
-@given(places(), st.integers(5, 30))
+@given(positions(), st.integers(5, 30))
 def test_records_that_the_ring_has_dropped_do_not_matter(case: tuple[int, int, int, int, int], ring: int) -> None:
     size, odd, layers, step, layer = case
     scripts = [script(layers) for _ in range(size)]
@@ -92,7 +92,7 @@ def test_all_is_well() -> None:
     assert [each.kind for each in findings(job)] == ["nothing"]
 
 
-def test_all_is_well_in_words_and_for_tools() -> None:
+def test_all_is_well_as_text_and_for_tools() -> None:
     job = DumpedJob(run([script(3)] * 3))
     found = findings(job)
     assert "No rank waits for another, and none has failed." in text(job, found)
@@ -174,8 +174,8 @@ def test_a_collective_that_runs_for_a_moment_hides_no_slow_rank_if_the_job_was_o
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, unique=True))
-def test_ranks_in_words(ranks: list[int]) -> None:
-    words = ranks_in_words(ranks).partition(" ")[2].replace(" and ", ", ").split(", ")
+def test_ranks_are_described_as_spans(ranks: list[int]) -> None:
+    words = describe_ranks(ranks).partition(" ")[2].replace(" and ", ", ").split(", ")
     found = [number for part in words for number in range(int(part.split("-")[0]), int(part.split("-")[-1]) + 1)]
     assert found == sorted(ranks)
 

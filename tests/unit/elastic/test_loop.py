@@ -164,7 +164,7 @@ def test_a_script_that_commits_between_failures_goes_on(launcher: Launcher) -> N
 def test_changed_hosts_interrupt_at_the_next_check_and_lose_nothing(
     launcher: Launcher, news: list[HostUpdateResult], synchronised: bool
 ) -> None:
-    """What was done since the last commit stays, since all ranks stop at the same place."""
+    """What was done since the last commit stays, since all ranks stop after the same step."""
     state = Calls(batch=0)
 
     def train(state: Any) -> int:

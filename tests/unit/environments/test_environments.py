@@ -153,8 +153,8 @@ def test_aprun_of_alps_needs_what_pals_would_say() -> None:
 
 
 def test_mpi_does_not_say_which_hosts_have_which_ranks() -> None:
-    assert not any(environments.identity(env).placed for env in (OPEN_MPI_5, HYDRA, INTEL_MPI, PALS))
-    assert all(environments.identity(env).placed for env in ({}, HOROVODRUN, TORCHRUN, SLURM))
+    assert not any(environments.identity(env).local_ranks_known for env in (OPEN_MPI_5, HYDRA, INTEL_MPI, PALS))
+    assert all(environments.identity(env).local_ranks_known for env in ({}, HOROVODRUN, TORCHRUN, SLURM))
 
 
 def test_slurm_with_its_own_pmi_is_slurm() -> None:
@@ -188,7 +188,7 @@ def test_most_launchers_tell_no_hosts() -> None:
 def test_ranks_of_jsrun_know_their_places_and_lsfs_hosts() -> None:
     who = environments.identity(JSRUN)
     assert (who.rank, who.size, who.local_rank, who.local_size, who.cross_rank, who.cross_size) == (2, 4, 0, 2, 1, 2)
-    assert (who.launcher, who.hostname, who.job, who.placed) == ("jsrun", "h2", "jsrun/812/jsm-5", False)
+    assert (who.launcher, who.hostname, who.job, who.local_ranks_known) == ("jsrun", "h2", "jsrun/812/jsm-5", False)
     assert environments.host_list(JSRUN) == (("h1", "h2"), "", ())
     only_open_mpis = {name: value for name, value in JSRUN.items() if not name.startswith("JSM_NAMESPACE_LOCAL")}
     assert environments.identity(only_open_mpis) == who

@@ -51,18 +51,18 @@ def test_one_rank_of_several_knows_who_it_is_and_where_rank_0_is(
     env: dict[str, str], rank: int, size: int, rank_0: Rank0 | None
 ) -> None:
     who = environments.identity(env)
-    assert (who.rank, who.size, who.placed, who.rank_0) == (rank, size, False, rank_0)
+    assert (who.rank, who.size, who.local_ranks_known, who.rank_0) == (rank, size, False, rank_0)
 
 
 def test_torchrun_on_one_host_needs_no_rank_0_to_be_found() -> None:
     who = environments.identity({**TORCHRUN, "WORLD_SIZE": "3", "RANK": "1"})
-    assert (who.local_rank, who.local_size, who.placed, who.rank_0) == (1, 3, True, None)
+    assert (who.local_rank, who.local_size, who.local_ranks_known, who.rank_0) == (1, 3, True, None)
 
 
 def test_hosts_that_the_user_names_are_used() -> None:
-    places = {config.LOCAL_RANK: "0", config.LOCAL_SIZE: "1", config.CROSS_RANK: "1", config.CROSS_SIZE: "2"}
-    who = environments.identity({**BY_HAND, **places})
-    assert (who.local_rank, who.local_size, who.cross_rank, who.cross_size, who.placed) == (0, 1, 1, 2, True)
+    local_ranks = {config.LOCAL_RANK: "0", config.LOCAL_SIZE: "1", config.CROSS_RANK: "1", config.CROSS_SIZE: "2"}
+    who = environments.identity({**BY_HAND, **local_ranks})
+    assert (who.local_rank, who.local_size, who.cross_rank, who.cross_size, who.local_ranks_known) == (0, 1, 1, 2, True)
 
 
 def test_ranks_that_torchrun_started_in_a_pod_are_torchruns() -> None:
@@ -99,7 +99,7 @@ def test_what_ordinary_shells_and_containers_carry_is_a_job_of_one(env: dict[str
         ({**PYTORCHJOB, "MASTER_PORT": "0"}, ["MASTER_PORT='0' is not the number of a port"]),
         (
             {**PYTORCHJOB, "PET_NPROC_PER_NODE": "4"},
-            ["PET_NPROC_PER_NODE='4'", "put `torchrun` in the place of `python`"],
+            ["PET_NPROC_PER_NODE='4'", "run `torchrun` instead of `python`"],
         ),
         ({"TORCHELASTIC_RUN_ID": "x", "RANK": "1"}, ["no WORLD_SIZE", "as if torchrun had started it"]),
         ({**TORCHRUN, "MASTER_ADDR": ""}, ["MASTER_ADDR is missing", "torchrun"]),

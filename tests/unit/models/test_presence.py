@@ -5,22 +5,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod._models.presence import GradientKind, in_words, together
+from horovod._models.presence import GradientKind, describe, to_reduce
 
 kinds = st.lists(st.sampled_from(GradientKind), min_size=1, max_size=12)
 
 
 @given(kinds, kinds)
 def test_texts_are_equal_only_if_the_ranks_have_the_same(one: list[GradientKind], two: list[GradientKind]) -> None:
-    assert (in_words(one) == in_words(two)) == (one == two)
+    assert (describe(one) == describe(two)) == (one == two)
 
 
 def test_the_text_has_the_positions() -> None:
     dense, none = GradientKind.DENSE, GradientKind.ABSENT
-    assert in_words([dense] * 3) == "all 3 gradients"
-    assert in_words([none] * 3) == "none of 3 gradients"
-    assert in_words([dense, dense, none, dense]) == "gradients 0-1, 3 of 4"
-    assert in_words([GradientKind.SPARSE, none, dense]) == "gradients 0, 2 of 3 (sparse: 0)"
+    assert describe([dense] * 3) == "all 3 gradients"
+    assert describe([none] * 3) == "none of 3 gradients"
+    assert describe([dense, dense, none, dense]) == "gradients 0-1, 3 of 4"
+    assert describe([GradientKind.SPARSE, none, dense]) == "gradients 0, 2 of 3 (sparse: 0)"
 
 
 @given(
@@ -31,7 +31,7 @@ def test_the_text_has_the_positions() -> None:
     )
 )
 def test_what_any_rank_has_is_reduced_by_all(found: list[list[GradientKind]]) -> None:
-    kinds = together(found)
+    kinds = to_reduce(found)
     assert (kinds is None) == all(each == found[0] for each in found)
     for position, kind in enumerate(kinds or []):
         every = [each[position] for each in found]
@@ -40,4 +40,4 @@ def test_what_any_rank_has_is_reduced_by_all(found: list[list[GradientKind]]) ->
 
 
 def test_ranks_with_different_numbers_of_variables_have_nothing_together() -> None:
-    assert together([[3, 3], [3]]) is None
+    assert to_reduce([[3, 3], [3]]) is None

@@ -15,7 +15,7 @@ from horovod.observe import step_clock
 from horovod.observe.flight_recorder import FlightRecorder
 from horovod.observe.progress import PHASES, ProgressMeter, StepProgress, merged, overlap
 from horovod.observe.step_clock import BACKWARD, DATA, FORWARD, REDUCTION, UPDATE, StepClock
-from horovod.observe.stragglers import STEPS, StragglerWatch, in_words
+from horovod.observe.stragglers import STEPS, StragglerWatch, describe
 
 BUCKET_BYTES = 400
 REDUCED_IN = 0.002
@@ -235,7 +235,7 @@ def test_the_line_says_who_where_and_how_much(ranks_of: Callable[[int], list[Sim
         make_step(ranks, [Step(0.01, 0.01, 0.01, 0.008), Step(0.01, 0.02, 0.01, 0.008)], 1)
     report(ranks, watch)
     (found,) = watch.found({0: [0, 1]}, 0.0)
-    assert in_words(found, "h7") == (
+    assert describe(found, "h7") == (
         "rank 1 on host h7 holds up the other ranks in forward: it takes 10.0 ms longer there than they do. They lose 20% of "
         "the last 100 steps by it, which took 50.0 ms each. They wait at 'bucket.0' (train.py:7)."
     )

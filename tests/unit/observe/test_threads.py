@@ -54,24 +54,24 @@ def test_another_thread_is_found_at_its_line() -> None:
         state = next(state for state in threads.states() if state.name == "loader")
     assert not state.main and not state.own
     assert "waits_here" in [frame.function for frame in state.frames[1:]]  # within Event.wait()
-    place = state.place
-    assert place is not None and (place.file, place.function) == (HERE, "waits_here") and place.users
+    location = state.location
+    assert location is not None and (location.file, location.function) == (HERE, "waits_here") and location.users
     (with_code,) = threads.with_code([state])
-    assert with_code.place is not None and "(60)" in with_code.place.code
+    assert with_code.location is not None and "(60)" in with_code.location.code
 
 
 def test_the_main_thread_comes_first_and_the_calling_thread_is_left_out() -> None:
     with waiting("horovod-worker"), waiting("loader"):
         found = elsewhere(threads.states)
-    assert found[0].main and found[0].place is not None and found[0].place.file == HERE
+    assert found[0].main and found[0].location is not None and found[0].location.file == HERE
     names = [state.name for state in found[1:]]
     assert names.index("loader") < names.index("horovod-worker")
     assert not any(frame.function == "states" for state in found for frame in state.frames)
 
 
 def test_where_the_main_thread_is_can_be_told_from_another() -> None:
-    place, _, function = elsewhere(threads.main_thread).partition(" in ")
-    assert place.startswith(f"{HERE}:")
+    location, _, function = elsewhere(threads.main_thread).partition(" in ")
+    assert location.startswith(f"{HERE}:")
     assert function == "elsewhere"
 
 

@@ -139,7 +139,7 @@ def test_the_command_line_beats_the_file_wherever_it_stands(tmp_path: Path) -> N
 
 
 def test_every_setting_has_a_place_in_the_file_and_a_variable_of_its_own() -> None:
-    assert len({tunable.place for tunable in TUNABLES}) == len(TUNABLES)
+    assert len({tunable.yaml_key for tunable in TUNABLES}) == len(TUNABLES)
     assert len({tunable.variable for tunable in TUNABLES}) == len(TUNABLES)
 
 
@@ -240,14 +240,14 @@ def test_a_command_that_is_no_word(command: str, message: str, capsys: pytest.Ca
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("place", ["", "./", "/absolute/"])
+@pytest.mark.parametrize("folder", ["", "./", "/absolute/"])
 def test_a_script_that_is_no_command_gets_a_hint(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     script = "train.py"
     Path(script).write_text("")
-    word = str(tmp_path / script) if place == "/absolute/" else place + script
+    word = str(tmp_path / script) if folder == "/absolute/" else folder + script
     with pytest.raises(ValueError, match="did you mean"):
         run_commandline(["-np", "1", word])
     assert re.search(rf"did you mean `python\S* {word}`\?", capsys.readouterr().err)

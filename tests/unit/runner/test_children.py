@@ -24,8 +24,8 @@ from horovod.runner.agent.base import HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.loop import Loop
-from horovod.runner.probes import ProbeResult, together
-from interruptions import every_place
+from horovod.runner.probes import ProbeResult, run_probes
+from interruptions import every_point
 
 
 class Ended(BaseException):
@@ -96,11 +96,11 @@ def test_a_signal_before_any_line_ends_a_program_that_hangs(handler: None) -> No
 
 def test_an_exception_at_any_place_leaves_no_program() -> None:
     before = living()
-    places = 0
-    for _ in every_place(lambda _: children.run(["true"], 60)):
+    points = 0
+    for _ in every_point(lambda _: children.run(["true"], 60)):
         assert living() <= before
-        places += 1
-    assert places > 3
+        points += 1
+    assert points > 3
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGALRM])
@@ -158,7 +158,7 @@ def test_probes_in_threads_end_with_a_signal(handler: None, to_the_process: bool
 
     before = living()
     with pytest.raises((Ended, children.Cancelled)) as caught:
-        together({"one": probe, "other": hangs})
+        run_probes({"one": probe, "other": hangs})
     assert caught.type is Ended
     assert living() <= before
 
@@ -180,7 +180,7 @@ def test_what_a_process_started_and_what_closes_its_streams_is_ended_with_it(tmp
 
 def test_an_exception_at_any_place_of_a_ranks_start_leaves_it_to_its_agent() -> None:
     before = living()
-    places = 0
+    points = 0
     agents: list[LocalAgent] = []
     loop = Loop()
 
@@ -192,7 +192,7 @@ def test_an_exception_at_any_place_of_a_ranks_start_leaves_it_to_its_agent() -> 
         )
         agents[-1].start(dict(os.environ), [ProcessPlan(0, ("sleep", "1000"), {}, False)])
 
-    for _ in every_place(start):
+    for _ in every_point(start):
         for agent in agents:
             agent.kill()
         deadline = time.monotonic() + 30
@@ -200,18 +200,18 @@ def test_an_exception_at_any_place_of_a_ranks_start_leaves_it_to_its_agent() -> 
             assert time.monotonic() < deadline, living()
             time.sleep(0.01)
         agents.clear()
-        places += 1
+        points += 1
     for agent in agents:
         agent.kill()
     loop.close()
     agents.clear()
     gc.collect()
     subprocess._cleanup()  # reaps what was killed a moment ago
-    assert places > 3
+    assert points > 3
 
 
 def test_no_exception_skips_a_part_of_a_cleanup() -> None:
-    for _ in every_place(lambda _: check_cleanup()):
+    for _ in every_point(lambda _: check_cleanup()):
         pass
 
 

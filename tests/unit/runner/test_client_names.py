@@ -39,7 +39,7 @@ def test_a_program_may_start_ranks_by_itself_and_give_them_the_rendezvous_server
             server.init(plan[1:])
         ranks = []
         for slot in plan:
-            place = {
+            variables = {
                 "HOROVOD_HOSTNAME": slot.hostname,
                 "HOROVOD_RANK": slot.rank,
                 "HOROVOD_SIZE": slot.size,
@@ -52,7 +52,7 @@ def test_a_program_may_start_ranks_by_itself_and_give_them_the_rendezvous_server
                 "HOROVOD_CONTROLLER": "gloo",
                 "HOROVOD_CPU_OPERATIONS": "shm",
             }
-            environment = {**os.environ, **{name: str(value) for name, value in place.items()}}
+            environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
             ranks.append(
                 subprocess.Popen([sys.executable, "-c", RANK], env=environment, stdout=subprocess.PIPE, text=True)
             )

@@ -54,7 +54,7 @@ def client(service: ComputeService) -> ComputeClient:
     return ComputeClient(service.addresses(), KEY)
 
 
-def place(addresses: Addresses) -> tuple[str, int]:
+def first_address(addresses: Addresses) -> tuple[str, int]:
     ((address,),) = addresses.values()
     return address
 
@@ -186,7 +186,7 @@ def test_another_key_opens_nothing(service: ComputeService) -> None:
 
 @pytest.mark.parametrize("stranger", BAD_CLIENTS)
 def test_unauthenticated_clients_do_not_disturb(service: ComputeService, stranger: str) -> None:
-    with visited_by(stranger, place(service.addresses())):
+    with visited_by(stranger, first_address(service.addresses())):
         client(service).register_dispatcher(0, "grpc://localhost:1")
         assert client(service).wait_for_dispatcher_registration(0, SECONDS) == "grpc://localhost:1"
         client(service).shutdown()
@@ -196,7 +196,7 @@ def test_unauthenticated_clients_do_not_disturb(service: ComputeService, strange
 @pytest.mark.parametrize("rubbish", [frame(b"\x80\x04N."), frame(b"")], ids=["pickle", "empty"])
 def test_invalid_messages_with_the_key_end_only_their_connection(service: ComputeService, rubbish: bytes) -> None:
     waiting = ConcurrentCalls(partial(client(service).wait_for_dispatcher_registration, 0, SECONDS))
-    with dial(place(service.addresses()), KEY, PURPOSE, time.monotonic() + SECONDS) as connection:
+    with dial(first_address(service.addresses()), KEY, PURPOSE, time.monotonic() + SECONDS) as connection:
         connection.settimeout(SECONDS)
         connection.sendall(rubbish)
         try:
@@ -210,7 +210,7 @@ def test_invalid_messages_with_the_key_end_only_their_connection(service: Comput
 def test_addresses_are_of_the_interfaces_asked_for(servers: list[RendezvousServer]) -> None:
     with ComputeService(1, 1, KEY, nics=["lo"]) as service:
         assert [host for host, _ in service.addresses()["lo"]] == ["127.0.0.1"]
-        assert servers[0].address == place(service.addresses())
+        assert servers[0].address == first_address(service.addresses())
         assert client(service).own_address() == "127.0.0.1"
     with ComputeService(1, 1, KEY) as service:
         everywhere = [host for entries in service.addresses().values() for host, _ in entries]
@@ -219,7 +219,7 @@ def test_addresses_are_of_the_interfaces_asked_for(servers: list[RendezvousServe
 
 
 def test_a_wrong_address_among_others_is_passed_over(service: ComputeService) -> None:
-    host, port = place(service.addresses())
+    host, port = first_address(service.addresses())
     one = ComputeClient({"eth9": [("127.0.0.1", 9)], "lo": [(host, port)]}, KEY)
     one.register_dispatcher(0, "grpc://localhost:1")
 

@@ -1,6 +1,6 @@
 """A job that a handler's exception interrupts, wherever it has come to, leaves no process and no thread.
 
-The place is a random one: a job has thousands."""
+The point is a random one: a job has thousands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOBS = {
     "an elastic job": Options(command=("true",), num_proc=2, min_num_proc=1),
     "a discovery script": Options(command=("true",), host_discovery_script="echo localhost:2", min_num_proc=2),
 }
-PLACES = 4500
+POINTS = 4500
 """About as many as such a job has, from its first to its last."""
 TRIES = 12
 
@@ -63,11 +63,11 @@ def test_an_interrupted_job_leaves_nothing(name: str) -> None:
 def main(name: str) -> None:
     tag = os.environ[TAG]
     threads = threading.active_count()
-    for place in random.sample(range(PLACES), TRIES):
-        interrupted_at(place, lambda: make_job(JOBS[name], os.environ).run(Nowhere(), Nowhere()))
+    for point in random.sample(range(POINTS), TRIES):
+        interrupted_at(point, lambda: make_job(JOBS[name], os.environ).run(Nowhere(), Nowhere()))
         deadline = time.monotonic() + 30
         while (left := living(tag)) or threading.active_count() > threads:
-            assert time.monotonic() < deadline, f"left after an exception at place {place}: {left}"
+            assert time.monotonic() < deadline, f"left after an exception at point {point}: {left}"
             time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""Waiting for descriptors and deadlines in one place."""
+"""Waiting for descriptors and deadlines in one loop."""
 
 from __future__ import annotations
 

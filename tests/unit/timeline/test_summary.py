@@ -113,7 +113,7 @@ def programs(draw: st.DrawFn) -> list[RecordedCollective]:
         submitted = {rank: float(draw(TIMES)) for rank in range(ranks)}
         begun = max(free, int(max(submitted.values()))) + draw(st.integers(0, 5))
         free = begun + draw(st.integers(1, 20))
-        found += [recorded(f"{number}.{place}", submitted, begun, free) for place in range(draw(st.integers(1, 3)))]
+        found += [recorded(f"{number}.{index}", submitted, begun, free) for index in range(draw(st.integers(1, 3)))]
     return found
 
 

@@ -18,19 +18,19 @@ Make = Callable[[], ElasticSampler]
 
 
 class Job:
-    """The samplers of all ranks of a job whose size changes: each has the place of its rank when it asks."""
+    """The samplers of all ranks of a job whose size changes: each has its own rank when it asks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
-        self._place = (0, 1)
+        self._rank_and_size = (0, 1)
         self._make = make
-        monkeypatch.setattr(module, "rank", lambda: self._place[0])
-        monkeypatch.setattr(module, "size", lambda: self._place[1])
+        monkeypatch.setattr(module, "rank", lambda: self._rank_and_size[0])
+        monkeypatch.setattr(module, "size", lambda: self._rank_and_size[1])
 
     def ranks(self, size: int, state: dict[str, Any] | None = None) -> list[Any]:
-        """New samplers, one a rank, at the place that ``state`` tells."""
+        """New samplers, one a rank, at the position that ``state`` tells."""
         made = []
         for rank in range(size):
-            self._place = (rank, size)
+            self._rank_and_size = (rank, size)
             made.append(self._make())
             if state is not None:
                 made[-1].load_state_dict(state)

@@ -64,7 +64,7 @@ def test_finite_means_are_computed_by_pytorch(dtype: np.dtype) -> None:
         sound = np.isfinite(result.astype(np.float32))
         assert np.array_equal(result.view(np.uint16)[sound], wanted.view(np.uint16)[sound])
     for infinite in (np.inf, -np.inf, np.nan):
-        for place in (0, 1):
+        for index in (0, 1):
             pair = [np.ones(70, dtype), np.ones(70, dtype)]
-            pair[place][69] = infinite
+            pair[index][69] = infinite
             assert not reduction._mean(*pair, np.empty(70, dtype))

@@ -1,8 +1,8 @@
 """Keras on JAX: a callback in the jitted train step reduces the gradients.
 
-The callback gets the memory of the gradients and reduces them in place: host memory, or that of a GPU where an engine moves
-it, with the stream that XLA computes on. For 64 MB of host memory this is six times as fast as
-``jax.experimental.io_callback``, and it cannot block as a callback that makes JAX arrays can. Elsewhere JAX copies the
+The callback gets the memory of the gradients and reduces them in place. This is host memory, or the memory of a GPU if an
+engine moves it, with the stream that XLA computes on. For 64 MB of host memory this is six times as fast as
+``jax.experimental.io_callback``, and it cannot block, unlike a callback that makes JAX arrays. Elsewhere JAX copies the
 gradients to host memory and back.
 """
 
@@ -122,9 +122,9 @@ class JaxReducer(Reducer):
         pairs = [self._compression.compress(jnp.asarray(gradients[index])) for index in present]
         names = [f"gradient of {variable_name(variables[index])}" for index in present]
         shapes = tuple((str(each.dtype), tuple(each.shape)) for each in variables)
-        alike = presence.in_words([GradientKind.ABSENT if each is None else GradientKind.DENSE for each in gradients])
-        places = {index: place for place, index in enumerate(present)}
-        own_cut = None if cut is None else [[places[index] for index in each if index in places] for each in cut]
+        alike = presence.describe([GradientKind.ABSENT if each is None else GradientKind.DENSE for each in gradients])
+        positions = {index: position for position, index in enumerate(present)}
+        own_cut = None if cut is None else [[positions[index] for index in each if index in positions] for each in cut]
 
         guard = None if op == ReduceOp.MAX else self.guard
         held = _held(guard, variables)
@@ -154,7 +154,7 @@ class JaxReducer(Reducer):
 def _held(guard: OptimizerGuard | None, variables: Sequence[Any]) -> list[Any]:
     """The learning rate, if there is one, and the first elements of some variables: one array of the computation.
 
-    Nothing, if the variables have no values here. They are elsewhere while a training step of the script's own runs.
+    Nothing if the variables have no values here: while the script's own training step runs, the values are elsewhere.
     """
     rate = None if guard is None else guard.rate()
     every = [*([] if rate is None else [rate]), *some(variables)]
@@ -173,11 +173,11 @@ def _has_value(variable: Any) -> bool:
 def _compare(guard: OptimizerGuard, variables: Sequence[Any], held: Any, whole: Sequence[Any]) -> None:
     """Compare what :func:`_held` has put into the computation, and all of the variables, if they are there."""
     values = np.asarray(held)
-    samples, place = [], 0 if guard.rate() is None else 1
+    samples, position = [], 0 if guard.rate() is None else 1
     for each in some(variables):
         length = min(int(np.prod(each.shape)), ELEMENTS)
-        samples.append(values[place : place + length])
-        place += length
+        samples.append(values[position : position + length])
+        position += length
     rate = None if guard.rate() is None else lambda: values[0]
     guard.compare(variables, rate, lambda: samples, lambda: whole)
 
@@ -188,9 +188,8 @@ def _trace() -> object:
 
 
 def _arrival(gradient: Any) -> Arrival:
-    """What can be seen of a gradient in a trace: whether the operation that made it belongs to a backward pass.
-
-    Nothing can be seen of gradients outside of a trace, and with a JAX whose tracers do not know what made them.
+    """The state of a gradient in a trace, by the operation that made it. UNKNOWN outside of a trace, and if this JAX's tracers
+    do not know that operation.
     """
     operation = getattr(gradient, "parent", None)
     names = getattr(getattr(operation, "source_info", None), "name_stack", None)
@@ -218,18 +217,18 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
                 "this training step was compiled for an engine that moves the memory of GPUs, and the job has none any more: "
                 f"call model.compile() again, or set {GPU_OPERATIONS}=HOST on all ranks"
             )
-        places = [address_in(output.__dlpack__()) for output in outputs]
-        somewhere = max(places)
-        if not somewhere:
+        addresses = [address_in(output.__dlpack__()) for output in outputs]
+        address = max(addresses)
+        if not address:
             change([_host_tensor(np.empty(each.shape, each.dtype)) for each in shapes])
             return
-        runtime = jax_devices.use(somewhere)
+        runtime = jax_devices.use(address)
         with runtime.on(context.stream):
             submission = OnDevice(runtime, engine)
             change(
                 [
-                    submission.tensor(place, data_type, each.shape)
-                    for place, data_type, each in zip(places, data_types, shapes, strict=True)
+                    submission.tensor(address, data_type, each.shape)
+                    for address, data_type, each in zip(addresses, data_types, shapes, strict=True)
                 ]
             )
 

@@ -45,7 +45,7 @@ class TorchReducer(Reducer):
         return [_arrival(gradient, each.value) for gradient, each in zip(gradients, variables, strict=True)]
 
     def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients that were given themselves, with the reduced values, as parameters have them for clips."""
+        """The same gradient tensors with the reduced values, so that clipping the parameters' gradients works."""
         results = []
         with torch.no_grad():
             for gradient, result, variable in zip(given, reduced, variables, strict=True):
@@ -102,13 +102,13 @@ class TorchReducer(Reducer):
         op: ReduceOp,
         factor: float,
     ) -> list[Any]:
-        """Reduce these gradients, of which every rank has the same. Raises MismatchError otherwise, and changes nothing."""
+        """Reduce these gradients. Every rank must have the same ones; otherwise raises MismatchError and changes nothing."""
         settings = self._settings
         result: list[Any] = list(gradients)
         present = [index for index, gradient in enumerate(gradients) if gradient is not None]
         with torch.no_grad():
             sent = {index: settings.compression.compress(gradients[index].detach().contiguous()) for index in present}
-            name, alike = self._called(variables, op), presence.in_words(_kinds(gradients))
+            name, alike = self._called(variables, op), presence.describe(_kinds(gradients))
             prescale, postscale = settings.scales(op, factor)
             buckets = [range(len(gradients))] if cut is None else cut
             handles = []
@@ -133,8 +133,7 @@ class TorchReducer(Reducer):
 
 
 _STATE, _REDUCED = "_horovod_gradient", "reduced"
-"""The attribute of a parameter that says what is known of its gradient: None, the version that the backward pass has left, or
-_REDUCED."""
+"""The attribute of a parameter with the state of its gradient: None, its version after the backward pass, or _REDUCED."""
 
 
 def _note_gradient(parameter: Any) -> None:

@@ -72,7 +72,7 @@ class LegacyDistribution:
             self._aggregation.register_local_layers(layers)
 
     def _by_method(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce gradients by the optimizer's method, which a class of the user's may override. That one gets no None."""
+        """Reduce gradients by the optimizer's method, which the user's class may override. It gets no gradient that is None."""
         results: list[Any] = list(gradients)
         own = type(self._optimizer)._allreduce is _LegacyOptimizerOverrides._allreduce
         chosen = [index for index, gradient in enumerate(results) if own or gradient is not None]
@@ -104,7 +104,7 @@ class LegacyDistribution:
         return self._reduce(pairs, self._arrivals(pairs))
 
     def _arrivals(self, pairs: Sequence[tuple[Any, Any]]) -> dict[int, Arrival]:
-        """In which state the gradients arrive, by index; those that are not None."""
+        """The states of the gradients that are not None, by index."""
         members = self._reduction.process_set
         return {
             index: arrival(gradient, variable, members, self._made)
@@ -193,7 +193,7 @@ class _LegacyOptimizerOverrides:
         return self._horovod.allreduce(grads, vars)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply gradients, after a reduction of those that are not reduced yet. :meth:`minimize` passes reduced ones."""
+        """Apply gradients, and reduce those that are not reduced yet first. :meth:`minimize` passes reduced gradients."""
         base: Any = super()
         aggregated = kwargs.get("skip_gradients_aggregation") or not kwargs.get(
             "experimental_aggregate_gradients", True

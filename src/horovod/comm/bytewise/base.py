@@ -1,4 +1,4 @@
-"""What a library of collectives must do for :class:`~horovod.comm.bytewise.communicator.BytewiseCommunicator`."""
+"""The contract of a library of collectives for :class:`~horovod.comm.bytewise.communicator.BytewiseCommunicator`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from horovod.comm.datatypes import Array
 
 
 class ByteCollectives(ABC):
-    """Collectives of one group on arrays of bytes (``uint8``) that nobody else touches until they have been waited for.
-
-    Each is started by all ranks in the same order. What it returns is for :meth:`wait`, in the same order. Lengths are far
-    below what a 32-bit count holds. The arrays may be a script's tensors: after :meth:`wait` has failed, the library must not
-    touch them any more. A library that cannot guarantee that works on copies.
+    """Collectives of one group on arrays of bytes (``uint8``). Nothing else may access the arrays until :meth:`wait` has
+    returned. All ranks start the collectives in the same order. Each returns a value for :meth:`wait`, which is called in the
+    same order. Lengths are far below what a 32-bit count holds. The arrays may be a script's tensors: after :meth:`wait` has
+    failed, the library must not access them any more. A library that cannot guarantee that works on copies.
     """
 
     @abstractmethod

@@ -1,9 +1,9 @@
 """Every collective of the contract over a library of collectives on bytes: what ``gloo`` and ``ccl`` have in common.
 
-The library carries, and Horovod reduces. So all data types work, 16-bit floats accumulate in 32 bits, every element is
+The library moves bytes, and Horovod reduces. So all data types work, 16-bit floats accumulate in 32 bits, every element is
 reduced in rank order, and results have the same bits as with Horovod's own engines. An allreduce of a piece is
 
-    exchange    each rank gets everybody's contribution to its share of the piece
+    exchange    each rank gets all ranks' contributions to its share of the piece
     reduce      in rank order
     gather      of the shares
 
@@ -97,8 +97,8 @@ class BytewiseCommunicator(Communicator):
 
     def _finish(self, receipt: _Receipt) -> None:
         self._collectives.wait(receipt.started)
-        for place, array in receipt.unpack:
-            place.write(array)
+        for target, array in receipt.unpack:
+            target.write(array)
 
     def _contributions(self, use: str, dtype: np.dtype[Any], ranges: Sequence[Range]) -> _Contributions:
         """Start sending each rank its range, and receiving the other ranks' contributions to this rank's range."""
@@ -124,10 +124,10 @@ class BytewiseCommunicator(Communicator):
         if nbytes <= DIRECT_BYTES and excess <= DIRECT_EXCESS_BYTES:
             (own,) = self._sources("own", dtype, [Range.of(source)])
             lengths = [0 if rank == self.rank else length for rank in range(self.size)]
-            everybody = split(self._stage("everybody", dtype, sum(lengths)), lengths)
-            self._collectives.wait(self._collectives.gather(own.view(np.uint8), _bytes(everybody), nbytes))
-            everybody[self.rank] = own
-            target.reduce(0, length, everybody, op, prescale, postscale, self._workspace)
+            vectors = split(self._stage("vectors", dtype, sum(lengths)), lengths)
+            self._collectives.wait(self._collectives.gather(own.view(np.uint8), _bytes(vectors), nbytes))
+            vectors[self.rank] = own
+            target.reduce(0, length, vectors, op, prescale, postscale, self._workspace)
             return
         share = max(1, self._piece_bytes // dtype.itemsize // self.size)
         step = share * self.size
@@ -148,13 +148,13 @@ class BytewiseCommunicator(Communicator):
 
         def reduce(index: int, contributions: _Contributions) -> _Receipt:
             self._collectives.wait(contributions.started)
-            places = ranges(target, index)
-            own = places[self.rank]
+            shares = ranges(target, index)
+            own = shares[self.rank]
             ((result,), apart) = self._arrays(f"{index % 2} result", dtype, [own])
             reduce_into(result, contributions.arrays, op, prescale, postscale, self._workspace)
             if apart:
                 own.write(result)
-            return self._gather(f"{index % 2} results", result, places)
+            return self._gather(f"{index % 2} results", result, shares)
 
         contributions, gathering = exchange(0), None
         for index in range(pieces):
@@ -243,8 +243,8 @@ class BytewiseCommunicator(Communicator):
         _in_turns(-(-longest // step), start, lambda index, started: self._collectives.wait(started))
 
     def barrier(self) -> None:
-        everybody = np.zeros(self.size, np.uint8)
-        self._collectives.wait(self._collectives.gather(np.zeros(1, np.uint8), split(everybody, [1] * self.size), 1))
+        arrived = np.zeros(self.size, np.uint8)
+        self._collectives.wait(self._collectives.gather(np.zeros(1, np.uint8), split(arrived, [1] * self.size), 1))
 
     def abort(self) -> None:
         self._collectives.abort()

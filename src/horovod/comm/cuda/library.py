@@ -1,8 +1,8 @@
 """CUDA's driver library, called through ctypes.
 
-TensorFlow and JAX have no streams and events in Python, so these come from here. Why the driver's library, and not the
-runtime's (libcudart): every host with a GPU has it, at one place; it does not leave a thread's errors where the framework takes
-them for its own; and a thread can work on one device and go back without a context being made on device 0, where the
+TensorFlow and JAX have no streams and events in Python, so these come from here. This is the driver's library, and not
+the runtime's (libcudart): every host with a GPU has it, under one name; it does not leave a thread's errors where the framework
+takes them for its own; and a thread can work on one device and go back without a context being made on device 0, where the
 runtime's ``cudaSetDevice`` makes one. The contexts are the devices' primary ones, which the frameworks and NCCL use as well.
 Each function's C prototype stands beside its types. HIP has no such library, so on ROCm these frameworks use host memory.
 """
@@ -23,7 +23,7 @@ from horovod.comm.cuda import nvml
 
 SUCCESS = 0
 NOT_READY = 600
-"""What ``cuEventQuery`` returns for an event that is still to come."""
+"""The result of ``cuEventQuery`` for an event that is not complete."""
 
 BLOCKING_SYNC, DISABLE_TIMING = 1, 2  # CU_EVENT_BLOCKING_SYNC (a waiting thread sleeps), CU_EVENT_DISABLE_TIMING
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: not ordered with the default stream
@@ -131,17 +131,17 @@ class Cuda:
         return cuda
 
     def call(self, name: str, *arguments: Any) -> None:
-        """One call. Raises CudaError, in CUDA's words, unless it succeeds."""
+        """One call. Raises CudaError, with CUDA's message, unless it succeeds."""
         result = getattr(self.functions, name)(*arguments)
         if result != SUCCESS:
-            words = ctypes.c_char_p()
-            self.functions.cuGetErrorString(result, ctypes.byref(words))
-            text = (words.value or b"unknown error").decode(errors="replace")
+            message = ctypes.c_char_p()
+            self.functions.cuGetErrorString(result, ctypes.byref(message))
+            text = (message.value or b"unknown error").decode(errors="replace")
             raise CudaError(f"{name.removesuffix('_v2')}: CUDA says {text!r} (code {result})")
 
     @contextmanager
     def beside_captures(self) -> Iterator[None]:
-        """A block whose calls no capture of a graph forbids, and which make none invalid, whichever thread captures.
+        """A context in which calls are allowed, and do not invalidate a capture, while any thread captures a graph.
 
         A capture in CUDA's default mode forbids all threads to ask for events or to allocate memory.
         """

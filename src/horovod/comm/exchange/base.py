@@ -1,7 +1,8 @@
-"""What a transport must do for :class:`~horovod.comm.exchange.communicator.ExchangeCommunicator`, and how transfers begin.
+"""The contract of a transport for :class:`~horovod.comm.exchange.communicator.ExchangeCommunicator`, and the header of a
+transfer.
 
-Every transfer starts with a header that its receiver knows in advance (which collective, which one of its kind, how
-many bytes), so a peer that is out of step or sends anything else is detected.
+Every transfer starts with a header that its receiver knows in advance (which collective, which one of its kind, how many
+bytes). So a peer that is out of step or sends other data is detected.
 """
 
 from __future__ import annotations

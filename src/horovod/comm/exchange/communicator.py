@@ -138,12 +138,12 @@ class ExchangeCommunicator(Communicator):
         sources, targets = arrays_of(inputs), arrays_of(outputs)
         if not sources:
             return
-        places = split_by_rank(targets, counts)
+        parts = split_by_rank(targets, counts)
         data = [as_bytes(source) for source in sources]
         marks = [exchange.send(r, *data) for r in self._peers]
-        marks += [exchange.receive(r, *map(as_bytes, places[r])) for r in self._peers]
-        for source, place in zip(sources, places[self.rank], strict=True):
-            np.copyto(place, source)
+        marks += [exchange.receive(r, *map(as_bytes, parts[r])) for r in self._peers]
+        for source, part in zip(sources, parts[self.rank], strict=True):
+            np.copyto(part, source)
         exchange.wait(marks)
 
     def broadcast(self, vectors: Vectors, root: int) -> None:
@@ -158,7 +158,7 @@ class ExchangeCommunicator(Communicator):
         data = as_bytes(array)
         step = RELAY_BYTES if self._relays or self.size > 2 else data.nbytes
         pieces = [data[begin : begin + step] for begin in range(0, data.nbytes, step)]
-        parent, children = self._place_in_tree(root, chain=len(pieces) > 1)
+        parent, children = self._position_in_tree(root, chain=len(pieces) > 1)
         arrivals = [] if parent is None else [exchange.receive(parent, piece) for piece in pieces]
         marks = []
         for index, piece in enumerate(pieces):
@@ -167,25 +167,25 @@ class ExchangeCommunicator(Communicator):
             marks += [exchange.send(child, piece) for child in children]
         exchange.wait(marks)
 
-    def _place_in_tree(self, root: int, chain: bool) -> tuple[int | None, list[int]]:
+    def _position_in_tree(self, root: int, chain: bool) -> tuple[int | None, list[int]]:
         """The rank from which this rank receives a broadcast (None on the root), and the ranks to which it passes it on.
 
         A chain has the highest bandwidth, since no rank sends twice; a binomial tree takes the fewest steps.
         """
-        place, size = (self.rank - root) % self.size, self.size
+        position, size = (self.rank - root) % self.size, self.size
         if chain:
-            above = place - 1 if place else None
-            below = [place + 1] if place + 1 < size else []
+            above = position - 1 if position else None
+            below = [position + 1] if position + 1 < size else []
         else:
-            span = 1  # the subtree under ``place`` covers the places up to place + span
-            while span < size and not place & span:
+            span = 1  # the subtree of ``position`` covers the positions up to position + span
+            while span < size and not position & span:
                 span *= 2
-            above = place - span if place else None
+            above = position - span if position else None
             below = []
             while span > 1:
                 span //= 2
-                if place + span < size:
-                    below.append(place + span)
+                if position + span < size:
+                    below.append(position + span)
         return None if above is None else (above + root) % size, [(child + root) % size for child in below]
 
     def alltoall(

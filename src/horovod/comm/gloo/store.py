@@ -1,7 +1,7 @@
 """The rendezvous of Gloo's ranks: a key-value store over connections that the ranks have already.
 
-Gloo needs a store while it connects. PyTorch's would open a port to which anybody can connect; this one uses authenticated
-connections, and ends when Gloo has connected.
+Gloo needs a store while it connects. PyTorch's store would open a port to which any process can connect. This one uses
+authenticated connections, and ends when Gloo has connected.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from horovod.comm.datatypes import Array
 from horovod.comm.engine import Gather
 from horovod.comm.hierarchical.background import Background
 from horovod.comm.hierarchical.part import Part
-from horovod.comm.hierarchical.placement import RankGrid
+from horovod.comm.hierarchical.rank_grid import RankGrid
 from horovod.comm.ranges import split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.spans import Spans, Vectors, arrays_of, spans_of
@@ -57,7 +57,7 @@ class HierarchicalCommunicator(Communicator):
     """One rank of a group on several hosts.
 
     Args:
-        placement: the ranks by host and column.
+        grid: the ranks by host and column.
         inside: the communicator of the ranks of this host. This object owns all three communicators from now on.
         across: the communicator of this rank's column, None if it is in none.
         flat: the communicator of all ranks, or a function that makes it of an all-gather of bytes.
@@ -68,7 +68,7 @@ class HierarchicalCommunicator(Communicator):
 
     def __init__(
         self,
-        placement: RankGrid,
+        grid: RankGrid,
         inside: Communicator,
         across: Communicator | None,
         flat: Communicator | Callable[[Gather], Communicator],
@@ -76,10 +76,10 @@ class HierarchicalCommunicator(Communicator):
         allgather: bool = True,
         piece_bytes: int = PIECE_BYTES,
     ) -> None:
-        super().__init__(placement.rank, sum(len(host) for host in placement.hosts))
-        self._placement = placement
-        self._inside = Part(inside, placement.hosts[placement.host])
-        self._across = None if across is None else Part(across, placement.column or ())
+        super().__init__(grid.rank, sum(len(host) for host in grid.hosts))
+        self._grid = grid
+        self._inside = Part(inside, grid.hosts[grid.host])
+        self._across = None if across is None else Part(across, grid.column or ())
         self._flat = flat if isinstance(flat, Communicator) else flat(self._gather)
         self._steps_in_allreduce = allreduce
         self._steps_in_allgather = allgather
@@ -123,9 +123,9 @@ class HierarchicalCommunicator(Communicator):
 
     def _reduce_inside(self, source: Spans, piece: _Piece, slot: int, op: ReduceOp, prescale: float) -> Array:
         """This rank's share of a piece, reduced over its host."""
-        placement, dtype = self._placement, source.dtype
-        counts = placement.shares(piece.length)
-        share = self._share(slot, dtype, counts[placement.place])
+        grid, dtype = self._grid, source.dtype
+        counts = grid.shares(piece.length)
+        share = self._share(slot, dtype, counts[grid.index])
         packed = source.whole(piece.start, piece.stop)
         if packed is None:
             packed = self._share(2, dtype, piece.length)
@@ -137,7 +137,7 @@ class HierarchicalCommunicator(Communicator):
         """Wait until a share has been reduced over the hosts, and gather the shares of this host's ranks."""
         if travelling is not None:
             travelling.result()  # an abort ends what it waits for
-        counts = self._placement.shares(piece.length)
+        counts = self._grid.shares(piece.length)
         result = target.whole(piece.start, piece.stop)
         if result is not None:
             self._inside.allgather([share], [result], [counts])
@@ -178,27 +178,25 @@ class HierarchicalCommunicator(Communicator):
         """Gather a range of each rank's vector.
 
         Args:
-            targets: by rank, where its vector goes.
+            targets: by rank, the memory for its vector.
         """
-        dtype, placement, mine = source.dtype, self._placement, ranges[self.rank]
+        dtype, grid, mine = source.dtype, self._grid, ranges[self.rank]
         lengths = [each.length for each in ranges]
         own = self._share(0, dtype, mine.length)
         source.read(*mine, own)
         # The contributions of this host's ranks, concatenated; then those of every host.
-        host = placement.hosts[placement.host]
+        host = grid.hosts[grid.host]
         ours = self._share(1, dtype, sum(lengths[rank] for rank in host))
         self._inside.allgather([own], [ours], [[lengths[rank] for rank in host]])
-        totals = [sum(lengths[rank] for rank in ranks) for ranks in placement.hosts]
-        shares = [placement.shares(total, index) for index, total in enumerate(totals)]
+        totals = [sum(lengths[rank] for rank in ranks) for ranks in grid.hosts]
+        shares = [grid.shares(total, index) for index, total in enumerate(totals)]
         column: Array = np.empty(0, dtype)
         if self._across is not None:
-            own_share = split(ours, shares[placement.host])[placement.place]
-            column_counts = [share[placement.place] for share in shares]
+            own_share = split(ours, shares[grid.host])[grid.index]
+            column_counts = [share[grid.index] for share in shares]
             column = self._share(2, dtype, sum(column_counts))
             self._across.allgather([own_share], [column], [column_counts])
-        columns = [
-            sum(share[place] for share in shares) if place < placement.columns else 0 for place in range(len(host))
-        ]
+        columns = [sum(share[index] for share in shares) if index < grid.columns else 0 for index in range(len(host))]
         everything = self._share(3, dtype, sum(columns))
         self._inside.allgather([column], [everything], [columns])
         self._unpack(everything, targets, ranges, shares, columns)
@@ -212,12 +210,12 @@ class HierarchicalCommunicator(Communicator):
         columns: Sequence[int],
     ) -> None:
         """Copy the gathered data, which is ordered by column and then by host, to the targets."""
-        placement = self._placement
+        grid = self._grid
         pieces = [
-            split(column, [share[place] for share in shares])
-            for place, column in enumerate(split(everything, columns)[: placement.columns])
+            split(column, [share[index] for share in shares])
+            for index, column in enumerate(split(everything, columns)[: grid.columns])
         ]
-        for index, ranks in enumerate(placement.hosts):
+        for index, ranks in enumerate(grid.hosts):
             host = spans_of([piece[index] for piece in pieces])
             position = 0
             for rank in ranks:
@@ -226,17 +224,17 @@ class HierarchicalCommunicator(Communicator):
                     position += run.size
 
     def broadcast(self, vectors: Vectors, root: int) -> None:
-        placement = self._placement
-        root_host = next(index for index, ranks in enumerate(placement.hosts) if root in ranks)
-        at_root = placement.host == root_host
+        grid = self._grid
+        root_host = next(index for index, ranks in enumerate(grid.hosts) if root in ranks)
+        at_root = grid.host == root_host
         for array in arrays_of(vectors):
             step = max(1, self._piece_bytes // array.itemsize)
             for start in range(0, array.size, step):
                 piece = array[start : start + step]
                 if at_root:
-                    self._inside.broadcast([piece], placement.hosts[root_host].index(root))
-                counts = placement.shares(piece.size)
-                share = split(piece, counts)[placement.place]
+                    self._inside.broadcast([piece], grid.hosts[root_host].index(root))
+                counts = grid.shares(piece.size)
+                share = split(piece, counts)[grid.index]
                 if self._across is not None:
                     self._across.broadcast([share], root_host)
                 if not at_root:
@@ -262,7 +260,7 @@ class HierarchicalCommunicator(Communicator):
 
     def barrier(self) -> None:
         self._inside.barrier()
-        if self._across is not None and self._placement.place == 0:
+        if self._across is not None and self._grid.index == 0:
             self._across.barrier()  # the first column has a rank of every host
         self._inside.barrier()
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from horovod.comm.base import Communicator
 from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup, Gather
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
-from horovod.comm.hierarchical.placement import RankGrid
+from horovod.comm.hierarchical.rank_grid import RankGrid
 from horovod.core.config import HIERARCHICAL_ALLREDUCE
 
 INSIDE = ("shm", "tcp")
@@ -25,10 +25,10 @@ class HierarchicalEngine(Engine):
     name: ClassVar[str] = "hierarchical"
 
     def obstacle(self, group: EngineGroup) -> str:
-        placement = RankGrid.of(group.hosts, group.rank)
-        if len(placement.hosts) == 1:
+        grid = RankGrid.of(group.hosts, group.rank)
+        if len(grid.hosts) == 1:
             return "all its ranks are on one host"
-        if len(placement.hosts) == group.size:
+        if len(grid.hosts) == group.size:
             return "every host has one of its ranks only"
         settings = group.settings
         if settings.hierarchical_allreduce is False and not settings.hierarchical_allgather:
@@ -36,17 +36,17 @@ class HierarchicalEngine(Engine):
         return ""
 
     def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> HierarchicalCommunicator:
-        placement, settings = RankGrid.of(group.hosts, group.rank), group.settings
+        grid, settings = RankGrid.of(group.hosts, group.rank), group.settings
         obstacle = self.obstacle(group)
         if obstacle:
             raise EngineError(obstacle)
         between = (group.cross,) if group.cross in BETWEEN else BETWEEN[:1]
         with ExitStack() as made:
-            inside = group.subgroup("inside", placement.hosts[placement.host], INSIDE)
+            inside = group.subgroup("inside", grid.hosts[grid.host], INSIDE)
             made.callback(inside.close)
             across = None
-            if placement.column is not None:
-                across = group.subgroup("across", placement.column, between)
+            if grid.column is not None:
+                across = group.subgroup("across", grid.column, between)
                 made.callback(across.close)
             # A library's engine is built at once, since it may turn out not to work.
             flat: Communicator | Callable[[Gather], Communicator]
@@ -56,7 +56,7 @@ class HierarchicalEngine(Engine):
                 flat = group.subgroup("flat", range(group.size), between)
             made.pop_all()
         return HierarchicalCommunicator(
-            placement,
+            grid,
             inside,
             across,
             flat,

@@ -1,8 +1,8 @@
 """Bytes to and from all peers at once over MPI: the :class:`~horovod.comm.exchange.base.PeerExchange` of ``mpi``.
 
-MPI carries, and Horovod reduces: results have the same bits as with Horovod's own engines, for every data type, and no
-message is longer than :data:`CHUNK_BYTES`, so nothing is limited by what MPI's counts can hold. Messages go between
-pairs of ranks, so a rank that does not come is known by name.
+MPI moves bytes, and Horovod reduces: results have the same bits as with Horovod's own engines, for every data type, and no
+message is longer than :data:`CHUNK_BYTES`, so MPI's 32-bit counts are no limit. Messages go between pairs of ranks, so the
+missing rank is known.
 
 * A transfer has no header. The tag of its messages identifies the collective, and MPI reports their length.
 * A wait tests requests and sleeps between tests, longer each time, so that it can be aborted; MPI's own waits can do neither.
@@ -58,38 +58,38 @@ class _Message(NamedTuple):
 
     Attributes:
         data: the memory that MPI reads or writes: of a tensor if the message is contiguous there, else staging memory.
-        places: the memory that the data comes from or goes to.
+        buffers: the memory that the data comes from or goes to.
         tag: identifies the collective.
     """
 
     request: Any
     data: memoryview
-    places: Sequence[memoryview]
+    buffers: Sequence[memoryview]
     tag: int
 
 
 def _cut(buffers: Iterable[memoryview]) -> Iterator[list[memoryview]]:
     """Cut a transfer into messages, at least one. Both sides cut at the same bytes."""
-    places: list[memoryview] = []
+    message: list[memoryview] = []
     room, cut = CHUNK_BYTES, False
     for buffer in buffers:
         while buffer.nbytes >= room:
-            yield [*places, buffer[:room]]
+            yield [*message, buffer[:room]]
             buffer = buffer[room:]
-            places, room, cut = [], CHUNK_BYTES, True
+            message, room, cut = [], CHUNK_BYTES, True
         if buffer.nbytes:
-            places.append(buffer)
+            message.append(buffer)
             room -= buffer.nbytes
-    if places or not cut:
-        yield places
+    if message or not cut:
+        yield message
 
 
-def _parts(data: memoryview, places: Sequence[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
-    """The parts of a staged message, one for each of its places; none if the message is not staged."""
+def _parts(data: memoryview, buffers: Sequence[memoryview]) -> Iterator[tuple[memoryview, memoryview]]:
+    """The parts of a staged message, one for each of its buffers; none if the message is not staged."""
     start = 0
-    for place in places if len(places) > 1 else ():
-        yield place, data[start : start + place.nbytes]
-        start += place.nbytes
+    for buffer in buffers if len(buffers) > 1 else ():
+        yield buffer, data[start : start + buffer.nbytes]
+        start += buffer.nbytes
 
 
 class _Flow:
@@ -114,17 +114,17 @@ class _Flow:
 
     def append(self, buffers: Iterable[memoryview], tag: int) -> int:
         """Queue one transfer. Returns the number of messages that must be complete when it is."""
-        for places in _cut(buffers):
-            self.waiting.append((places, tag))
+        for message in _cut(buffers):
+            self.waiting.append((message, tag))
             self.queued += 1
         return self.queued
 
-    def memory_of(self, places: list[memoryview]) -> memoryview:
+    def memory_of(self, buffers: list[memoryview]) -> memoryview:
         """The memory that MPI reads or writes for a message."""
-        if len(places) == 1:
-            return places[0]
+        if len(buffers) == 1:
+            return buffers[0]
         slot = self.free.pop() if self.free else np.empty(CHUNK_BYTES, np.uint8).data
-        return slot[: sum(place.nbytes for place in places)]
+        return slot[: sum(buffer.nbytes for buffer in buffers)]
 
     def finish(self) -> _Message:
         """Note that the first message is complete."""
@@ -135,7 +135,7 @@ class _Flow:
 
     def release(self, message: _Message) -> None:
         """Let another message use the staging memory."""
-        if len(message.places) != 1:
+        if len(message.buffers) != 1:
             self.free.append(memoryview(message.data.obj))  # the whole array that it is a part of
 
 
@@ -144,8 +144,7 @@ class MpiExchange(PeerExchange[_Flow]):
 
     Args:
         communicator: an mpi4py intracommunicator of the group, for this exchange alone, which owns it from now on.
-        stall_timeout: how long a peer that is waited for may end no message, before
-        on_stall: is told.
+        stall_timeout: how long a peer may complete no message while this rank waits for it until ``on_stall`` is called.
         spins: the rank has a core to itself.
     """
 
@@ -238,31 +237,31 @@ class MpiExchange(PeerExchange[_Flow]):
         self._post(flow)
 
     def _arrived(self, flow: _Flow, message: _Message) -> None:
-        """Check a received message, and copy it to its places."""
+        """Check a received message, and copy it to its buffers."""
         tag, length = flow.status.Get_tag(), flow.status.Get_count(self._mpi.BYTE)
         if (tag, length) != (message.tag, message.data.nbytes):
             raise PeerFailure(
                 flow.peer, out_of_step((*_meaning(tag), length), (*_meaning(message.tag), message.data.nbytes))
             )
-        for place, part in _parts(message.data, message.places):
-            place[:] = part
+        for buffer, part in _parts(message.data, message.buffers):
+            buffer[:] = part
 
     def _post(self, flow: _Flow) -> None:
         """Post as many messages as may be in flight."""
         while flow.waiting and len(flow.active) < WINDOW:
-            places, tag = flow.waiting.popleft()
-            data = flow.memory_of(places)
+            buffers, tag = flow.waiting.popleft()
+            data = flow.memory_of(buffers)
             with self._calls:
                 try:
                     if flow.status is not None:
                         request = self._communicator.Irecv([data, self._mpi.BYTE], flow.peer, self._mpi.ANY_TAG)
                     else:
-                        for place, part in _parts(data, places):
-                            part[:] = place
+                        for buffer, part in _parts(data, buffers):
+                            part[:] = buffer
                         request = self._communicator.Isend([data, self._mpi.BYTE], flow.peer, tag)
                 except self._mpi.Exception as error:
                     raise self._failure(flow, error) from error
-            flow.active.append(_Message(request, data, places, tag))
+            flow.active.append(_Message(request, data, buffers, tag))
         if flow.active:
             self._busy.add(flow)
         else:

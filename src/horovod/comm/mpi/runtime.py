@@ -1,10 +1,10 @@
-"""MPI in this process: started if nobody has, with which thread level, and communicators of some of its ranks.
+"""MPI in this process: its start (unless the script has started it), its thread level, and communicators of some of its ranks.
 
-Whoever initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. Neither has a
-time limit in MPI. Who waits for the start gives up in time (:mod:`horovod.comm.mpi.start`). ``Finalize`` waits until every rank
-calls it. So ranks tell each other first, in a way that a failure can end, that they are there and that nothing is under way
-(:func:`finalize`). Making and freeing a communicator have no time limit either: each is done by a thread of its own, which is
-left alone when it is late (:func:`in_time`).
+The side that initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. Neither has
+a time limit in MPI. A rank that waits for the start gives up in time (:mod:`horovod.comm.mpi.start`). ``Finalize`` waits until
+every rank calls it. So ranks first tell each other that they have arrived and that nothing is in flight, in an exchange that a
+failure can end (:func:`finalize`). Making and freeing a communicator have no time limit either: a separate thread makes each
+such call, and is abandoned if the call takes too long (:func:`in_time`).
 """
 
 from __future__ import annotations
@@ -64,18 +64,18 @@ _LOOK_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
-def _nobody() -> str:
+def _none() -> str:
     return ""
 
 
-_who_is_gone: Callable[[], str] = _nobody
-_no_more: Callable[[], object] = _nobody
+_ended_ranks: Callable[[], str] = _none
+_no_more: Callable[[], object] = _none
 
 _thread: MpiThread | None = None
-"""What has initialised MPI, or tries to; None where the script or mpi4py has, or nobody."""
+"""The thread that has initialised MPI, or tries to; None if the script or mpi4py has, or MPI is not initialised."""
 
 _OF_THE_TIME = 0.8
-"""How much of it a rank waits for MPI's start: it must then tell the others, who wait for it, why it has given up."""
+"""The share of the time that a rank waits for MPI's start. It needs the rest to tell the waiting ranks why it has given up."""
 
 _log = logging.getLogger("horovod.comm")
 
@@ -85,16 +85,17 @@ def next_tag() -> int:
     return next(_tags) % _TAGS
 
 
-def ask_who_is_gone(who_is_gone: Callable[[], str], no_more: Callable[[], object]) -> None:
-    """What to ask while MPI waits for all ranks: those whose processes have ended start and finalize MPI no more.
+def watch_ended_ranks(ended_ranks: Callable[[], str], no_more: Callable[[], object]) -> None:
+    """Sets the functions to call while MPI waits for all ranks. Ranks whose processes have ended neither start nor finalize
+    MPI.
 
     Args:
-        who_is_gone: names these ranks, "" where none is known to have ended.
-        no_more: called when something else is asked instead.
+        ended_ranks: names these ranks; "" if none is known to have ended.
+        no_more: called when other functions replace these.
     """
-    global _who_is_gone, _no_more
+    global _ended_ranks, _no_more
     _no_more()
-    _who_is_gone, _no_more = who_is_gone, no_more
+    _ended_ranks, _no_more = ended_ranks, no_more
 
 
 def initialised_here() -> bool:
@@ -180,7 +181,7 @@ def started(threads: bool = True, deadline: float = math.inf) -> Any:
         deadline: ``time.monotonic`` by which it must be.
 
     Raises:
-        TimeoutError: it is not, since not all ranks of the launcher start MPI; the message says who has ended.
+        TimeoutError: it is not, because not all ranks of the launcher start MPI; the message names ranks that have ended.
         ImportError, RuntimeError: it cannot be.
     """
     global _thread
@@ -207,7 +208,7 @@ def started(threads: bool = True, deadline: float = math.inf) -> Any:
         if ours:
             atexit.register(finalize, MPI, os.getpid())
     if _thread is not None:
-        _thread.wait(deadline, _who_is_gone)
+        _thread.wait(deadline, _ended_ranks)
     return MPI
 
 
@@ -224,10 +225,10 @@ def finalize(mpi: Any, process: int) -> None:
 
 
 def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
-    """Whether all ranks have come to the end, with nothing in flight.
+    """Whether all ranks have reached the end, with nothing in flight.
 
     Args:
-        seconds: how long to wait for them; None: without end, as ``Finalize`` does, while none is seen to be gone.
+        seconds: how long to wait for them; None: without limit, as ``Finalize`` does, while no rank is known to have ended.
     """
     now, sleep = time.monotonic(), _SHORTEST_SLEEP
     deadline, look = now + (seconds or 0.0), now + _LOOK_SECONDS
@@ -243,7 +244,7 @@ def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
                 return False
             if seconds is None and now > look:
                 look = now + _LOOK_SECONDS
-                if _who_is_gone():  # perhaps after it has come here
+                if _ended_ranks():  # perhaps after it has come here
                     seconds, deadline = _FINALIZE_SECONDS, now + _FINALIZE_SECONDS
             time.sleep(sleep)  # MPI has no wait that ends
             sleep = min(2 * sleep, _LONGEST_SLEEP)
@@ -291,13 +292,13 @@ def communicator_of(where: MpiRanks, tag: int, deadline: float) -> Any:
     world = mpi.COMM_WORLD if where.communicator is None else where.communicator
 
     def make() -> Any:
-        everybody = world.Get_group()
-        group = everybody.Incl(list(where.ranks))
+        world_group = world.Get_group()
+        group = world_group.Incl(list(where.ranks))
         try:
             made = world.Create_group(group, tag)
         finally:
             group.Free()
-            everybody.Free()
+            world_group.Free()
         made.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns errors into exceptions
         return made
 

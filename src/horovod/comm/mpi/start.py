@@ -1,9 +1,8 @@
-"""MPI is initialised and finalized on a thread of its own, so that who waits for that can give up.
+"""Initialises and finalizes MPI on a separate thread, so that a waiting rank can give up.
 
 ``MPI_Init_thread`` waits for every process that the launcher has started, without a time limit, and mpi4py calls it with
-Python's interpreter locked: no other thread of this process would run meanwhile, and no signal handler either. Here it is
-called by ctypes, which unlocks the interpreter. MPI wants the thread that has initialised it to finalize it, so that thread
-stays.
+Python's interpreter locked: no other thread of this process, and no signal handler, would run meanwhile. Here it is called by
+ctypes, which unlocks the interpreter. MPI wants the thread that has initialised it to finalize it, so that thread stays.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ class MpiThread:
         self._may_end.wait()
         _tell(self._finalized, self._mpi.Finalize)
 
-    def wait(self, deadline: float, who_is_gone: Callable[[], str]) -> None:
+    def wait(self, deadline: float, ended_ranks: Callable[[], str]) -> None:
         """Wait until MPI is initialised.
 
         Args:
             deadline: ``time.monotonic`` by which it must be.
-            who_is_gone: names the ranks whose processes are seen to have ended, "" where none is; asked from time to time.
+            ended_ranks: names the ranks whose processes have ended, "" if none is known; called repeatedly.
 
         Raises:
-            TimeoutError: it is not, and may never be; the message says who is gone. The thread is left alone.
+            TimeoutError: it is not, and may never be; the message names ranks that have ended. The thread is abandoned.
             RuntimeError: MPI could not be initialised.
         """
         began = time.monotonic()
@@ -63,7 +62,7 @@ class MpiThread:
             try:
                 return self._initialised.result(max(0.0, min(left, _LOOK_SECONDS)))
             except FutureTimeoutError:
-                gone = who_is_gone()
+                gone = ended_ranks()
                 if left <= 0:
                     break
         raise TimeoutError(

@@ -73,7 +73,7 @@ class NcclEvent:
         return None if self._number <= self._handle.over else self._handle.failure()
 
     def was_right(self) -> bool:
-        """Whether it has completed without an error. Then all before it have succeeded, too, whatever happens later."""
+        """Whether it has completed without an error. Then all earlier ones have succeeded, too."""
         if not self.query() or self._handle.failure() is not None:
             return False
         self._handle.over = max(self._handle.over, self._number)
@@ -155,7 +155,7 @@ class NcclCommunicator(Communicator):
             if len(set(lengths)) == 1:
                 calls.append(("ncclAllGather", source, target, lengths[0], library.BYTES))
                 continue
-            for root, (start, length) in enumerate(_places(target, lengths)):
+            for root, (start, length) in enumerate(_ranges(target, lengths)):
                 if length:
                     own = source if root == self.rank else start
                     calls.append(("ncclBroadcast", own, start, length, library.BYTES, root))
@@ -181,7 +181,7 @@ class NcclCommunicator(Communicator):
             ("ncclSend", sources.addresses[0], sent),
             ("ncclRecv", targets.addresses[0], received),
         ):
-            for peer, (start, length) in enumerate(_places(address, [each * itemsize for each in lengths])):
+            for peer, (start, length) in enumerate(_ranges(address, [each * itemsize for each in lengths])):
                 if length:
                     calls.append((name, start, length, library.BYTES, peer))
         return self._carry_out(calls)
@@ -212,7 +212,7 @@ class NcclCommunicator(Communicator):
             if len(set(of)) == 1:
                 calls.append(("ncclReduceScatter", source, target, of[0], kind, operation))
                 continue
-            for root, (start, length) in enumerate(_places(source, [count * dtype.itemsize for count in of])):
+            for root, (start, length) in enumerate(_ranges(source, [count * dtype.itemsize for count in of])):
                 if length:
                     own = target if root == self.rank else start  # others receive nothing
                     calls.append(("ncclReduce", start, own, of[root], kind, operation, root))
@@ -225,10 +225,10 @@ class NcclCommunicator(Communicator):
 
     def barrier(self) -> NcclEvent:
         with self._runtime.chosen():
-            word = self._runtime.allocate(np.dtype(np.int32), 1, self._stream, 0)
-        address = word.addresses[0]
-        calls: list[_Call] = [("ncclAllReduce", address, address, 1, library.DATA_TYPES[word.layout.dtype], 0)]
-        return self._carry_out(calls, held=word)
+            flag = self._runtime.allocate(np.dtype(np.int32), 1, self._stream, 0)
+        address = flag.addresses[0]
+        calls: list[_Call] = [("ncclAllReduce", address, address, 1, library.DATA_TYPES[flag.layout.dtype], 0)]
+        return self._carry_out(calls, held=flag)
 
     def _carry_out(self, calls: Sequence[_Call], then: Callable[[], None] = nothing, held: object = None) -> NcclEvent:
         """Queue these calls as one kernel, and after it what ``then`` queues.
@@ -255,11 +255,11 @@ class NcclCommunicator(Communicator):
         return self._latest is None or self._latest.was_right()
 
     def split(self, members: Sequence[int], deadline: float, meanwhile: Meanwhile = nothing) -> NcclCommunicator | None:
-        place = members.index(self.rank) if self.rank in members else -1
-        handle = self._handle.split(None if place < 0 else 0, max(place, 0), deadline, meanwhile)
+        rank = members.index(self.rank) if self.rank in members else -1
+        handle = self._handle.split(None if rank < 0 else 0, max(rank, 0), deadline, meanwhile)
         if handle is None:
             return None
-        return NcclCommunicator(place, len(members), handle, self._runtime, self._stream)
+        return NcclCommunicator(rank, len(members), handle, self._runtime, self._stream)
 
     # The end
 
@@ -272,8 +272,8 @@ class NcclCommunicator(Communicator):
         self._scratch = None
 
     def _reduction(self, op: ReduceOp, dtype: np.dtype[Any], factor: float) -> tuple[Scaling, float, int]:
-        """When the device multiplies and by what, and NCCL's reduction. Both factors are merged into one: a sum of scaled
-        inputs is the scaled sum."""
+        """When and by which factor the device multiplies, and NCCL's reduction. Both factors are merged into one: a sum of
+        scaled inputs is the scaled sum."""
         if factor == 1.0:
             return Scaling.NOT, factor, library.OPERATIONS[op]
         if op is not ReduceOp.SUM:
@@ -303,8 +303,8 @@ class NcclCommunicator(Communicator):
             room = 1 << max(16, (wanted - 1).bit_length())
             self._scratch = self._runtime.allocate(np.dtype(np.uint8), room, self._stream, 0)
         base = self._scratch.addresses[0]
-        places = [base + start * layout.dtype.itemsize for start in starts]
-        room_for = Spans(layout_of(layout.dtype, tuple(sizes), layout.device), places)
+        addresses = [base + start * layout.dtype.itemsize for start in starts]
+        room_for = Spans(layout_of(layout.dtype, tuple(sizes), layout.device), addresses)
         self._runtime.copy(self._stream, _some(sources, chosen), room_for)
         return room_for, length
 
@@ -331,10 +331,10 @@ def _some(spans: Spans, chosen: Sequence[int]) -> Spans:
 
 def _consecutive(start: int, layout: Layout) -> list[int]:
     """The positions of a layout's vectors in one buffer."""
-    return [address for address, _ in _places(start, layout.lengths.tolist())]
+    return [address for address, _ in _ranges(start, layout.lengths.tolist())]
 
 
-def _places(start: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
+def _ranges(start: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Address and length, in bytes, of consecutive parts."""
     found = []
     for length in lengths:

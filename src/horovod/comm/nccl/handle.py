@@ -1,13 +1,13 @@
 """One ``ncclComm_t``: made, called, watched, aborted and destroyed by NCCL's rules. This module knows no collectives.
 
-**Non-blocking.** It is made with ``blocking=0``: no call waits for a peer. While NCCL is still busy with one ("in progress":
-it connects to a peer), the caller asks from time to time, within a limit, and gives up after :meth:`CommHandle.abort`.
+**Non-blocking.** It is made with ``blocking=0``: no call waits for a peer. While NCCL is still busy with one ("in progress": it
+connects to a peer), the caller polls, within a limit, and gives up after :meth:`CommHandle.abort`.
 
 **Abort.** NCCL allows ``ncclCommAbort`` while kernels run, but not while another thread is inside a call. All calls are made
-under one lock, which nobody holds while he waits. ``ncclCommAbort`` may itself take long, so a thread of its own calls it.
+under one lock, which no thread holds while it waits. ``ncclCommAbort`` may itself take long, so a separate thread calls it.
 
 **What NCCL writes later.** It notes the address of a new communicator when that is made, which may be after the caller has
-given up. So the place for it is freed only when NCCL has said that it is done with the call.
+given up. So that memory is freed only when NCCL has said that it is done with the call.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def nothing() -> None:
     """Do nothing: no other rank watches."""
 
 
-_places = lasting_list()
+_written_by_nccl = lasting_list()
 """Memory to which NCCL may still write the address of a communicator, with the configuration that it was given."""
 
 _log = logging.getLogger("horovod.comm")
@@ -105,28 +105,28 @@ class CommHandle:
         Raises:
             NcclError: it cannot be made.
         """
-        made, config = place = ctypes.c_void_p(), library.NcclConfig.non_blocking()
+        made, config = written = ctypes.c_void_p(), library.NcclConfig.non_blocking()
         identity = library.UniqueId.from_buffer_copy(unique_id)
-        _places.append(place)
+        _written_by_nccl.append(written)
         with runtime.chosen():
             result = nccl.functions.ncclCommInitRankConfig(
                 ctypes.byref(made), size, identity, rank, ctypes.byref(config)
             )
         if result not in (library.SUCCESS, library.IN_PROGRESS) or not made.value:
-            raise NcclError(f"ncclCommInitRankConfig: {nccl.words(result)}")
+            raise NcclError(f"ncclCommInitRankConfig: {nccl.error_text(result)}")
         handle = cls(nccl, runtime, rank, made.value, limit)
         handle._await_made("ncclCommInitRankConfig", result, deadline, meanwhile)
-        _forget(place)
+        _forget(written)
         return handle
 
-    def split(self, part: int | None, place: int, deadline: float, meanwhile: Meanwhile = nothing) -> CommHandle | None:
+    def split(self, part: int | None, rank: int, deadline: float, meanwhile: Meanwhile = nothing) -> CommHandle | None:
         """A communicator of some of this one's ranks. All ranks of this one call it, while it has nothing in flight.
 
         The two share nothing, so each can be aborted and ended without the other.
 
         Args:
             part: a number that the ranks of the new communicator share; None if this rank is not among them.
-            place: this rank in the new communicator.
+            rank: this rank in the new communicator.
 
         Returns:
             None if this rank is not among them.
@@ -136,25 +136,25 @@ class CommHandle:
             Aborted: this one was aborted meanwhile.
         """
         made, config = written = ctypes.c_void_p(), library.NcclConfig.non_blocking()
-        _places.append(written)
+        _written_by_nccl.append(written)
         with self._runtime.chosen():
             with self._lock:
                 self._check()
                 color = library.NO_COLOR if part is None else part
-                result = self._c.ncclCommSplit(self.address, color, place, ctypes.byref(made), ctypes.byref(config))
+                result = self._c.ncclCommSplit(self.address, color, rank, ctypes.byref(made), ctypes.byref(config))
             try:
                 # The parent is in progress until the new communicator is made.
                 self._settle("ncclCommSplit", result, deadline, meanwhile)
             except BaseException:
                 if made.value:
-                    CommHandle(self._nccl, self._runtime, place, made.value, self._limit)._give_up()
+                    CommHandle(self._nccl, self._runtime, rank, made.value, self._limit)._give_up()
                 raise
         if part is None:
             _forget(written)
             return None
         if not made.value:
             raise NcclError("ncclCommSplit has made nothing")
-        handle = CommHandle(self._nccl, self._runtime, place, made.value, self._limit)
+        handle = CommHandle(self._nccl, self._runtime, rank, made.value, self._limit)
         handle._await_made("ncclCommSplit", library.IN_PROGRESS, deadline, meanwhile)
         _forget(written)
         return handle
@@ -177,7 +177,7 @@ class CommHandle:
         """Make one call. Its result comes at once or at the end of the group."""
         result = getattr(self._c, name)(*arguments)
         if result not in (library.SUCCESS, library.IN_PROGRESS):
-            raise NcclError(f"{name}: {self._nccl.words(result)}")
+            raise NcclError(f"{name}: {self._nccl.error_text(result)}")
 
     @contextmanager
     def group(self) -> Iterator[None]:
@@ -220,7 +220,7 @@ class CommHandle:
     def _settle(self, call: str, result: int, deadline: float, meanwhile: Meanwhile = nothing) -> None:
         """Return when NCCL is no longer busy with a call that returned ``result``."""
         if result not in (library.SUCCESS, library.IN_PROGRESS):
-            raise NcclError(f"{call}: {self._nccl.words(result)}")
+            raise NcclError(f"{call}: {self._nccl.error_text(result)}")
         pause, yields_until = _FIRST_PAUSE, time.monotonic() + _YIELD_SECONDS
         while result == library.IN_PROGRESS:
             with self._lock:
@@ -229,7 +229,7 @@ class CommHandle:
             if result == library.SUCCESS:
                 return
             if result != library.IN_PROGRESS:
-                raise NcclError(f"{call}: {self._nccl.words(result)}")
+                raise NcclError(f"{call}: {self._nccl.error_text(result)}")
             now = time.monotonic()
             if now > deadline:
                 raise NcclError(
@@ -259,7 +259,7 @@ class CommHandle:
             state = self._nccl.async_error(self.address)
             if state in (library.SUCCESS, library.IN_PROGRESS):
                 return None
-            return NcclError(self._nccl.words(state))
+            return NcclError(self._nccl.error_text(state))
         except NcclError as error:
             return error
         finally:
@@ -278,7 +278,7 @@ class CommHandle:
         with self._lock, self._runtime.chosen():  # calls take microseconds: none waits for a peer
             result = self._c.ncclCommAbort(self.address)
         if result not in (library.SUCCESS, library.IN_PROGRESS):
-            _log.warning("ncclCommAbort: %s", self._nccl.words(result))
+            _log.warning("ncclCommAbort: %s", self._nccl.error_text(result))
         self._aborted.set()
 
     def close(self) -> None:
@@ -316,6 +316,6 @@ class CommHandle:
                 self._nccl.check("ncclCommDestroy", result)
 
 
-def _forget(place: object) -> None:
+def _forget(written: object) -> None:
     """NCCL is done with it."""
-    _places[:] = [each for each in _places if each is not place]
+    _written_by_nccl[:] = [each for each in _written_by_nccl if each is not written]

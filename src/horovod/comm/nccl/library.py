@@ -225,11 +225,11 @@ class Nccl:
         return made.data()
 
     def check(self, call: str, result: int) -> None:
-        """Raises NcclError, in NCCL's words, unless ``result`` is success."""
+        """Raises NcclError, with NCCL's message, unless ``result`` is success."""
         if result != SUCCESS:
-            raise NcclError(f"{call}: {self.words(result)}")
+            raise NcclError(f"{call}: {self.error_text(result)}")
 
-    def words(self, result: int) -> str:
+    def error_text(self, result: int) -> str:
         """The text of a result code, with NCCL's last error.
 
         The last error is asked for without a communicator: NCCL ignores it, and another thread may have destroyed it.
@@ -260,7 +260,7 @@ def residence() -> int:
     return _HOST_IMMEDIATE
 
 
-def _places() -> Iterator[str]:
+def _candidates() -> Iterator[str]:
     """Candidate paths of the library, best first. If PyTorch brings its own, no other copy must be loaded beside it."""
     for package, folder, names in (
         ("nvidia.nccl", "lib", ("libnccl.so.2",)),
@@ -280,7 +280,7 @@ def _places() -> Iterator[str]:
 
 def find() -> str:
     """The path of the library that would be loaded; "" if there is none. Loads nothing."""
-    return next(_places(), "")
+    return next(_candidates(), "")
 
 
 _loaded: dict[str, Nccl] = {}

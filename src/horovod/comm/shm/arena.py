@@ -2,7 +2,7 @@
 
 It has three parts, for n ranks and pieces of P bytes::
 
-    words      with which ranks wait for each other, see horovod.comm.shm.words
+    words      futex words, see horovod.comm.shm.futex_words
     slot 0     contribution of rank 0 [P] ... contribution of rank n-1 [P] | result [P]
     slot 1     the same
 
@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.comm.datatypes import Array
+from horovod.comm.shm.futex_words import word_bytes
 from horovod.comm.shm.memory import SharedMemory, created, duplicated, in_pages
-from horovod.comm.shm.words import WORD, word_bytes
-from horovod.comm.spans import VECTORS
+from horovod.comm.spans import IOVEC_BYTES, VECTORS
 
 DEFAULT_PIECE = 1 << 20
 
-# ssize_t preadv(int descriptor, const struct iovec *places, int count, off_t start)
+# ssize_t preadv(int descriptor, const struct iovec *iovecs, int count, off_t start)
 _libc = ctypes.CDLL(None, use_errno=True)
 _preadv, _pwritev = (
     getattr(_libc, name, None) for name in ("preadv", "pwritev")
@@ -43,7 +43,7 @@ def _check_copied(position: int, stop: int) -> None:
 
 
 class Arena(SharedMemory):
-    """The mapped memory, as one rank sees it. Made by :meth:`create` on one rank and :meth:`attach` on the others.
+    """The mapped memory, as one rank sees it. One rank makes it with :meth:`create`, the others with :meth:`attach`.
 
     Attributes:
         piece_bytes: P above.
@@ -82,20 +82,20 @@ class Arena(SharedMemory):
         return cls(duplicated(descriptor, length), length, piece_bytes)
 
     # The kernel gathers and scatters small vectors in a third of the time of a Python loop over arrays of a few kilobytes.
-    # A row of ``places`` is an address and a number of bytes (``iovec``).
+    # ``iovecs`` as of :meth:`Spans.iovecs`.
 
-    def gather(self, start: int, places: Array) -> None:
-        """Gather the memory of ``places`` into the arena from byte ``start`` on."""
-        self._move(_pwritev, start, places)
+    def gather(self, start: int, iovecs: Array) -> None:
+        """Gather the memory ranges ``iovecs`` into the arena from byte ``start`` on."""
+        self._move(_pwritev, start, iovecs)
 
-    def scatter(self, start: int, places: Array) -> None:
-        """Scatter the arena from byte ``start`` on into the memory of ``places``."""
-        self._move(_preadv, start, places)
+    def scatter(self, start: int, iovecs: Array) -> None:
+        """Scatter the arena from byte ``start`` on into the memory ranges ``iovecs``."""
+        self._move(_preadv, start, iovecs)
 
-    def _move(self, call: Any, start: int, places: Array) -> None:
-        address, stop = places.ctypes.data, start + int(places[:, 1].sum())
-        for first in range(0, len(places), VECTORS):
-            moved = call(self.descriptor, address + first * 2 * WORD, min(VECTORS, len(places) - first), start)
+    def _move(self, call: Any, start: int, iovecs: Array) -> None:
+        address, stop = iovecs.ctypes.data, start + int(iovecs[:, 1].sum())
+        for first in range(0, len(iovecs), VECTORS):
+            moved = call(self.descriptor, address + first * IOVEC_BYTES, min(VECTORS, len(iovecs) - first), start)
             if moved < 0:
                 number = ctypes.get_errno()
                 raise OSError(

@@ -1,13 +1,13 @@
 """The engine for ranks of one host: NumPy over a shared arena. The default for CPU tensors.
 
-A reduction streams through the arena in pieces that stay in the cache. Of each piece every rank owns one shard::
+A reduction streams through the arena in pieces that stay in the cache. Every rank owns one shard of each piece::
 
     pack     copy the shards that others own from the tensors into my contribution          then count "packed"
-    reduce   fold everybody's contributions to my shard, in rank order, into the result     then count "reduced"
+    reduce   fold all ranks' contributions to my shard, in rank order, into the result      then count "reduced"
     unpack   copy the whole result into the tensors
 
-My own shard is read straight from the tensors. Between counting and waiting there is always work: the next piece is packed
-before this one's result is awaited. Piece k uses slot k mod 2 (:mod:`horovod.comm.shm.counters`); why none is overwritten
+This rank's own shard is read directly from the tensors. There is always work between counting and waiting: the next piece is
+packed before this one's result is awaited. Piece k uses slot k mod 2 (:mod:`horovod.comm.shm.counters`); none is overwritten
 too early:
 
 * contributions of piece k are written after this rank has seen every peer count k-1 packed pieces, and a peer counts a
@@ -35,8 +35,8 @@ from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.counters import LONG_SPIN, Counters, Pieces
 from horovod.comm.shm.direct import DirectCollectives
+from horovod.comm.shm.futex_words import PACKED, REDUCED
 from horovod.comm.shm.large import SCATTERED, Large
-from horovod.comm.shm.words import PACKED, REDUCED
 from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spans_of
 from horovod.comm.tuned import TunedSettings
 
@@ -52,9 +52,8 @@ class ShmCommunicator(Communicator):
 
     Args:
         rank, size: this rank in the group.
-        arena: attached by every rank; owned by the communicator from here on.
-        stall_timeout: how long a peer may make no progress while it is waited for, before
-        on_stall: is told.
+        arena: attached by every rank; this communicator owns it from now on.
+        stall_timeout: how long a peer may make no progress while it is waited for until ``on_stall`` is called.
         spins: whether to poll for a while before sleeping; false if a peer may need the core.
         reading: the path of large tensors, see :class:`~horovod.comm.shm.large.Large`.
     """
@@ -161,7 +160,7 @@ class ShmCommunicator(Communicator):
         """Contribute elements ``[start, stop)``, with my own shard, as the next piece; returns its number."""
         piece = self._begin()
         if source.addresses:
-            self._arena.gather(self._start(piece, self.rank), source.places(start, stop))
+            self._arena.gather(self._start(piece, self.rank), source.iovecs(start, stop))
         else:
             source.read(start, stop, self._region(piece, self.rank, dtype)[: stop - start])
         self._counters.signal(PACKED, piece)
@@ -171,7 +170,7 @@ class ShmCommunicator(Communicator):
         """Copy a piece's result over elements ``[start, stop)``."""
         begin = self._start(piece, self.size)
         if target.addresses:
-            self._arena.scatter(begin, target.places(start, stop))
+            self._arena.scatter(begin, target.iovecs(start, stop))
         elif dtype.kind != "V":
             self._arena.scatter_over(begin, begin + (stop - start) * dtype.itemsize, target.runs(start, stop))
         else:  # not a built-in NumPy type, so it has no buffer protocol

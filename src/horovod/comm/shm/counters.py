@@ -19,7 +19,7 @@ import numpy as np
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall, give_up
 from horovod.comm.datatypes import Array
 from horovod.comm.shm.arena import Arena
-from horovod.comm.shm.words import PACKED, PROGRESS, REDUCED, Words, word_index
+from horovod.comm.shm.futex_words import PACKED, PROGRESS, REDUCED, FutexWords, word_index
 
 _POISON = 1 << 62
 SHORT_SPIN = 40
@@ -31,11 +31,10 @@ some ranks write while others read."""
 
 
 class Counters:
-    """One rank's own counters, and its waiting for those of the others.
+    """One rank's own counters, and its waits for the counters of other ranks.
 
     Args:
-        stall_timeout: how long a peer may make no progress while its counter is waited for, before
-        on_stall: is told.
+        stall_timeout: how long a peer may make no progress while its counter is waited for until ``on_stall`` is called.
         spins: whether to poll for a while before sleeping; false if a peer may need the core.
     """
 
@@ -48,7 +47,7 @@ class Counters:
         on_stall: OnStall = give_up,
         spins: bool = True,
     ) -> None:
-        self._words = Words(arena.words, arena.address, rank, size)
+        self._words = FutexWords(arena.words, arena.address, rank, size)
         self._rank = rank
         self._seconds = stall_timeout.total_seconds()
         self._on_stall = on_stall
@@ -180,8 +179,8 @@ class Pieces:
 
     def start(self, piece: int, owner: int) -> int:
         """The offset of :meth:`region` in the arena, in bytes."""
-        place = (piece & 1) * (self._size + 1) + owner
-        return Arena.header_bytes(self._size) + place * self._bytes
+        index = (piece & 1) * (self._size + 1) + owner
+        return Arena.header_bytes(self._size) + index * self._bytes
 
     def region(self, piece: int, owner: int, dtype: np.dtype[Any]) -> Array:
         """The region of rank ``owner`` (``size`` for the result) for piece number ``piece``."""

@@ -25,7 +25,7 @@ _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _DESCENDANTS_ONLY = "1"
 _PR_SET_PTRACER = 0x59616D61
 
-# ssize_t process_vm_readv(pid_t process, const struct iovec *into, unsigned long, const struct iovec *places, unsigned long,
+# ssize_t process_vm_readv(pid_t process, const struct iovec *into, unsigned long, const struct iovec *iovecs, unsigned long,
 #                          unsigned long flags)
 _libc = ctypes.CDLL(None, use_errno=True)
 _read = getattr(_libc, "process_vm_readv", None)  # on Linux only
@@ -37,14 +37,14 @@ available = _read is not None
 """Whether the system has the call. Only a call shows whether it is permitted."""
 
 
-def read(process: int, nbytes: int, places: int, place_count: int, into: int, into_count: int) -> None:
+def read(process: int, nbytes: int, iovecs: int, iovec_count: int, into: int, into_count: int) -> None:
     """Copy memory of another process into memory of this one.
 
     Args:
         process: its id.
         nbytes: how many bytes there are, on both sides; at most 1 GiB.
-        places, into: the addresses of that many rows of an address and a number of bytes (``iovec``), at most
-            :data:`~horovod.comm.spans.VECTORS`.
+        iovecs, into: the addresses of arrays of ``iovec``, each an address and a number of bytes; at most
+            :data:`~horovod.comm.spans.VECTORS` of them. ``iovecs`` lie in the other process, ``into`` in this one.
 
     Raises:
         ProcessLookupError: there is no such process any more.
@@ -53,7 +53,7 @@ def read(process: int, nbytes: int, places: int, place_count: int, into: int, in
     """
     if _read is None:
         raise OSError("this system cannot read another process's memory")
-    moved = _read(process, into, into_count, places, place_count, 0)
+    moved = _read(process, into, into_count, iovecs, iovec_count, 0)
     if moved < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -67,12 +67,12 @@ def readable(addresses: Array) -> bool:
     Memory that a device's driver has mapped, such as page-locked memory for a GPU, cannot be read.
     """
     for first in range(0, len(addresses), VECTORS):
-        places = np.ones((len(addresses[first : first + VECTORS]), 2), np.uintp)
-        places[:, 0] = addresses[first : first + VECTORS]
-        found = np.empty(len(places), np.uint8)
+        iovecs = np.ones((len(addresses[first : first + VECTORS]), 2), np.uintp)
+        iovecs[:, 0] = addresses[first : first + VECTORS]
+        found = np.empty(len(iovecs), np.uint8)
         into = np.array([[address_of(found), found.nbytes]], np.uintp)
         try:
-            read(os.getpid(), found.nbytes, address_of(places), len(places), address_of(into), 1)
+            read(os.getpid(), found.nbytes, address_of(iovecs), len(iovecs), address_of(into), 1)
         except OSError:
             return False
     return True
@@ -92,10 +92,6 @@ def permit_siblings() -> None:
         _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(parent), 0, 0, 0)
 
 
-PLACE_BYTES = 16
-"""The bytes of one row: an address and a number of bytes (``iovec``)."""
-
-
 class Run(NamedTuple):
     """Elements ``[begin, end)`` of one vector."""
 
@@ -108,7 +104,7 @@ class Step(NamedTuple):
     """The data of one system call, within the call's limits.
 
     Attributes:
-        first: its first row in :meth:`CopyPlan.places`; its runs are as many rows.
+        first: its first row in :meth:`CopyPlan.iovecs`; its runs are as many rows.
     """
 
     first: int
@@ -153,8 +149,8 @@ class CopyPlan:
         self._rows[:, 0] = np.array([run.begin for run in runs], np.uintp) * np.uintp(itemsize)
         self._rows[:, 1] = np.array([run.end - run.begin for run in runs], np.uintp) * np.uintp(itemsize)
 
-    def places(self, addresses: Array) -> Array:
-        """The runs of all steps for vectors at these addresses, as rows of an address and a number of bytes."""
+    def iovecs(self, addresses: Array) -> Array:
+        """The runs of all steps for vectors at these addresses: rows of an address and a number of bytes (``iovec``)."""
         rows: Array = self._rows.copy()
         rows[:, 0] += addresses[self._vectors]
         return rows

@@ -26,9 +26,9 @@ from horovod.comm.datatypes import Array
 from horovod.comm.ranges import shard_bounds
 from horovod.comm.reduction import HALVES, ReduceOp, Workspace, reduce_into
 from horovod.comm.shm import cross_memory
-from horovod.comm.shm.cross_memory import PLACE_BYTES, copy_plan
-from horovod.comm.shm.words import WORD
-from horovod.comm.spans import Layout, Spans, address_of, spans_of
+from horovod.comm.shm.cross_memory import copy_plan
+from horovod.comm.shm.futex_words import WORD_BYTES
+from horovod.comm.spans import IOVEC_BYTES, Layout, Spans, address_of, spans_of
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ and the limit of the total with many ranks."""
 
 
 def folded_bytes(peers: int) -> int:
-    """How many bytes are read from each of so many peers before they are folded."""
+    """The number of bytes to read from each of ``peers`` ranks before they are folded."""
     return max(_FOLDED // peers, min(_FOLDED_AT_LEAST, _FOLDED_AT_MOST // peers))
 
 
@@ -63,7 +63,7 @@ def exchange_rank_infos(rank: int, exchange: ExchangeFunction) -> list[int] | No
     Returns:
         The process ids by rank; None, on all ranks, if one of them cannot.
     """
-    token = np.frombuffer(os.urandom(2 * WORD), np.uintp)
+    token = np.frombuffer(os.urandom(2 * WORD_BYTES), np.uintp)
     process = os.getpid() if cross_memory.available else 0
     cross_memory.permit_siblings()
     cards = exchange(np.array([process, address_of(token), *token], np.uintp))
@@ -73,7 +73,7 @@ def exchange_rank_infos(rank: int, exchange: ExchangeFunction) -> list[int] | No
         if not process or peer == rank:
             continue
         try:
-            theirs, mine = _place(int(card[1]), found.nbytes), _place(address_of(found), found.nbytes)
+            theirs, mine = _iovec(int(card[1]), found.nbytes), _iovec(address_of(found), found.nbytes)
             cross_memory.read(int(card[0]), found.nbytes, address_of(theirs), 1, address_of(mine), 1)
         except OSError as error:
             obstacle = f"rank {peer} of the group: {error.strerror or error}"
@@ -89,7 +89,7 @@ def exchange_rank_infos(rank: int, exchange: ExchangeFunction) -> list[int] | No
     return None
 
 
-def _place(address: int, nbytes: int) -> Array:
+def _iovec(address: int, nbytes: int) -> Array:
     return np.array([[address, nbytes]], np.uintp)
 
 
@@ -155,7 +155,7 @@ class DirectCollectives:
         """Copy all ranks' vectors.
 
         Args:
-            targets: by rank, where its vectors go.
+            targets: by rank, the memory for its vectors.
         """
         tables = self._tell(source)
         if tables is None:
@@ -221,18 +221,18 @@ class DirectCollectives:
             source: this rank's vectors.
         """
         dtype, rank = source.dtype, self._rank
-        way = copy_plan(source.layout, start, stop, self._folded_bytes)
-        places = {peer: way.places(inputs[peer]) for peer in self._peers}
-        longest = way.longest
+        plan = copy_plan(source.layout, start, stop, self._folded_bytes)
+        iovecs = {peer: plan.iovecs(inputs[peer]) for peer in self._peers}
+        longest = plan.longest
         buffers = [self._workspace.array(3 + peer, dtype, longest) for peer in range(self._size)]
         into = np.array([[address_of(buffer), 0] for buffer in buffers], np.uintp)
         # 16-bit floats are folded faster into memory that is not one of the contributions.
         aside = dtype in HALVES and target is source
         most = longest if postscale == 1.0 else _SCALED // dtype.itemsize
-        for step in way.steps:
+        for step in plan.steps:
             into[:, 1] = step.nbytes
             for peer in self._peers:
-                self._read(peer, step.nbytes, places[peer], step.first, len(step.runs), into, peer, 1)
+                self._read(peer, step.nbytes, iovecs[peer], step.first, len(step.runs), into, peer, 1)
             position = 0
             for vector, begin, end in step.runs:
                 for low in range(begin, end, most):
@@ -251,16 +251,16 @@ class DirectCollectives:
 
     def _gather(self, peer: int, theirs: Array, layout: Layout, mine: Array, start: int, stop: int) -> None:
         """Read elements ``[start, stop)`` of a peer's vectors into mine; both by their addresses."""
-        way = copy_plan(layout, start, stop, _READ)
-        places, into = way.places(theirs), way.places(mine)
-        for step in way.steps:
-            self._read(peer, step.nbytes, places, step.first, len(step.runs), into, step.first, len(step.runs))
+        plan = copy_plan(layout, start, stop, _READ)
+        iovecs, into = plan.iovecs(theirs), plan.iovecs(mine)
+        for step in plan.steps:
+            self._read(peer, step.nbytes, iovecs, step.first, len(step.runs), into, step.first, len(step.runs))
 
     def _read(
         self,
         peer: int,
         nbytes: int,
-        places: Array,
+        iovecs: Array,
         first: int,
         count: int,
         into: Array,
@@ -272,9 +272,9 @@ class DirectCollectives:
             cross_memory.read(
                 self._processes[peer],
                 nbytes,
-                address_of(places) + first * PLACE_BYTES,
+                address_of(iovecs) + first * IOVEC_BYTES,
                 count,
-                address_of(into) + into_first * PLACE_BYTES,
+                address_of(into) + into_first * IOVEC_BYTES,
                 into_count,
             )
         except OSError as error:

@@ -14,7 +14,7 @@ import numpy as np
 
 from horovod.comm.reduction import Workspace
 from horovod.comm.shm.direct import NOTHING, DirectCollectives, ExchangeFunction, exchange_rank_infos
-from horovod.comm.shm.words import WORD
+from horovod.comm.shm.futex_words import WORD_BYTES
 
 _LARGE = 8 << 20
 """Smallest size at which both paths are timed."""
@@ -40,16 +40,15 @@ class Preference:
     """Chooses the faster of path 0 and path 1 for one repeated kind of call, by timing both.
 
     Which is faster depends on facts that cannot be queried: whether the ranks' cores share a cache, the page size of the
-        tensors'
-    memory, other users of the machine. Pure: all ranks that make the same calls get the same result.
+    tensors' memory, other users of the machine. Pure: all ranks that make the same calls get the same result.
 
     Attributes:
-        way: the path to take now.
+        path: the path to take now.
         trying: whether to time this call (:meth:`took`).
     """
 
     def __init__(self) -> None:
-        self.way = ARENA
+        self.path = ARENA
         self.trying = True
         self._rest = _REST
         self._left = 0
@@ -63,8 +62,8 @@ class Preference:
 
     def took(self, seconds: float) -> None:
         """Record the time of this call, and take the other path next."""
-        self._times[self.way].append(seconds)
-        self.way = 1 - self.way
+        self._times[self.path].append(seconds)
+        self.path = 1 - self.path
 
     @property
     def due(self) -> bool:
@@ -82,7 +81,7 @@ class Preference:
         Args:
             seconds: the times of each path, summed over the ranks; the same on all of them.
         """
-        self.way = int(seconds[1] < seconds[0])
+        self.path = int(seconds[1] < seconds[0])
         self.trying = False
         self._left, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
         for times in self._times:
@@ -157,7 +156,7 @@ class Large:
             began = time.perf_counter()
         else:
             preference.rested()
-        if preference.way == ARENA or not directly(direct):
+        if preference.path == ARENA or not directly(direct):
             streamed()
         if timed:
             preference.took(time.perf_counter() - began)
@@ -170,7 +169,7 @@ class Large:
         least = 0 if self._reading == "always" else _LARGE
         if self._impossible or self._reading == "never" or nbytes < max(least, SCATTERED * vectors):
             return None
-        if (1 + addresses) * WORD > self._exchange_bytes:
+        if (1 + addresses) * WORD_BYTES > self._exchange_bytes:
             return None
         if self._direct is None:
             processes = exchange_rank_infos(self._rank, self._exchange)

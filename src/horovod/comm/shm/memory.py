@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from horovod.comm.datatypes import Array
-from horovod.comm.shm import words
+from horovod.comm.shm import futex_words
 
 
 def in_pages(length: int) -> int:
@@ -50,7 +50,7 @@ def duplicated(descriptor: int, length: int) -> int:
 
 
 def _check_futexes() -> None:
-    if not words.available:
+    if not futex_words.available:
         raise OSError(f"shared memory: no futex on {sys.platform}")
 
 

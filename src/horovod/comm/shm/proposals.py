@@ -5,8 +5,8 @@ request, byte by byte, and its contribution if that is small. The group's first 
 either the proposals are alike, and every rank computes the result from the contributions, or runs the collective with the
 engine; or the try has failed, and every rank announces its request.
 
-The proposals have a shared memory of their own, whichever engine the ranks have: words, and two slots with a block of every
-rank. The words, each with one writer::
+The proposals have their own shared memory, whichever engine the ranks have. It holds futex words, and two slots with a block
+for every rank. Each word has one writer::
 
     proposal  of every rank: the number of the try that it takes part in
     outcome   of the leader: how many tries are over, times two, plus one if an odd number of them succeeded
@@ -14,8 +14,8 @@ rank. The words, each with one writer::
     given up  of every rank but the leader: the number of the last try that it has stopped waiting for
 
 1. Try a+1 begins when try a is over.
-2. A proposal cannot be withdrawn. Only the leader ends a try; a rank that has waited long enough asks for that by message.
-   It says so in *given up* first, and looks at the outcome once more. The leader looks at *given up* after it has written a
+2. A proposal cannot be withdrawn. Only the leader ends a try; a rank that has waited long enough sends a message that asks for
+   it. It says so in *given up* first, and looks at the outcome once more. The leader looks at *given up* after it has written a
    success, and sends a message to each rank that does not wait. With a full fence between write and look on either side, the
    rank sees the success or the leader sees that it does not wait.
 3. Contributions to success m are in slot m mod 2.
@@ -33,8 +33,8 @@ import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+from horovod.comm.shm.futex_words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, FutexWords, fence, word_bytes, word_index
 from horovod.comm.shm.memory import SharedMemory, in_pages
-from horovod.comm.shm.words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, Words, fence, word_bytes, word_index
 from horovod.comm.spans import Vectors, spans_of
 
 _BLOCK_BYTES = 20 << 10
@@ -74,7 +74,7 @@ class Proposals:
         self.leads = rank == 0
         self.data_bytes = _BLOCK_BYTES - _HEAD_BYTES if contributions else 0
         self._memory = memory
-        self._words = Words(memory.words, memory.address, rank, size)
+        self._words = FutexWords(memory.words, memory.address, rank, size)
         self._rank = rank
         self._peers = [peer for peer in range(size) if peer != rank]
         self._proposal, self._outcome, self._closed = (
@@ -140,8 +140,8 @@ class Proposals:
 
     def notes(self, count: int) -> tuple[tuple[int, ...], ...]:
         """After a success: the ``count`` notes of every rank, by rank."""
-        place = slice(_HEAD_BYTES - _NOTE_BYTES * count, _HEAD_BYTES)
-        return tuple(tuple(head[place].cast("Q")) for head in self._heads[self._slot])
+        notes = slice(_HEAD_BYTES - _NOTE_BYTES * count, _HEAD_BYTES)
+        return tuple(tuple(head[notes].cast("Q")) for head in self._heads[self._slot])
 
     def reduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float, first: int = 0) -> None:
         """After a success: reduce all contributions, from element ``first`` on, into ``outputs``, as an engine does."""

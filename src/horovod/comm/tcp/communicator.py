@@ -18,9 +18,8 @@ class TcpCommunicator(ExchangeCommunicator):
     Args:
         rank: this rank's index in the group.
         sockets: a connected, authenticated stream socket (TCP or AF_UNIX) to every other rank, which this object owns.
-        stall_timeout: how long a peer may make no progress inside a collective, before
-        on_stall: is told.
-        piece_bytes: what a rank sends one other at a time while a reduction streams; the same on all ranks.
+        stall_timeout: how long a peer may make no progress inside a collective until ``on_stall`` is called.
+        piece_bytes: the bytes that a rank sends another at a time during a reduction; the same on all ranks.
         more: further connections to other ranks, over further networks; both ends have them in the same order.
     """
 

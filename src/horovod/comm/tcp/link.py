@@ -80,7 +80,7 @@ class TcpLink:
         self.ends = ends_of(connection)
         self.outgoing = TcpFlow(self)
         self.incoming = TcpFlow(self)
-        self.headers: deque[tuple[int, bytearray, bytes]] = deque()  # place in incoming, buffer, what it must hold
+        self.headers: deque[tuple[int, bytearray, bytes]] = deque()  # position in incoming, buffer, what it must hold
         self.interest = 0  # the epoll events now asked for
         self.registered = False
         self.blocked = False  # the kernel took less than was offered
@@ -116,7 +116,7 @@ class TcpLink:
         return PeerFailure(self.rank, why)
 
     def expect(self, header: bytes) -> None:
-        """Queue the receipt of this header; anything else in its place is a failure of the peer."""
+        """Queue the receipt of this header; any other header is a failure of the peer."""
         found = bytearray(len(header))
         self.incoming.append(memoryview(found))
         self.headers.append((self.incoming.queued, found, header))

@@ -37,8 +37,7 @@ class TcpExchange(PeerExchange[TcpFlow]):
     Args:
         sockets: a connected stream socket to every other rank of the group. The exchange owns them from now on.
         more: further connections to the same ranks; both ends must have them in the same order.
-        stall_timeout: how long a peer may move no byte while this rank waits for it, before
-        on_stall: is told.
+        stall_timeout: how long a peer may move no byte while this rank waits for it until ``on_stall`` is called.
     """
 
     def __init__(

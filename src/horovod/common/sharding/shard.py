@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from horovod.common.sharding.arrays import shard_arrays
-from horovod.common.sharding.shares import KINDS, Uneven, place, share, steps
+from horovod.common.sharding.shares import KINDS, Uneven, rank_and_size, share, steps
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 
 
@@ -54,7 +54,7 @@ def shard(
         ValueError: not initialised; a data set without an end, of unknown size, too small, or shuffled in an order that differs
             from rank to rank; arrays of different lengths; an argument that does not fit.
     """
-    rank, size = place(process_set)
+    rank, size = rank_and_size(process_set)
     _check_uneven(uneven)
     if batch_size is not None:
         _check_positive("batch_size", batch_size)
@@ -96,7 +96,7 @@ def steps_per_epoch(
     Raises:
         ValueError: not initialised, or the number of steps is 0.
     """
-    rank, size = place(process_set)
+    rank, size = rank_and_size(process_set)
     _check_uneven(uneven)
     _check_positive("batch_size", batch_size)
     return steps(share(samples, rank, size, uneven), batch_size, drop_remainder)

@@ -7,12 +7,12 @@ from typing import Final, Literal
 from horovod.core.lifecycle.process_set import ProcessSet
 
 Uneven = Literal["drop", "repeat", "keep"]
-"""What to do with the samples that remain when all ranks have the same number."""
+"""The treatment of samples that remain when all ranks have the same number."""
 
 KINDS: Final = ("drop", "repeat", "keep")
 
 
-def place(process_set: ProcessSet) -> tuple[int, int]:
+def rank_and_size(process_set: ProcessSet) -> tuple[int, int]:
     """This process's rank in a process set, and the size of the set.
 
     Raises:

@@ -4,8 +4,8 @@ The others learn its address from a :class:`Directory`: from their launcher's va
 store that torchrun runs (``control/rendezvous/torchrun_store.py``).
 
 With a secret that the user has given all ranks, no other process can take part. Without one the network is trusted as
-``torch.distributed`` trusts it: a process that reaches rank 0 during the rendezvous, and speaks this protocol, can take a
-rank's place. In both cases a client that sends anything else is disconnected, and the job is not disturbed.
+``torch.distributed`` trusts it: a process that reaches rank 0 during the rendezvous, and speaks this protocol, can
+pose as a rank. In both cases a client that sends anything else is disconnected, and the job is not disturbed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 class ServerEntry(msgspec.Struct, array_like=True, frozen=True):
-    """Where rank 0 serves a rendezvous."""
+    """The addresses at which rank 0 serves a rendezvous."""
 
     addresses: list[tuple[str, int]]
     key: bytes
@@ -44,12 +44,12 @@ class Directory(ABC):
 
     Attributes:
         port: at which rank 0 is to listen; 0 lets the kernel choose.
-        place: the name of rank 0's address in errors.
+        address_text: rank 0's address, as errors show it.
         entry_timeout: seconds for which an entry is tried before it is looked up again.
     """
 
     port: int
-    place: str
+    address_text: str
     entry_timeout: float
 
     @abstractmethod
@@ -79,7 +79,7 @@ class KnownAddress(Directory):
 
     def __init__(self, host: str, port: int, source: str) -> None:
         self.port = port
-        self.place = f"{host}:{port} ({source})"
+        self.address_text = f"{host}:{port} ({source})"
         self.entry_timeout = float("inf")
         self._entry = ServerEntry([(host, port)], b"")
 
@@ -111,7 +111,7 @@ class RendezvousAtRank0(Rendezvous):
         self._directory = directory
         self._user_secret = user_secret
         self.secret = user_secret
-        self.address: Address = directory.place
+        self.address: Address = directory.address_text
 
     @contextmanager
     def session(
@@ -125,8 +125,8 @@ class RendezvousAtRank0(Rendezvous):
         if members and 0 not in members:
             raise RendezvousError(
                 f"hvd.init(comm={list(members)}) needs rank 0 of the launched job, which is not in that list: under this "
-                f"launcher rank 0 runs the rendezvous server, at {self._directory.place}. Start the job with horovodrun, or "
-                "with torchrun, where any ranks can form a job"
+                f"launcher rank 0 runs the rendezvous server, at {self._directory.address_text}. Start the job with "
+                "horovodrun, or with torchrun, where any ranks can form a job"
             )
         directory = self._directory
         deadline = time.monotonic() + seconds
@@ -163,7 +163,7 @@ class RendezvousAtRank0(Rendezvous):
                 members,
                 server,
                 publish,
-                directory.place,
+                directory.address_text,
                 look_again=True,
             ) as all_gather:
                 yield self._with_secret(all_gather, rank)
@@ -192,8 +192,8 @@ class RendezvousAtRank0(Rendezvous):
             return RendezvousServer(self._handshake_secret(key), "0.0.0.0", self._directory.port)
         except OSError as error:
             raise RendezvousError(
-                f"rank 0 cannot listen at {self._directory.place}, where the other ranks look for it: {error.strerror}. If "
-                "the script's own torch.distributed listens there, call hvd.init() before it, or set "
+                f"rank 0 cannot listen at {self._directory.address_text}, where the other ranks look for it: {error.strerror}. "
+                "If the script's own torch.distributed listens there, call hvd.init() before it, or set "
                 f"{RENDEZVOUS_PORT} to another port, the same on all ranks"
             ) from None
 

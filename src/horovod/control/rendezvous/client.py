@@ -74,11 +74,11 @@ class RendezvousClient:
         """All-gather ``value`` under ``key``: every one of ``size`` ranks must call it. Returns the values by rank.
 
         Args:
-            members: the ranks' numbers in the launched job, where only some of the launched ranks take part.
+            members: the ranks' numbers in the launched job, if only some of the launched ranks take part.
             round_number: of an elastic job.
 
         Raises:
-            TimeoutError: a rank is missing; the message says which.
+            TimeoutError: a rank is missing; the message names it.
             RendezvousError: a rank has left, or two processes claim one rank.
         """
         return self._ask(ExchangeValues(key, rank, size, value, timeout, list(members), round_number), timeout)

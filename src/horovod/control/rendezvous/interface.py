@@ -43,12 +43,13 @@ class Rendezvous(ABC):
     def session(
         self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
     ) -> AbstractContextManager[AllGather]:
-        """Where the ranks of the job can exchange data; every rank must enter it.
+        """A context in which the ranks of the job can exchange data; every rank must enter it.
 
         Args:
-            calls: how often ``init()`` was called with these ranks. Where rank 0 runs the server, it must agree on all ranks.
-            seconds: after which the ranks give up.
-            members: the ranks' numbers in the launched job, where only some of the launched ranks take part.
+            calls: how often ``init()`` was called with these ranks. If rank 0 runs the server, it must be the same on all
+                ranks.
+            seconds: the time after which the ranks give up.
+            members: the ranks' numbers in the launched job, if only some of the launched ranks take part.
 
         Raises:
             TimeoutError: ranks are missing after ``seconds``; the message names them.
@@ -163,7 +164,7 @@ def served_by_a_rank(
     members: Sequence[int],
     server: int = 0,
     publish: Callable[[RendezvousServer], None] = lambda _: None,
-    place: str = "",
+    address_text: str = "",
     look_again: bool = False,
 ) -> Iterator[AllGather]:
     """All-gathers through a server that one rank runs until all have left it; every rank must enter it.
@@ -173,9 +174,9 @@ def served_by_a_rank(
         make_server: called on that rank; the server is started here.
         enter: connects to the server within so many seconds; called in the first all-gather.
         publish: called when the server has been started.
-        place: where the others look for it, for an error.
-        look_again: a server counts as found only once it has answered. One that is gone before may belong to a process that has
-            been restarted, or to an earlier rendezvous that is ending.
+        address_text: where the others look for it, for an error; "" to say nothing.
+        look_again: a server counts as found only once it has answered. A server that ends before that may belong to a process
+            that was restarted, or to an earlier rendezvous.
 
     Raises:
         TimeoutError, horovod.control.rendezvous.messages.RendezvousError: as :meth:`Rendezvous.session`.
@@ -207,7 +208,7 @@ def served_by_a_rank(
                     if entered and not look_again:
                         raise
                     if time.monotonic() >= deadline - _LOOK_AGAIN_SECONDS:
-                        raise _unreached(members, server, place, seconds, error) from error
+                        raise _unreached(members, server, address_text, seconds, error) from error
                     time.sleep(_LOOK_AGAIN_SECONDS)
             return found(subject, value, limit)
 
@@ -216,9 +217,11 @@ def served_by_a_rank(
             own.wait_until_left(deadline)
 
 
-def _unreached(members: Sequence[int], server: int, place: str, seconds: float, error: RendezvousError) -> TimeoutError:
+def _unreached(
+    members: Sequence[int], server: int, address_text: str, seconds: float, error: RendezvousError
+) -> TimeoutError:
     missing, call = (members[server], f"hvd.init(comm={list(members)})") if members else (server, "hvd.init()")
-    at = f", at {place}," if place else ""
+    at = f", at {address_text}," if address_text else ""
     return TimeoutError(
         f"rank {missing} of this job{at} did not call {call} within {seconds:.3g} seconds, or cannot be reached. Look at its "
         f"output; if it only needs more time to start, raise {START_TIMEOUT} ({error})"

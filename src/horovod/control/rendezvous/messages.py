@@ -35,7 +35,7 @@ class Get(msgspec.Struct, tag=True):
 class ExchangeValues(msgspec.Struct, tag=True):
     """Send the value of rank ``rank`` to the exchange ``key`` of ``size`` ranks. The answer has the values of all ranks.
 
-    Where only some of the launched ranks take part, ``members`` are their numbers in the launched job.
+    If only some of the launched ranks take part, ``members`` are their numbers in the launched job.
     """
 
     key: str

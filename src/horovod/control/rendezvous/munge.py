@@ -1,7 +1,7 @@
 """Credentials of MUNGE: text that only one user's processes can read, on any node of a cluster, and that names its author.
 
-MUNGE is a daemon on every node; all daemons of a cluster hold one key. Slurm uses it to know who sends a request. It encrypts,
-so a credential that is restricted to one user may be sent to any process. Source: the manual pages munge(7),
+MUNGE is a daemon on every node; all daemons of a cluster hold one key. Slurm uses it to identify the sender of a request. It
+encrypts, so a credential that is restricted to one user may be sent to any process. Source: the manual pages munge(7),
 munge_encode(3) and munge_decode(3). The library comes with Slurm and is looked up when it is needed.
 """
 

@@ -32,7 +32,7 @@ class RendezvousOverMpi(WithoutServer):
     Args:
         communicator: gives the ``mpi4py.MPI.Comm``, or raises TimeoutError after so many seconds; the first all-gather calls
             it.
-        call: what the ranks of the script have called, for errors.
+        call: the function that the ranks of the script have called, for errors.
     """
 
     def __init__(self, communicator: Callable[[float], Any], call: str = "hvd.init(comm=...)") -> None:

@@ -1,9 +1,9 @@
-"""Where ranks exchange their addresses under Hydra (MPICH, Intel MPI) without any MPI library: Hydra's own key-value store.
+"""The exchange of addresses under Hydra (MPICH, Intel MPI) without an MPI library: in Hydra's own key-value store.
 
 Hydra gives every process a socket, whose descriptor is in ``PMI_FD``, and serves the process management interface there,
-version 1: lines of words ``name=value``, one answer to each. A value that one process has put can be read by all after the
-next barrier, which all processes of the job must enter. An MPI library in the same process uses the same socket: whoever
-loads one later finds it as it expects, since ``init`` may be said twice.
+version 1: lines of fields ``name=value``, one answer to each. All processes can read a value that one has put after the next
+barrier, which all processes of the job must enter. An MPI library in the same process uses the same socket. It can be loaded
+later, because ``init`` may be sent twice.
 
 Source: the message protocol of PMI version 1.1 (MPICH, ``pmi-1.1.txt``; Flux RFC 13).
 """
@@ -103,8 +103,8 @@ class Client:
     def _key(self, key: str) -> str:
         return f"horovod-{self._rounds}-{key}"  # a value cannot be put twice under one key
 
-    def _ask(self, command: str, deadline: float, **words: str) -> Mapping[str, str]:
-        line = " ".join([f"cmd={command}", *(f"{name}={value}" for name, value in words.items())])
+    def _ask(self, command: str, deadline: float, **fields: str) -> Mapping[str, str]:
+        line = " ".join([f"cmd={command}", *(f"{name}={value}" for name, value in fields.items())])
         try:
             self._socket.sendall(line.encode() + b"\n")
             answer = self._read_line(deadline)
@@ -112,7 +112,7 @@ class Client:
             raise
         except OSError as error:
             raise PMIError(f"the process manager that started this rank is gone ({error.strerror})") from None
-        found = dict(word.split("=", 1) for word in answer.split(" ") if "=" in word)
+        found = dict(field.split("=", 1) for field in answer.split(" ") if "=" in field)
         if found.get("rc", "0") != "0" or "cmd" not in found:
             raise PMIError(f"the process manager answers {answer!r} to {command!r}")
         return found

@@ -158,10 +158,10 @@ class RendezvousServer:
             return self._values[key]
 
     def depart(self, rank: int, how: str) -> None:
-        """Note that rank ``rank`` of the launched job has ended. Ranks that wait for it, now or later, are told at once.
+        """Note that rank ``rank`` of the launched job has ended. Ranks that wait for it, now or later, get the message at once.
 
         Args:
-            how: in words, as "exit code 0".
+            how: as text, for example "exit code 0".
         """
         with self._lock:
             self._departed[rank] = how

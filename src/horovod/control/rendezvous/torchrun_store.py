@@ -1,9 +1,9 @@
-"""Where the ranks of a torchrun job look up rank 0: the key-value store that torchrun's agents run, a ``TCPStore``.
+"""Looks up rank 0 of a torchrun job in the key-value store that torchrun's agents run, a ``TCPStore``.
 
-The store does not authenticate its clients, so everybody who can reach it can read it; torchrun's own ranks trust it as much.
-Restarted workers find the same store with the keys of earlier rounds in it, and their nodes may count restarts differently:
-after a failure only the node on which it happened counts one (``TORCHELASTIC_RESTART_COUNT``). So no count is part of a key.
-The entry of a rank 0 that has died is not reachable, and the new rank 0 replaces it.
+The store does not authenticate its clients, so every process that can reach it can read it; torchrun's own ranks trust it in
+the same way. Restarted workers find the same store with the keys of earlier rounds in it, and their nodes may count restarts
+differently: after a failure only the node on which it happened counts one (``TORCHELASTIC_RESTART_COUNT``). So no count is part
+of a key. The entry of a rank 0 that has died is not reachable, and the new rank 0 replaces it.
 
 PyTorch is imported when a store is first used, and only here outside of its binding: nothing else speaks the store's protocol.
 """
@@ -39,7 +39,7 @@ class TorchrunStore(Directory):
 
     def __init__(self, host: str, port: int, run: str, interface: str = "") -> None:
         self.port = 0
-        self.place = f"what torchrun's store at {host}:{port} (MASTER_ADDR, MASTER_PORT) says"
+        self.address_text = f"what torchrun's store at {host}:{port} (MASTER_ADDR, MASTER_PORT) says"
         self.entry_timeout = _STALE_SECONDS
         self._host, self._port, self._interface = host, port, interface
         self._key = f"horovod/{run}/rank 0"

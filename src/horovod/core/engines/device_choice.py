@@ -20,7 +20,7 @@ _log = logging.getLogger("horovod.core")
 
 
 class DeviceReport(msgspec.Struct, array_like=True):
-    """What a rank tells all others about its GPUs in ``init()``."""
+    """A rank's message about its GPUs to all others in ``init()``."""
 
     forced: str = ""
     """The engine for GPUs that is forced, "" for none."""
@@ -31,7 +31,7 @@ class DeviceReport(msgspec.Struct, array_like=True):
 
 
 def own_report(rank: int, size: int, forced: str) -> DeviceReport:
-    """What this rank tells the others.
+    """This rank's message to the others.
 
     Args:
         forced: HOROVOD_GPU_OPERATIONS of this rank.

@@ -31,7 +31,7 @@ _log = logging.getLogger("horovod.core")
 
 _MEETING_SECONDS = 0.5
 _BUILDS, _DONE, _FAILED = b"builds", b"done", b"failed: "
-"""What a rank sends in one status exchange."""
+"""A rank's message in one status exchange."""
 
 
 class Closable(Protocol):
@@ -89,8 +89,8 @@ def build_engine(
             candidates({exchange.ranks[0]: Support(forced, {})}, variable, names, device)
         return SingleCommunicator()
     own = Support(forced, obstacles(group, forced, names, device))
-    everybody = exchange.allgather(msgspec.msgpack.encode(own))
-    support = {rank: _decode_support(each) for rank, each in zip(exchange.ranks, everybody, strict=True)}
+    gathered = exchange.allgather(msgspec.msgpack.encode(own))
+    support = {rank: _decode_support(each) for rank, each in zip(exchange.ranks, gathered, strict=True)}
     rest = candidates(support, variable, names, device)
     failures: dict[str, tuple[int, str]] = {}
     for name in rest:
@@ -237,12 +237,12 @@ class _Meetings:
         own = _DONE if obstacle in ("", _GAVE_UP) else _FAILED + obstacle.encode()
         failed: list[tuple[int, str]] | None = None
         try:
-            everybody = [_BUILDS]
-            while _BUILDS in everybody:
-                everybody = self._exchange.allgather(own)
+            statuses = [_BUILDS]
+            while _BUILDS in statuses:
+                statuses = self._exchange.allgather(own)
             failed = [
                 (rank, each.removeprefix(_FAILED).decode())
-                for rank, each in zip(self._exchange.ranks, everybody, strict=True)
+                for rank, each in zip(self._exchange.ranks, statuses, strict=True)
                 if each.startswith(_FAILED)
             ]
         finally:
@@ -286,7 +286,7 @@ def _own_bootstrap(kind: Kind[Closable], group: EngineGroup | None) -> tuple[_Bo
 
 
 def _build(kind: Kind[BuiltT], group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> tuple[BuiltT | None, str]:
-    """What this rank has built; or None and the reason why it failed."""
+    """The communicator that this rank has built, or None and the reason why it failed."""
     try:
         return kind.build(group, bootstrap, deadline), ""
     except (EngineError, OSError, ValueError, RuntimeError) as error:

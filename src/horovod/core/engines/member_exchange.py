@@ -22,7 +22,8 @@ LONGEST_MESSAGE = 1 << 24
 _DATA, _FAILED = b"d", b"f"
 """How a message begins: with data, or with the error of a member that has not heard from another one."""
 _PASSING_ON_SECONDS = 1.0
-"""For which a member waits longer than the one above it in the tree, which knows better who is missing."""
+"""The time by which a member waits longer than its parent in the tree, because the parent knows better which rank is
+missing."""
 
 
 class MemberExchange(Protocol):
@@ -51,8 +52,8 @@ class ExchangeOverConnections:
         deadline: ``time.monotonic`` by which a message must have arrived.
         tree: None: the first member is connected to every other member.
 
-    Its methods raise TimeoutError or ConnectionError where a member does not answer; the message names its rank. Those who
-    wait for that member through this one get the same message.
+    Its methods raise TimeoutError or ConnectionError if a member does not answer; the message names its rank. Members that wait
+    for it through this one get the same message.
     """
 
     def __init__(
@@ -112,7 +113,8 @@ class ExchangeOverConnections:
             raise self._lost(index, error) from error
 
     def _pass_on(self, error: OSError) -> None:
-        """Tell those who wait for this member why they wait in vain: all whom it has not heard, and sent nothing, since."""
+        """Send the reason of a failure to the members that wait for this one: all from which it has received nothing, and to
+        which it has sent nothing, since."""
         message = frame(_FAILED + str(error).encode())
         for connection in self._connections.values():
             try:

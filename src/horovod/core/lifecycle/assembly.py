@@ -165,12 +165,12 @@ class EngineBuilder:
         names: Sequence[str] = (),
         tree: Tree | None = None,
     ) -> Communicator:
-        """An engine for some members (global ranks), who all call this.
+        """An engine for some members (global ranks). All of them must call this.
 
         Args:
             connections: to this rank's neighbours in the tree, by index.
             role: distinguishes the connections of this engine from those of others.
-            names: the engines to choose from, whatever is forced; none: those that the settings allow.
+            names: the engines to choose from, even if another is forced; empty: those that the settings allow.
             tree: None: the first member is connected to every other member.
         """
         config, members = self._config, list(ranks)

@@ -50,8 +50,9 @@ class Foundation:
     """The parameters of a runtime that a process group of ``torch.distributed`` starts.
 
     Attributes:
-        rendezvous: how the ranks find each other; None: as the launcher has it.
-        time_limit: after which a collective that some ranks have not submitted ends the job, if the user's settings do not say.
+        rendezvous: how the ranks find each other; None: as the launcher provides.
+        time_limit: the time after which a collective that some ranks have not submitted ends the job; the user's settings come
+            first.
     """
 
     rendezvous: Rendezvous | None
@@ -69,13 +70,13 @@ def init(
     Args:
         identify: finds out which rank the launcher started this process as; called if the runtime does not run yet.
         comm: which processes make up the job; see :func:`horovod.core.lifecycle.world.choose`.
-        foundation: given where a process group starts the runtime, which :func:`release` may end; None for the script.
+        foundation: given if a process group starts the runtime, so that :func:`release` may end it; None for the script.
 
     Raises:
-        ValueError: the environment, ``comm`` or the process sets are wrong; the text begins "Horovod initialization failed"
-            where ranks contradict each other.
+        ValueError: the environment, ``comm`` or the process sets are wrong; the text begins "Horovod initialization failed" if
+            ranks contradict each other.
         NotImplementedError: a set is made from an mpi4py communicator, and the job is not.
-        TimeoutError, RuntimeError: the ranks did not find each other; the message says who is missing.
+        TimeoutError, RuntimeError: the ranks did not find each other; the message names the missing ranks.
     """
     global _running, _latest, _asked_for
     with _lock:
@@ -184,7 +185,7 @@ def shutdown() -> None:
 
 
 def _end() -> None:
-    """Shut down at the end of the process, where no error can be raised any more."""
+    """Shut down at the end of the process, when no error can be raised any more."""
     found, _ = _shut_down()
     if found:
         warnings.warn(f"{found} ({CHECK}=off hides this.)", stacklevel=2)

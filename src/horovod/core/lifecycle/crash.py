@@ -17,7 +17,7 @@ def forget() -> None:
 
 
 def unhandled() -> str:
-    """The uncaught exception that ends this process, in words; "" if there is none."""
+    """The uncaught exception that ends this process, as text; "" if there is none."""
     error = _last()
     if error is None or error is _seen_before or isinstance(error, HorovodInternalError):
         return ""

@@ -116,7 +116,7 @@ class Dumper:
         self._wake_up.set()
 
     def failed(self, rank: int, reason: str, cause: Cause) -> None:
-        """Record the present state, and have it written. ``rank`` has failed first."""
+        """Record the present state for the thread that writes it. ``rank`` has failed first."""
         self._failed = True
         self._captured.append(self._capture(FAILURE, reason, rank, cause.kind.name))
         self._wake_up.set()

@@ -1,8 +1,8 @@
 """One generation of the runtime, from ``init()`` to ``shutdown()``: its connections and its worker threads.
 
-``core.lifecycle.context`` holds the running generation. It starts in three steps: the ranks exchange who they are, connect, and
-start their worker threads. It ends in good order (:meth:`Generation.stop`) or by a failure (``core.lifecycle.termination``).
-Then everything is released.
+``core.lifecycle.context`` holds the running generation. It starts in three steps: the ranks exchange their identities, connect,
+and start their worker threads. It ends in good order (:meth:`Generation.stop`) or by a failure
+(``core.lifecycle.termination``). Then everything is released.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from horovod.core.lifecycle.rendezvous import (
 from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.watching import LIVENESS, Watching, liveness_connections, liveness_tree
-from horovod.core.lifecycle.world import World, place_by_hosts
+from horovod.core.lifecycle.world import World, find_local_ranks
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
@@ -71,7 +71,7 @@ class Generation:
         calls: how often ``init()`` was called with these ranks, this call included.
 
     Attributes:
-        identity: this rank's place in the job.
+        identity: this rank's numbers in the job, and its host.
         config: the settings in force.
         generation: its number, the same on all ranks and higher than that of any earlier one.
         workers: by process set id, the worker threads of the sets that this rank is a member of.
@@ -186,7 +186,7 @@ class Generation:
         return Mesh(identity.rank, identity.hostname, self.world.on_this_host, interfaces)
 
     def _session(self) -> AbstractContextManager[AllGather]:
-        """Where the ranks exchange data until they are connected."""
+        """The rendezvous through which the ranks exchange data until they are connected."""
         point, identity = self.termination.point, self.identity
         if point is None:
             return nullcontext(lambda subject, value, seconds: [value])
@@ -233,8 +233,8 @@ class Generation:
         cpu_resources_by_rank = [each.cpu_resources for each in rank_infos]
         self.crowded = crowded(cpu_resources_by_rank)
         self.secret = self._endpoints[0].secret or (point.secret if point is not None else b"")
-        if not (self.world.is_launched_job and identity.placed):
-            self.identity = place_by_hosts(identity, [each.node for each in rank_infos])
+        if not (self.world.is_launched_job and identity.local_ranks_known):
+            self.identity = find_local_ranks(identity, [each.node for each in rank_infos])
         asked, local_rank = self.config.thread_affinity, self.identity.local_rank
         core = asked[local_rank] if local_rank < len(asked) else None
         self.placement = placement_of(cpu_resources_by_rank, self.identity.rank, core)
@@ -313,14 +313,14 @@ class Generation:
             worker.start()
 
     def _ask_after_others(self, sockets: Mapping[ConnectionKey, socket.socket]) -> None:
-        """If MPI is used, have it ask whether all ranks' processes run while it waits for them, also after this generation."""
+        """If MPI is used, make it check that all ranks' processes run while it waits for them, also after this generation."""
         if self.config.cpu_operations == MpiEngine.name or mpi.initialised_here():
             self._others = OtherProcesses(self.identity.rank, self._endpoints)
             self._others.keep({key.peer: made for key, made in sockets.items() if key.role == LIVENESS})
-            mpi.ask_who_is_gone(self._others.gone, self._others.close)
+            mpi.watch_ended_ranks(self._others.gone, self._others.close)
 
     def listener_settings(self) -> ListenerSettings:
-        """What connections take that are made while the job runs."""
+        """The parameters of connections that are made while the job runs."""
         identity, local, interfaces = self.identity, self.world.on_this_host, self.config.network_interfaces
 
         def open_mesh() -> Mesh:
@@ -375,7 +375,7 @@ class Generation:
             self.termination.ended_by(f"{type(error).__name__}: {error}")
         deadline = time.monotonic() + self.config.timeout.total_seconds()
         compared = self.config.check != "off"
-        made, steps = (self.steps.in_words(), self.steps.told()) if compared else ("", [])
+        made, steps = (self.steps.describe(), self.steps.told()) if compared else ("", [])
         for group, worker in self.workers.items():
             worker.leave(f"it left the job (hvd.shutdown() or the end of its script){made}", () if group else steps)
         for worker in self.workers.values():
@@ -433,7 +433,7 @@ class Generation:
         """Whether every host runs the same number of ranks."""
         return len(set(Counter(endpoint.host for endpoint in self._endpoints).values())) <= 1
 
-    def everybody_joined(self) -> None:
+    def all_joined(self) -> None:
         """Start counting unnamed calls anew: until now the ranks may have made different numbers of them.
 
         Called on every rank, by the thread that has joined.

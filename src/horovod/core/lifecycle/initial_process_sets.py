@@ -105,7 +105,7 @@ def look_up(sets: Sequence[ProcessSet], world: World) -> None:
 
 
 def _common(requested: RequestedSet) -> RequestedSet:
-    """What must be the same on all ranks."""
+    """The values that must be the same on all ranks."""
     return RequestedSet((), True) if requested.by_communicator else requested
 
 

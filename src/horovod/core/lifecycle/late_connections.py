@@ -20,12 +20,12 @@ _decode = msgspec.msgpack.Decoder(Endpoint).decode
 
 @dataclass(frozen=True)
 class ListenerSettings:
-    """What a rank needs to be connected with others later.
+    """The parameters of connections that a rank makes after ``init()``.
 
     Attributes:
         size: of the job.
-        open_mesh: opens listeners, which are offered at the addresses that the others are known to reach.
-        generation: tells the connections from those of other jobs.
+        open_mesh: opens listeners, at addresses that the other ranks can reach.
+        generation: distinguishes the connections from those of other jobs.
         secret: of the job.
         seconds: how long the others may take to connect.
     """
@@ -58,7 +58,7 @@ class LateConnections:
         self._cancelled = False
 
     def connect(self, gather: Callable[[bytes], Sequence[bytes]]) -> Mapping[int, Sequence[socket.socket]]:
-        """Connect with all other members, who call it at the same collective. By member, the sockets, one for each network.
+        """Connect with all other members, which call it at the same collective. Returns, by member, a socket for each network.
 
         Args:
             gather: passes bytes to all members, and returns those of all by index.

@@ -98,7 +98,7 @@ class LiveServer:
 
     @property
     def metrics_port(self) -> int:
-        """Where metrics are served; 0: not on a port."""
+        """The port at which metrics are served; 0 for none."""
         name = self._scraped.getsockname() if self._scraped is not None else ""
         return int(name[1]) if isinstance(name, tuple) else 0
 

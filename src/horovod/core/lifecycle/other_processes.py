@@ -1,8 +1,7 @@
-"""Which ranks' processes have ended, as far as this one can see, also after all have left the job.
-
-MPI's start and its ``Finalize`` wait for all processes, without a time limit; whoever waits there asks. A process on this host
-is looked at. One on another host is known by its connection with the liveness monitor here, which both keep until they end: the
-kernel closes it then. Who gives up ends, so the others see that, and in the end all do.
+"""Finds ranks whose processes have ended, also after all have left the job. MPI's start and its ``Finalize`` wait for all
+processes, without a time limit, so a waiting rank asks here. On this host it looks at the process. For another host it looks at
+the connection of the liveness monitor, which both sides keep until they end: then the kernel closes it. A rank that gives up
+ends, the others see that, and in the end all of them end.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _CLOSED = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
 
 class OtherProcesses:
-    """Those of one job.
+    """The processes of the other ranks of one job.
 
     Args:
         rank: this one.

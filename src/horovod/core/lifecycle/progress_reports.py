@@ -23,7 +23,7 @@ from horovod.observe.all_ranks import PartMaker, TimelinePart
 from horovod.observe.live import JobSnapshot, LiveJob
 from horovod.observe.progress import ProgressMeter, StepProgress
 from horovod.observe.step_clock import clock
-from horovod.observe.stragglers import StragglerWatch, in_words
+from horovod.observe.stragglers import StragglerWatch, describe
 
 _log = logging.getLogger("horovod.core")
 
@@ -139,7 +139,7 @@ class ProgressReports:
             self._live.add(rank, report, time.monotonic())
         self._watch.add(rank, report)
         for found in self._watch.found(dict(membership.ranks), time.monotonic()):
-            text = in_words(found, self._hosts[found.rank])
+            text = describe(found, self._hosts[found.rank])
             _log.warning("%s", text)
             with self._lock:
                 self._live.straggler = text

@@ -43,7 +43,7 @@ _log = logging.getLogger("horovod.core")
 
 
 class RankInfo(msgspec.Struct, array_like=True):
-    """What a rank tells all others in ``init()``."""
+    """A rank's message to all others in ``init()``."""
 
     endpoint: Endpoint
     launched: int
@@ -219,7 +219,7 @@ def _port(variables: Mapping[str, str]) -> int:
 
 
 def user_secret(variables: Mapping[str, str], needed: bool) -> bytes:
-    """The secret that the user has given the ranks; b"" if none.
+    """The secret that the user has given all ranks; b"" if none.
 
     If another launcher provides the rendezvous, a secret is optional: these launchers trust their network. A user who sets
     Horovod's own variables can set this one, too.

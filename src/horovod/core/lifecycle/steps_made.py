@@ -61,7 +61,7 @@ class StepCounts:
         """The counts as sent to the other ranks."""
         return [StepsMade(name, ranks, count.made, line) for (name, ranks), (count, line) in self._counts.items()]
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """The numbers of steps as the end of the sentence "rank N has left ..."."""
         made = [each for each in self.told() if each.steps]
         if not made:

@@ -1,8 +1,8 @@
 """The end of a generation: the one error with which everything in flight and everything later fails, on every rank.
 
 Either a rank has failed (:meth:`Termination.fail`, on the liveness monitor's thread, after rank 0's decision), or one has shut
-down (:meth:`Termination.left`, on a worker thread). The launcher is told which rank failed first, so that its exit code and its
-message name that rank, and not one that failed as a consequence.
+down (:meth:`Termination.left`, on a worker thread). The rank that failed first is reported to the launcher, so that its exit
+code and its message name that rank, and not one that failed as a consequence.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KINDS: Mapping[FailureKind, type[HorovodInternalError]] = {
 
 
 class Companion(Protocol):
-    """What a binding adds to a generation, and ends with it."""
+    """A binding's addition to a generation, which ends with it."""
 
     def fail(self, error: HorovodInternalError, orderly: bool) -> None:
         """``error`` has ended the generation: fail what is running, once no thread uses its memory any more. Any thread.
@@ -62,7 +62,7 @@ class Companion(Protocol):
 
 
 class Termination:
-    """Whether and how one generation has ended.
+    """The end of one generation: whether and how it has ended.
 
     Args:
         rank: this rank.
@@ -72,11 +72,11 @@ class Termination:
     Attributes:
         error: the error of all further submissions; None while the generation runs.
         failure: the same if a rank has failed; None while the generation runs, and after an orderly end.
-        failed: set once everything in flight has failed and the launcher has been told.
-        point: the rendezvous server; None if the job has none. The launcher is told there, if it runs the server.
+        failed: set once everything in flight has failed and the launcher knows of it.
+        point: the rendezvous server; None if the job has none. If the launcher runs it, failures are reported there.
         rank_infos: of all ranks, by rank; empty until they are known.
-        write_down: has this rank write down what it did, before anything fails.
-        companions: what else fails with the generation.
+        write_down: makes this rank write its flight recorder, before anything fails.
+        companions: the bindings' additions, which fail with the generation.
     """
 
     def __init__(self, rank: int, workers: Mapping[int, WorkerThread], seconds: float) -> None:
@@ -93,10 +93,9 @@ class Termination:
         self.companions: list[Companion] = []
 
     def fail(self, rank: int, reason: str, cause: Cause = LOST) -> None:
-        """Fail everything in flight, because ``rank`` failed first; not before all threads have left all tensors.
-
-        The launcher is told last, usually while the script runs on. This process does not end before, because ``shutdown()``
-        waits for the thread that this runs on.
+        """Fail everything in flight, because ``rank`` failed first, as soon as all threads have left all tensors. The report to
+        the launcher comes last, usually while the script continues. The process does not end before that, because
+        ``shutdown()`` waits for the thread that this runs on.
         """
         self.write_down(rank, reason, cause)
         self.failure = self.error = _KINDS[cause.kind](
@@ -150,7 +149,7 @@ class Termination:
 
     def blame_leaver(self) -> None:
         """Tell the launcher that this process ends because another rank has left."""
-        elastic = elastic_process.this_process() is not None  # its launcher sees by itself who leaves, and how
+        elastic = elastic_process.this_process() is not None  # the launcher itself sees which ranks leave, and how
         if self._leaver is not None and self._leaver[0] != self._rank and not elastic:
             self._tell_launcher(*self._leaver)
 

@@ -38,7 +38,7 @@ _LAST_PARTS_SECONDS = 5.0
 
 
 def liveness_tree(tree: Tree) -> LivenessTree:
-    """Who is connected with whom for liveness. Where a rank speaks for its host in the agreement, there are relays here, too.
+    """The tree of liveness connections. It has relays if the agreement has relays.
 
     Args:
         tree: of the process set of all ranks.
@@ -118,7 +118,7 @@ class Watching:
         """Make the monitor.
 
         Args:
-            tree: who is connected with whom.
+            tree: of the liveness connections.
             sockets: among them those of :func:`liveness_connections`.
         """
         self._speaks_for_others = bool(tree.ways(self._rank))

@@ -27,7 +27,7 @@ class World:
 
     Attributes:
         identity: this process in the job. If the job is a part of the launched one, the local and cross numbers are right only
-            after the exchange of ``init()``: :func:`place_by_hosts`.
+            after the exchange of ``init()``: :func:`find_local_ranks`.
         launched: this process's ranks in the launched job.
         listed: the ranks' numbers in the launched job, by rank; empty for all launched ranks and for a communicator.
         communicator: the mpi4py communicator the job consists of, or None.
@@ -104,7 +104,7 @@ def members(communicator: Any, within: Any) -> list[int]:
     return sorted(-1 if rank == mpi.UNDEFINED else rank for rank in found)
 
 
-def place_by_hosts(identity: ProcessIdentity, hosts: Sequence[str]) -> ProcessIdentity:
+def find_local_ranks(identity: ProcessIdentity, hosts: Sequence[str]) -> ProcessIdentity:
     """``identity`` with the local and cross numbers that follow from the hosts of the ranks.
 
     Args:

@@ -1,1 +1,1 @@
-"""What ranks tell each other about collectives, and what they conclude from it. Pure: no I/O, no locks, no clock."""
+"""The ranks' messages about collectives, and the decisions that follow from them. Pure: no I/O, no locks, no clock."""

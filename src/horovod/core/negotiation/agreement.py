@@ -141,7 +141,7 @@ def _views(requests: Sequence[Request | None], ranks: Sequence[int]) -> str:
 
 
 def describe(request: Request) -> str:
-    """A request in words, for errors and reports of stalls."""
+    """A description of a request, for errors and reports of stalls."""
     operation = request.operation
     parts = [operation.name.lower()]
     if operation in _SCALED:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from horovod.core.negotiation.messages import Operation, Request
 from horovod.core.negotiation.negotiator import NegotiationError
 
-EVERYBODY = -1
-"""In place of a member: all members of the host that have not joined."""
+ALL_MEMBERS = -1
+"""Instead of a member's rank: all members of the host that have not joined."""
 
 HELD_SECONDS = 1.0
 """Time after which an incomplete name is passed on for each member separately."""
@@ -29,11 +29,11 @@ _JOIN = Operation.JOIN
 
 
 class HostShare(NamedTuple):
-    """Requests that go up together.
+    """Requests that go to the coordinator together.
 
     Attributes:
-        member: whose they are, or :data:`EVERYBODY`.
-        since: when each was submitted; empty where nobody has asked (:attr:`HostTally.gathers`).
+        member: the member that they are of, or :data:`ALL_MEMBERS`.
+        since: when each was submitted; empty unless :attr:`HostTally.gathers` is set.
     """
 
     member: int
@@ -89,11 +89,11 @@ class HostTally:
             NegotiationError: the member has announced one of the names before.
         """
         names, size = self._names, len(self._members)
-        for place, request in enumerate(requests):
+        for index, request in enumerate(requests):
             if request.operation is _JOIN:
                 self._join(member, request, now)
                 continue
-            at = since[place] if place < len(since) else now
+            at = since[index] if index < len(since) else now
             if request.members or member in self._joined:
                 self._put(member, request, at)
                 continue
@@ -108,7 +108,7 @@ class HostTally:
             if len(name.requests) == size or (self._joined and self._complete(name)):
                 self._finish(request.name, name)
 
-    def everybody_joined(self) -> None:
+    def all_joined(self) -> None:
         """All members of the process set have joined, and announce again from now on."""
         self._joined.clear()
 
@@ -124,7 +124,7 @@ class HostTally:
         return next((each.since + HELD_SECONDS for each in self._names.values() if not each.passed_on), None)
 
     def take(self) -> list[HostShare]:
-        """What is to go up now, in this order."""
+        """The requests to send to the coordinator now, in this order."""
         self._close()
         shares, self._shares = self._shares, []
         return shares
@@ -136,7 +136,7 @@ class HostTally:
             if member in name.requests:
                 self._pass_on(name)
         self._joined.add(member)
-        self._close()  # who everybody is changes here
+        self._close()  # the set of all members changes here
         self._put(member, request, now)
         self._close()
         for text, name in list(self._names.items()):
@@ -152,7 +152,7 @@ class HostTally:
             return
         requests = list(name.requests.values())
         if requests.count(requests[0]) == len(requests):  # equal objects are compared by identity first
-            self._put(EVERYBODY, requests[0], name.since)
+            self._put(ALL_MEMBERS, requests[0], name.since)
         else:
             self._pass_on(name)
 

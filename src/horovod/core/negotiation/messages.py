@@ -49,17 +49,17 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
-    """What one rank asks for: one collective on one tensor, or on a group of tensors that become ready together.
+    """One rank's request: one collective on one tensor, or on a group of tensors that become ready together.
 
     Attributes:
         name: identifies the request within its process set.
         device: the kind of device that the tensors lie on.
         caller: the line of the user's script, for errors.
-        transient: the name will not come again, so no dictionary keeps it.
+        transient: the name will not be used again, so no dictionary keeps it.
         members: the global ranks that take part in a request on device memory of another process set than the one whose
             coordinator gets it; empty for all.
-        unnamed: the call has no name, and has not been counted yet: its name lacks its number. Never sent.
-        alike: what else must agree on all ranks, in words that errors quote.
+        unnamed: the call has no name and has not been counted yet, so its generated name lacks a number. Never sent.
+        alike: what else must agree on all ranks, as text that errors quote.
     """
 
     # dict=True is for cached_property; what is in the dictionary is neither sent nor compared.
@@ -206,7 +206,7 @@ class Leave(msgspec.Struct, tag=1, array_like=True):
 
     Attributes:
         steps: what its optimizers have made.
-        member: whose message it is, where a relay passes it on; -1: the sender's.
+        member: the member that sent it, if a relay passes it on; -1: the sender.
     """
 
     reason: str
@@ -252,9 +252,9 @@ class Share(msgspec.Struct, array_like=True):
     """A part of :class:`Relayed`.
 
     Attributes:
-        member: whose requests these are; -1: of all members that the relay speaks for and that have not joined.
+        member: the member that sent the requests; -1: all members of the relay that have not joined.
         items: as of :class:`Announce`. Each member, and all together, have a dictionary of their own.
-        ages: how long ago each was submitted, in seconds; empty where nobody has asked.
+        ages: how long ago each was submitted, in seconds; empty if the coordinator does not need it.
     """
 
     member: int

@@ -142,21 +142,21 @@ class Negotiator:
             tally = tallies.get(name)
             if tally is None:
                 tally = self._remember(request)
-            place = member
+            index = member
             if request.members or tally.ranks is not self._ranks:
-                place = self._place(member, request, tally)
-            if tally.requests[place] is not None:
+                index = self._index(member, request, tally)
+            if tally.requests[index] is not None:
                 raise NegotiationError(f"rank {self._ranks[member]} announced {name!r} twice")
             if tally.count == 0:
                 tally.since = now
                 pending[name] = tally
-            tally.requests[place] = request
+            tally.requests[index] = request
             tally.count += 1
             if tally.count == len(tally.requests) or (self._joined and self._complete(tally)):
                 self._decide(name, tally)
 
     def not_joined(self, members: Sequence[int]) -> Sequence[int]:
-        """Those of the members that have not joined."""
+        """The members that have not joined, of these members."""
         return [member for member in members if member not in self._joined] if self._joined else members
 
     def announce_together(self, members: Sequence[int], requests: Sequence[Request], now: float) -> None:
@@ -170,7 +170,7 @@ class Negotiator:
                 self.announce(member, requests, now)
             return
         tallies, pending = self._tallies, self._pending
-        places = slice(members.start, members.stop, members.step)
+        indices = slice(members.start, members.stop, members.step)
         width = len(members)
         nobody = [None] * width
         self._moved = now
@@ -179,20 +179,20 @@ class Negotiator:
             tally = tallies.get(name)
             if tally is None and request.operation is not _JOIN and not request.members:
                 tally = self._remember(request)
-            if tally is None or tally.ranks is not self._ranks or request.members or tally.requests[places] != nobody:
+            if tally is None or tally.ranks is not self._ranks or request.members or tally.requests[indices] != nobody:
                 for member in members:  # which finds out what is wrong
                     self.announce(member, (request,), now)
                 continue
             if tally.count == 0:
                 tally.since = now
                 pending[name] = tally
-            tally.requests[places] = [request] * width
+            tally.requests[indices] = [request] * width
             tally.count += width
             if tally.count == len(tally.requests):
                 self._decide(name, tally)
 
-    def _place(self, member: int, request: Request, tally: _Tally) -> int:
-        """Where the request of a member belongs among those of some of the members."""
+    def _index(self, member: int, request: Request, tally: _Tally) -> int:
+        """The index of a member's request in the tally of a request that only some members take part in."""
         rank = self._ranks[member]
         if request.members != tuple(tally.ranks if tally.ranks is not self._ranks else ()) or rank not in tally.ranks:
             raise NegotiationError(f"rank {rank} announced {request.name!r} for other ranks than those before it")
@@ -214,8 +214,8 @@ class Negotiator:
             announced = [rank for rank, request in zip(tally.ranks, tally.requests, strict=True) if request is not None]
             missing = [
                 rank
-                for place, rank in enumerate(tally.ranks)
-                if tally.requests[place] is None and not self._excused(tally, place)
+                for index, rank in enumerate(tally.ranks)
+                if tally.requests[index] is None and not self._excused(tally, index)
             ]
             request = next(request for request in tally.requests if request is not None)
             found.append(IncompleteRequest(request, tally.since, announced, missing))
@@ -277,11 +277,11 @@ class Negotiator:
             self._ready.append(ReadyRequest(decision, None, 0, True))
 
     def _complete(self, tally: _Tally) -> bool:
-        return all(request is not None or self._excused(tally, place) for place, request in enumerate(tally.requests))
+        return all(request is not None or self._excused(tally, index) for index, request in enumerate(tally.requests))
 
-    def _excused(self, tally: _Tally, place: int) -> bool:
+    def _excused(self, tally: _Tally, index: int) -> bool:
         """Whether it has joined, which is said to all ranks and concerns what all take part in."""
-        return tally.ranks is self._ranks and place in self._joined
+        return tally.ranks is self._ranks and index in self._joined
 
     def _decide(self, name: str, tally: _Tally) -> None:
         requests = tally.requests

@@ -1,8 +1,8 @@
-"""Which member of a process set sends its announcements to which, and gets its orders from it. Pure.
+"""The tree along which the members of a process set send announcements up and orders down. Pure.
 
-On one host every member is connected with the first, the coordinator. On several hosts the first member of each host but
-the coordinator's is a *relay*: it is connected with the coordinator, and the other members of its host with it. So the
-coordinator hears hosts. What passes through a relay takes longer by two wake-ups, so there are none where they spare the
+On one host every member is connected with the first, the coordinator. On several hosts the first member of each host but the
+coordinator's is a *relay*: it is connected with the coordinator, and the other members of its host with it. So the coordinator
+has one connection for each other host. A relay adds two wake-ups to each message, so there are none if they would save the
 coordinator only few connections.
 """
 
@@ -53,7 +53,7 @@ class Tree:
         return self._groups.get(member, range(member, member + 1))
 
     def children(self, member: int) -> list[int]:
-        """Who sends to a member."""
+        """The indices of the members that send to this member."""
         if member == COORDINATOR:
             relays = [first for first in self._groups if first != COORDINATOR]
             return sorted([*self._groups[COORDINATOR][1:], *relays])

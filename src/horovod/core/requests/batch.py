@@ -1,8 +1,7 @@
-"""What a worker thread does with one batch of decisions: gather the arrays, run the collective, hand out the results.
+"""Carries out one batch of decisions: gathers the arrays, runs the collective, hands out the results.
 
-Runs in a turn of the worker thread, the same batch in the same order on every rank of the process set. A rank that has
-joined takes part with a stand-in: it contributes what leaves the others' results as they are, and what it receives goes
-nowhere.
+The worker thread calls it. Every rank of the process set carries out the same batches in the same order. A rank that has joined
+contributes values that do not change the others' results, and discards its own result.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     """One submitted request with its memory, from submission to completion.
 
     Attributes:
-        inputs, outputs: one flat vector a tensor; outputs that only the decision can size are made by ``allocate``.
+        inputs, outputs: one flat vector a tensor; ``allocate`` makes outputs whose size only the decision determines.
         since: when it was submitted (``time.monotonic``).
-        owner: what holds the vectors' memory, where they do not themselves.
-        held: its inputs are not there yet, so it has not been announced.
-        error: with what it fails on this rank alone, once it is carried out; None where it succeeds.
-        ready: of vectors on a device, the marker before which they must not be touched; None in host memory.
+        owner: the object that keeps the vectors' memory alive, if they do not.
+        held: its inputs are not ready yet, so it has not been announced.
+        error: the error with which it fails on this rank alone, once it is carried out; None if it succeeds.
+        ready: for vectors on a device, the marker that must be reached before they may be accessed; None in host memory.
     """
 
     request: Request
@@ -78,12 +77,12 @@ def execute(
 
     Args:
         ranks: the group's global ranks, in group order.
-        batch: of one operation (of compatible parameters, where there are several decisions).
-        held: gets what was made here and must live as long as the batch is not complete.
+        batch: of one operation; several decisions have compatible parameters.
+        held: gets the objects that are made here and must live until the batch is complete.
 
     Returns:
-        What the batch is complete with: None where it is, or the event of its last collective, as one communicator's
-        collectives are over in the order of their calls.
+        None if the batch is complete. Otherwise the event of its last collective: one communicator's collectives complete in
+        the order of the calls.
     """
     operation = batch[0][0].operation
     for _, entry in batch:
@@ -115,7 +114,7 @@ def execute(
 
 
 def _stand_in(communicator: Communicator, decision: Decision) -> Entry:
-    """What a rank that has joined takes part with. Its owner are the vectors as they were made."""
+    """The entry of a rank that has joined. Its owner are the vectors that were made for it."""
     request = decision.template
     assert request is not None
     specs = request.tensors
@@ -146,8 +145,8 @@ def output_of(
 ) -> Vectors:
     """Make output ``index`` of a request, with that first dimension.
 
-    Where that fails, the request fails on this rank, and takes part with memory that nobody sees (``spare``): the other ranks
-    are in the collective by now, and can only end it together with this one.
+    If that fails, the request fails on this rank, but takes part with other memory (``spare``): the other ranks are already in
+    the collective, and cannot complete it without this one.
     """
     assert entry.allocate is not None
     try:

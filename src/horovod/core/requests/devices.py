@@ -1,8 +1,9 @@
-"""What the core knows of devices whose memory an engine moves: where a submission's vectors are ready, and who owns the device.
+"""Devices whose memory an engine moves, as the core knows them: when a submission's vectors are ready, and which binding owns
+the device.
 
-A binding whose framework has such devices registers a :class:`Provider` when it is imported. Whether an engine moves their
-memory is settled in ``init()`` for the whole job, from what all ranks say (:class:`~horovod.comm.device.DeviceFacts`), so that
-every rank submits a request in the same way.
+A binding whose framework has such devices registers a :class:`Provider` when it is imported. ``init()`` decides for the whole
+job whether an engine moves their memory, from the facts of all ranks (:class:`~horovod.comm.device.DeviceFacts`). So every rank
+submits a request in the same way.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ class Provider(Protocol):
 
 
 class DeviceReadiness(msgspec.Struct):
-    """Where the vectors of one submission are on a device.
+    """When the vectors of one submission may be accessed on a device.
 
     Attributes:
-        device: as ranks compare it, made by :func:`device_name`.
-        marker: of the device's runtime; before it the vectors must not be touched.
-        held: what holds their memory.
+        device: the name that ranks compare, made by :func:`device_name`.
+        marker: of the device's runtime. The vectors must not be accessed before it is reached.
+        held: objects that keep their memory alive.
     """
 
     device: str
@@ -46,7 +47,8 @@ class DeviceReadiness(msgspec.Struct):
 
 
 class ReductionTraits(Protocol):
-    """What decides whether an engine has a reduction; :class:`horovod.common.reductions.ReductionArguments` is one."""
+    """The properties that decide whether an engine supports a reduction; :class:`horovod.common.reductions.ReductionArguments`
+    has them."""
 
     @property
     def op(self) -> ReduceOp: ...
@@ -106,8 +108,8 @@ def moves(device: str, engine: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def of_members(request: Request, members: tuple[int, ...], registration: int) -> Request:
-    """A request of some ranks as it is put to the coordinator of all. A name is told from the same name of other ranks, and of
-    a process set that the same ranks had before."""
+    """A request of some ranks for the coordinator of all ranks. The registration distinguishes its name from the same name of
+    other ranks, and of an earlier process set of the same ranks."""
     name = f"{request.name} on {list_ranks(members)}{f' (registration {registration})' if registration else ''}"
     return msgspec.structs.replace(request, name=name, members=members)
 

@@ -52,15 +52,15 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     The garbage collector does not track it. It is part of a cycle only while a thread waits, and completion ends that.
 
     Attributes:
-        error: why the collective failed, once it is done.
-        result: what the operation returns beyond the tensors that it fills, for example received splits.
-        event: set before completion, where a device carries the collective out: a stream that uses the outputs must wait for
-            it. None: the outputs are complete.
+        error: the reason why the collective failed, once it is done.
+        result: results other than tensors, for example received splits.
+        event: set before completion if a device carries the collective out. A stream that uses the outputs must wait for it.
+            None: the outputs are complete.
         driver: the worker that a waiting thread may drive to carry out this collective; None if it may not.
-        tuned: the settings that held when it was carried out, the same on all ranks; None where nothing was tuned.
-        record: what the flight recorder notes of it.
-        end: is called just before completion, with the error; it returns the error that waiting threads get. An exception that
-            it raises is the error, too.
+        tuned: the settings when it was carried out, the same on all ranks; None without autotuning.
+        record: its record in the flight recorder.
+        end: called just before completion, with the error. It returns the error that waiting threads get. An exception that it
+            raises is the error, too.
     """
 
     end: Callable[[BaseException | None], BaseException | None] | None = None

@@ -1,8 +1,8 @@
 """A tensor as a binding passes it: memory with a type and a shape. The core does not know which framework owns it.
 
-Where a tensor lies on a device whose memory no engine moves, the binding hands over a copy in host memory that is still to
-come, and a transfer, which tells when it has come and takes the result back. Where an engine moves it, the binding hands over
-where it lies, and the marker of the device's work after which it may be touched.
+For a tensor on a device whose memory no engine moves, the binding passes host memory for a copy, and a transfer, which says
+when the copy is complete and copies the result back. If an engine moves the memory, the binding passes its address, and the
+marker of the device's work after which it may be accessed.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Transfer(Protocol):
     def begin(self, proceed: Callable[[BaseException | None], None]) -> None:
         """Start copying the inputs. Call ``proceed(None)`` once the arrays may be read, or with the reason why they never will.
 
-        Called on the submitter's thread, which it must not block. ``proceed`` may be called at once, or later by any thread.
-        What it raises, the submitter gets; then ``proceed`` must not be called.
+        Called on the submitter's thread, which it must not block. ``proceed`` may be called at once, or later by any thread. If
+        it raises an exception, the submitter gets it; then ``proceed`` must not be called.
         """
 
     def end(self, error: BaseException | None) -> BaseException | None:
@@ -47,9 +47,9 @@ class Tensor(msgspec.Struct, frozen=True):
     Attributes:
         array: its elements as a one-dimensional NumPy view of ``data_type.numpy``; the collective reads or writes it.
         data_type: of the elements.
-        shape: as the framework has it; () for a scalar, which has one element.
+        shape: that of the framework's tensor; () for a scalar, which has one element.
         transfer: copies the elements from a device, and back; one for all tensors of a submission.
-        place: the memory of elements on a device that an engine moves; ``array`` is empty then.
+        device_memory: the memory of elements on a device that an engine moves; ``array`` is empty then.
         ready: when that memory may be accessed; one for all tensors of a submission.
     """
 
@@ -57,7 +57,7 @@ class Tensor(msgspec.Struct, frozen=True):
     data_type: DataType
     shape: tuple[int, ...]
     transfer: Transfer | None = None
-    place: Spans | None = None
+    device_memory: Spans | None = None
     ready: DeviceReadiness | None = None
 
 

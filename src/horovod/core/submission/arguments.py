@@ -80,7 +80,7 @@ def whole_numbers(values: Any, what: str) -> list[int]:
 
 
 def loose_truth(value: Any, what: str) -> bool:
-    """Whether a value of any kind is true, as ``if`` has it: what scripts have passed for a flag that took anything.
+    """Whether a value of any type is true, as in an ``if``: scripts pass any values for flags.
 
     Raises:
         TypeError: the value is neither true nor false, such as an array of several elements.

@@ -1,4 +1,4 @@
-"""What every binding calls: one function per collective, which checks the arguments and submits the request.
+"""The interface for bindings: one function per collective, which checks the arguments and submits the request.
 
 All members of the process set must call the same function with the same name. Each function says which arguments must agree.
 Each returns at once with a :class:`~horovod.core.requests.handle.Handle`. The arrays must stay alive and unchanged until the
@@ -15,7 +15,7 @@ Common arguments:
 Common errors:
     TypeError, ValueError: an argument is wrong, the name is in flight, or this rank is not a member of the process set. Only
         this call on this rank fails.
-    HorovodInternalError: the job has failed or was shut down. Where ranks disagree, the handle fails.
+    HorovodInternalError: the job has failed or was shut down. If ranks disagree, the handle fails.
 """
 
 from __future__ import annotations

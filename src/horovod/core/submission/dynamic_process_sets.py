@@ -1,7 +1,7 @@
 """Adds and removes process sets while the job runs. Every rank of the job must call, in the same order.
 
-1. The ranks exchange over the global set which set they want to add or remove, and their endpoints. Where they disagree, all
-   ranks raise, and nothing has changed.
+1. The ranks exchange over the global set which set they want to add or remove, and their endpoints. If they disagree, all ranks
+   raise, and nothing has changed.
 2. To add a set, its members connect and make a worker, as in ``init()``. The ranks exchange whether they could. If one could
    not, all ranks raise, and the set and its number are free again.
 3. To remove a set, its members run a barrier. Everything that all members have submitted before is decided by then, and runs.
@@ -32,13 +32,13 @@ from horovod.core.worker.worker import WorkerThread
 
 
 class _Change(msgspec.Struct, array_like=True):
-    """What one rank asks for.
+    """One rank's request to change the process sets.
 
     Attributes:
         ranks: of the set to add; empty for a removal.
         remove: the number of the set to remove; -1 for an addition.
         endpoint: where the other members reach this rank.
-        obstacle: why this rank could not do its part of a change that was agreed on; "" if it could.
+        obstacle: the reason why this rank could not do its part of an agreed change; "" if it could.
     """
 
     ranks: tuple[int, ...]

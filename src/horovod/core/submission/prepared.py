@@ -1,7 +1,7 @@
 """Submits checked requests, and keeps those that a training step submits again and again.
 
 A :class:`Prepared` collective is made once for an operation, a name, a layout and parameters. It is submitted many times with
-nothing but the place of its tensors. The ranks announce one request object in full once, and as a small integer afterwards.
+nothing but the addresses of its tensors. The ranks announce one request object in full once, and as a small integer afterwards.
 """
 
 from __future__ import annotations
@@ -179,17 +179,17 @@ def _submit_on_device(
     members = members_of(worker.ranks, process_set_id)
     if members:
         request = of_members(request, members, worker.registration)
-    sources: Vectors = _places(inputs)
-    targets = sources if outputs is inputs else _places(outputs)
+    sources: Vectors = _device_memory(inputs)
+    targets = sources if outputs is inputs else _device_memory(outputs)
     handle = Handle()
     entry = Entry(request, sources, targets, allocate, handle, time.monotonic(), ready.held, ready=ready.marker)
     worker_of(0, request.operation).submit(entry)
     return handle
 
 
-def _places(tensors: Sequence[Tensor]) -> Vectors:
-    places = [tensor.place for tensor in tensors if tensor.place is not None]
-    return joined(places) if places else []
+def _device_memory(tensors: Sequence[Tensor]) -> Vectors:
+    memory = [tensor.device_memory for tensor in tensors if tensor.device_memory is not None]
+    return joined(memory) if memory else []
 
 
 def device_of(tensors: Sequence[Tensor]) -> str:

@@ -20,7 +20,7 @@ AllGather = Callable[[str, bytes], list[bytes]]
 
 
 class _Proposal(msgspec.Struct, array_like=True):
-    """What one member says of a new set: the number that is free there, and where it can be reached."""
+    """One member's message about a new set: a number that is free there, and the member's endpoint."""
 
     number: int
     endpoint: Endpoint

@@ -117,7 +117,7 @@ def prepared_allreduce(
     device: str = HOST,
     alike: str = "",
 ) -> Prepared:
-    """What the last call with these arguments prepared; made like :func:`allreduce_request` if there is none.
+    """The prepared collective of the last call with these arguments; made like :func:`allreduce_request` if there is none.
 
     Args:
         tensors: must not be changed afterwards.

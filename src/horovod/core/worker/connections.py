@@ -12,7 +12,7 @@ from horovod.control.wakeup import WakeUp
 
 
 class ReadyConnections(NamedTuple):
-    """What a poll has found.
+    """The result of a poll.
 
     Attributes:
         readable, writable: by member index.
@@ -118,7 +118,7 @@ class Connections:
             self._poll_all.modify(channel, select.POLLIN)
 
     def flush_all(self, seconds: float) -> None:
-        """Send everything that is queued, within ``seconds``. For the last messages, after which nobody polls any more."""
+        """Send everything that is queued, within ``seconds``. For the last messages, after which no thread polls any more."""
         self.flush_some(self._channels, seconds)
 
     def flush_some(self, members: Collection[int], seconds: float) -> bool:

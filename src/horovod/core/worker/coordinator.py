@@ -17,7 +17,7 @@ from horovod.control.failure import Cause, FailureKind
 from horovod.core.config import Config
 from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
-from horovod.core.negotiation.host_tally import EVERYBODY
+from horovod.core.negotiation.host_tally import ALL_MEMBERS
 from horovod.core.negotiation.messages import (
     UNNAMED,
     Decision,
@@ -41,7 +41,7 @@ from horovod.core.requests.devices import engine_of
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.role import NOT_RECORDED, Role, Schedule, Watch
 from horovod.observe.activities import activity
-from horovod.observe.stall import Stalled, StallInspector, apart_in_words
+from horovod.observe.stall import Stalled, StallInspector, describe_different_names
 from horovod.observe.timeline import TensorLabel, Timeline
 
 _log = logging.getLogger("horovod.core")
@@ -64,8 +64,8 @@ class Coordinator(Role):
     Args:
         ranks: the members' global ranks, in set order; this rank is the first.
         engine: the name of the set's engine, for the timeline.
-        tree: who sends through whom; None: all members are connected with this rank.
-        proposals: None where the ranks share no memory.
+        tree: of the members' connections; None: all members are connected with this rank.
+        proposals: None if the ranks share no memory.
     """
 
     announces_between_batches = False
@@ -152,7 +152,7 @@ class Coordinator(Role):
     def _receive_shares(self, relay: int, message: Relayed) -> None:
         now = time.monotonic()
         for share in message.shares:
-            if share.member == EVERYBODY and relay in self._host_decoders:
+            if share.member == ALL_MEMBERS and relay in self._host_decoders:
                 requests = self._host_decoders[relay].requests(share.items)
                 members = self._negotiator.not_joined(self._groups[relay])
                 self._mark(members, requests, ())
@@ -179,10 +179,10 @@ class Coordinator(Role):
         self._connections.flush_all(self._config.timeout.total_seconds() / 3)
 
     def _submitted(self, member: int, sent: float, ages: Sequence[float], count: int) -> Sequence[float]:
-        """When the last ``count`` requests of a message were submitted, by this rank's clock; empty where nobody records.
+        """When the last ``count`` requests of a message were submitted, by this rank's clock; empty if nothing is recorded.
 
         Args:
-            member: who has sent the message, at ``sent`` by its clock.
+            member: the sender of the message, sent at ``sent`` by its clock.
 
         The message may have waited in its socket, while a collective ran here. Of all messages of the member, one that did not
         wait shows the difference of the clocks.
@@ -204,9 +204,9 @@ class Coordinator(Role):
         timeline = self.timeline
         if timeline is None:
             return
-        for place, request in enumerate(requests):
+        for index, request in enumerate(requests):
             if request.operation != Operation.JOIN:
-                at = since[place] if place < len(since) else time.monotonic()
+                at = since[index] if index < len(since) else time.monotonic()
                 for member in members:
                     timeline.ready(request.operation.name, labels(request), member, at)
 
@@ -308,7 +308,8 @@ class Coordinator(Role):
             for member in self._groups:
                 self._connections.send(member, body)
             return
-        # What all get is encoded once; of an alltoall each gets its part alone, as a table of all parts grows with the square.
+        # A message for all members is encoded once. Of an alltoall, each member gets only its part: a table of all parts grows
+        # with the square.
         order = msgspec.structs.replace(order, batches=msgspec.Raw(encode(items)))
         for member, group in self._groups.items():
             own, *others = [[item.received_by(each) for item in divided] for each in group]
@@ -387,7 +388,7 @@ class Coordinator(Role):
         awaited = self._watch.awaited
         if apart and all(set(awaited.get(rank, ())) & {each.request.name for each in apart} for rank in self._ranks):
             by_rank = [(each.announced, each.request.name, describe(each.request)) for each in apart]
-            _log.warning("%s", apart_in_words(by_rank))
+            _log.warning("%s", describe_different_names(by_rank))
             self._watch.request_dump("stall", "ranks wait for different collectives")
         return math.inf
 
@@ -404,8 +405,8 @@ class Coordinator(Role):
             self._watch.request_dump("stall", f"{stalled[0].name} waits for {list_ranks(stalled[0].missing)}")
         if blamed >= 0:
             late = stalled[0]
-            places = {rank: place for rank, place in self._watch.call_sites.items() if rank in late.missing}
-            self._watch.report(blamed, text, cause=Cause(FailureKind.TIME_LIMIT, late.name, places))
+            call_sites = {rank: line for rank, line in self._watch.call_sites.items() if rank in late.missing}
+            self._watch.report(blamed, text, cause=Cause(FailureKind.TIME_LIMIT, late.name, call_sites))
         remaining = [self._warning_seconds]
         if self._limit_seconds:
             remaining.append(self._limit_seconds - (now - stalled[0].since))

@@ -30,10 +30,10 @@ class CpuResources(msgspec.Struct, array_like=True):
 
 
 class CpuPlacement(NamedTuple):
-    """Where this rank's worker threads run.
+    """The cores that this rank's worker threads run on.
 
     Attributes:
-        core: they always run on this core; None: wherever the operating system puts them.
+        core: they always run on this core; None: the operating system chooses.
         share: they run on one of these cores during a large collective. On a host where all cores compute, the operating
             system tends to wake the threads of two ranks on one core, where they delay each other. Empty: anywhere.
         spins: a thread that waits for a peer may poll before it sleeps: no other rank needs its core.
@@ -81,7 +81,7 @@ def crowded(cpu_resources_by_rank: Sequence[CpuResources]) -> bool:
 
 
 def placement_of(cpu_resources_by_rank: Sequence[CpuResources], rank: int, core: int | None = None) -> CpuPlacement:
-    """Where the worker threads of one rank run.
+    """The cores for the worker threads of one rank.
 
     Args:
         core: the core that the user has chosen, or None.
@@ -102,28 +102,28 @@ def _has_a_core(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> boo
         wanted.update(*joining)
     taken: dict[int, int] = {}
 
-    def place(sharer: int, tried: set[int]) -> bool:
+    def assign(sharer: int, tried: set[int]) -> bool:
         """Give a rank a core, if need be by moving others to other cores: a matching along augmenting paths."""
         for core in sharers[sharer] - tried:
             tried.add(core)
-            if core not in taken or place(taken[core], tried):
+            if core not in taken or assign(taken[core], tried):
                 taken[core] = sharer
                 return True
         return False
 
-    return len(sharers) <= len(wanted) and all(place(sharer, set()) for sharer in range(len(sharers)))
+    return len(sharers) <= len(wanted) and all(assign(sharer, set()) for sharer in range(len(sharers)))
 
 
 def _share(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> frozenset[int]:
-    """This rank's share of the cores, where the ranks of a host may all use the same ones; none if there are too few."""
+    """This rank's share of the cores if the ranks of a host may all use the same ones; empty if there are too few."""
     own = cpu_resources_by_rank[rank]
     sharers = [
         other for other, each in enumerate(cpu_resources_by_rank) if each.host == own.host and each.cores == own.cores
     ]
-    place, each, cores = sharers.index(rank), len(sharers), len(own.cores)
+    position, each, cores = sharers.index(rank), len(sharers), len(own.cores)
     if each == 1 or each > cores:
         return frozenset()
-    return frozenset(own.cores[place * cores // each : (place + 1) * cores // each])
+    return frozenset(own.cores[position * cores // each : (position + 1) * cores // each])
 
 
 def _run_on(cores: Set[int]) -> bool:

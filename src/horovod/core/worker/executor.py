@@ -29,24 +29,24 @@ kept = lasting_list()
 
 
 class Executor:
-    """The engines of one worker, and what runs on them. Its methods are for the thread that drives the worker but for
-    :meth:`abort`, :meth:`fail`, :meth:`drop_members` and :meth:`close`.
+    """The engines of one worker, and the collectives that run on them. Only the thread that drives the worker calls its
+    methods, except :meth:`abort`, :meth:`fail`, :meth:`drop_members` and :meth:`close`.
 
     Args:
         ranks: the members' global ranks, in set order.
         communicator: the engine that moves the data of these ranks.
         requests: of the worker.
         placement: the cores that the worker thread runs on.
-        seconds: how long a device may take for a collective that it has come to.
-        recorder: notes what is carried out; None: nothing does.
+        seconds: how long a device may take for a collective, from the moment when it begins it.
+        recorder: records the collectives that are carried out; None for no recording.
         disagreed: called with the reason when ranks disagree about a collective.
 
     Attributes:
         settled: called when nothing is in flight any more, before the last handle is completed; set before the first batch.
-        devices: on the global process set's, the communicators for the device memory of all sets, where an engine moves it;
-            set before the worker's thread starts.
-        tuned: the settings that autotuning has chosen for what is carried out now; None where nothing was.
-        agreed: when the ranks had agreed on what is carried out now; whoever drives the worker sets it.
+        devices: on the global process set's, the communicators for the device memory of all sets, if an engine moves it; set
+            before the worker's thread starts.
+        tuned: the settings that autotuning has chosen for the present batches; None without autotuning.
+        agreed: when the ranks agreed on the present batch; the thread that drives the worker sets it.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Executor:
         self._run([(Decision(-1, request.name, request.operation, rows, received, longest), entry)])
 
     def tune(self, tuned: Tuned) -> None:
-        """Take over settings, which hold for what is carried out from now on. All ranks do at the same place."""
+        """Take over settings, which hold for all batches from now on. All ranks do this after the same batch."""
         self.tuned = tuned.settings
         self._communicator.tune(tuned.settings)
         if tuned.best is not None:

@@ -32,21 +32,21 @@ from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.waiting import SLEEP_SECONDS, SLEEPS, Polls
 
 _BY_ROWS = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
-"""Where ranks need the others' numbers of rows."""
+"""Operations in which ranks need the others' numbers of rows."""
 
 OPERATIONS = _BY_ROWS | {Operation.ALLREDUCE, Operation.BROADCAST, Operation.BARRIER, Operation.REDUCESCATTER}
-"""What each rank knows all about from its own request, and from the numbers of rows in the others' proposals."""
+"""Operations about which each rank knows everything from its own request and the numbers of rows in the others' proposals."""
 
 
 FAST_PATH = "fast path"
-"""What the flight recorder calls the engine of collectives that run here alone."""
+"""The engine's name in the flight recorder for collectives that run only here."""
 
 
 class FastPath:
     """The proposals of one rank. All methods are for the thread that drives the worker.
 
     Args:
-        ranks: the members' global ranks, in set order; ``index`` is this rank's place in it.
+        ranks: the members' global ranks, in set order; ``index`` is this rank's position in it.
         polls: how often to poll before sleeping.
         executor: runs what is not small.
 
@@ -280,7 +280,7 @@ class FastPath:
             vectors = ()
         elif request.operation is Operation.BROADCAST:
             vectors = entry.outputs if self._ranks[self._index] == request.root else ()
-        elif request.operation is Operation.ALLTOALL:  # not the rows that go to nobody
+        elif request.operation is Operation.ALLTOALL:  # without the rows that no rank gets
             vectors = [arrays_of(vectors)[0][: sum(request.splits) * _row_elements(request)]]
         self._last = self._proposals.propose(identity, vectors, _rows(request))
         return self._last
@@ -297,7 +297,7 @@ class FastPath:
 
 
 def _rows(request: Request) -> tuple[int, ...]:
-    """What the other ranks must know of this rank's rows: how many there are, or how many go to each rank."""
+    """The numbers of this rank's rows for the other ranks: how many there are, or how many go to each rank."""
     if request.operation is Operation.ALLGATHER:
         return request.tensors[0].shape[:1]
     return request.splits

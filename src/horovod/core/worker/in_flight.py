@@ -180,7 +180,7 @@ class InFlight:
             self._counts = {name: count for name, count in self._counts.items() if not name.endswith(UNNAMED)}
 
     def take_out(self, members: Sequence[int]) -> list[Entry]:
-        """Forget, and return, requests of some of the ranks, who will not take part in them any more."""
+        """Remove and return requests of some of the ranks, which will not take part in them any more."""
         with self._lock:
             found = [entry for entry in self._known.values() if entry.request.members == tuple(members)]
             for entry in found:

@@ -26,11 +26,11 @@ class _Open(NamedTuple):
 
 
 class OpenEvents:
-    """Events in the order of their collectives, which is that in which they are over.
+    """Events in the order of their collectives, in which they also complete.
 
     Args:
-        seconds: how long the oldest may take after the device has come to it. What the device does before, as computing a step,
-            may take any time.
+        seconds: how long the oldest may take after the device has begun it. Earlier work of the device, such as the computation
+            of a step, may take any time.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from horovod.core.negotiation.host_tally import EVERYBODY, HostTally
+from horovod.core.negotiation.host_tally import ALL_MEMBERS, HostTally
 from horovod.core.negotiation.messages import (
     Gather,
     Leave,
@@ -54,7 +54,7 @@ class Relay(Member):
         self._seconds = seconds
         self._tally = HostTally(group)
         self._decoders = {member: RequestDecoder(capacity) for member in self._children}
-        self._encoders = {member: RequestEncoder(capacity) for member in (EVERYBODY, *group)}
+        self._encoders = {member: RequestEncoder(capacity) for member in (ALL_MEMBERS, *group)}
 
     def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
         self._tally.announce(self._index, requests, time.monotonic(), since)
@@ -108,7 +108,7 @@ class Relay(Member):
         if any(
             not isinstance(item, int) and item.operation is Operation.JOIN for each in order.batches for item in each
         ):
-            self._tally.everybody_joined()
+            self._tally.all_joined()
 
     def _gather(self, message: Gather) -> None:
         self._tally.gathers = message.on

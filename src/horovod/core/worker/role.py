@@ -20,11 +20,11 @@ from horovod.core.requests.batch import Batch
 
 
 class Watch(Protocol):
-    """What a worker and its role need of the liveness monitor.
+    """The liveness monitor as a worker and its role use it.
 
     Attributes:
-        call_sites: by rank, where in the script it was when it last answered.
-        thread_lines: by rank, where its other threads were.
+        call_sites: by rank, the line of the script at its last answer.
+        thread_lines: by rank, the lines of its other threads.
         awaited: by rank, the collectives that its threads waited for.
     """
 
@@ -49,11 +49,11 @@ class Watch(Protocol):
 
 
 class Schedule:
-    """What was decided and has not been carried out on this rank yet.
+    """Decisions that have not been carried out on this rank yet.
 
     Attributes:
-        batches: in the order in which every rank carries them out; between them, settings that hold from there on.
-        stop: says which rank has left, once no batch follows any more; None before.
+        batches: in the order in which every rank carries them out; between them, settings that hold for the batches after them.
+        stop: the message of the rank that has left, once no batch follows any more; None before.
     """
 
     __slots__ = ("batches", "stop")

@@ -1,8 +1,7 @@
 """How the threads of a rank wait, and for how long: all states and all constants.
 
 A sleeping thread costs nothing, but waking it takes 40 to 100 microseconds, as long as a small collective takes. So a thread
-that expects an answer soon polls for a while before it sleeps. Where ranks share a core, it sleeps at once: a peer needs the
-core.
+that expects an answer soon polls for a while before it sleeps. If ranks share a core, it sleeps at once: a peer needs the core.
 
 The worker thread is in one of four states::
 
@@ -20,7 +19,7 @@ The worker thread is in one of four states::
 A thread of the script that waits for a handle goes through up to three phases::
 
     phase       what it waits for              for how long
-    fast path   words in shared memory         WORD_ROUNDS times WORD_POLLS polls, then SLEEPS sleeps of SLEEP_SECONDS
+    fast path   futex words                    WORD_ROUNDS times WORD_POLLS polls, then SLEEPS sleeps of SLEEP_SECONDS
     driving     messages                       DRIVER_POLLS polls, then SLEEPS sleeps of SLEEP_SECONDS
     blocked     its handle                     until the worker thread has completed it
 
@@ -35,7 +34,7 @@ from typing import NamedTuple
 
 
 class WorkerState(Enum):
-    """What the worker thread does; see the table above."""
+    """The states of the worker thread; see the table above."""
 
     AWAKE = 0
     COALESCING = 1

@@ -1,14 +1,13 @@
 """The worker of one process set on one rank: announces submissions, receives orders, carries them out one by one.
 
-One thread does all of it. While a collective runs there is nothing better to do: what becomes ready meanwhile waits in the
-sockets, and travels together as the next batch. Other threads append to a queue and return. The worker thread sleeps in one
-``poll`` of its connections and its wake-up, without a timeout while nothing is in flight
-(:mod:`horovod.core.worker.waiting`).
+One thread does all of it. While a collective runs, it need do nothing else: requests that become ready meanwhile wait in the
+sockets, and form the next batch. Other threads append to a queue and return. The worker thread sleeps in one ``poll`` of its
+connections and its wake-up, without a timeout while nothing is in flight (:mod:`horovod.core.worker.waiting`).
 
 The worker works in steps. A thread that waits for a quick collective may take steps, too, one thread at a time
 (:mod:`horovod.core.worker.progress`). Large collectives and the orderly end are left to the worker thread.
 
-What a step says to other ranks and hears from them depends on the worker's role (:mod:`horovod.core.worker.role`).
+The messages of a step depend on the worker's role (:mod:`horovod.core.worker.role`).
 """
 
 from __future__ import annotations
@@ -67,24 +66,25 @@ class WorkerThread:
     Args:
         name: of the process set, for the thread's name.
         ranks: the members' global ranks, in set order.
-        index: this rank's place in ``ranks``; 0 is the coordinator.
-        channels: by member index, to those with whom the tree connects this rank.
+        index: this rank's index in ``ranks``; 0 is the coordinator.
+        channels: by member index, to the members with which the tree connects this rank.
         communicator: the engine that moves the data of these ranks.
         watch: the liveness monitor, which takes reports of failures.
-        on_stopped: called on the worker thread when the set was shut down in good order, with the rank that left, its
+        on_stopped: called on the worker thread when the set was shut down without a failure, with the rank that left, its
             reason, and whether this rank still waited for a collective.
         placement: the cores that the thread runs on.
-        proposals: the shared memory of the fast path; None where the ranks share none.
-        tree: who sends through whom; None: all members are connected with the coordinator.
+        proposals: the shared memory of the fast path; None if the ranks share none.
+        tree: of the members' connections; None: all members are connected with the coordinator.
 
     Attributes:
         role: coordinator, relay or member.
-        finished: the set has ended in good order, on all ranks.
-        farewell: what the first rank to leave has said; None before, and where a collective of this rank has failed by it.
+        finished: the set has ended without a failure, on all ranks.
+        farewell: the last message of the first rank to leave; None before, and if a collective of this rank has failed because
+            of it.
         unnamed: how many calls without a name were made on this process set, by kind.
-        registration: a number that tells its process set from another of the same ranks, the same on all members.
+        registration: a number that distinguishes this process set from another of the same ranks; the same on all members.
         executor: what carries out batches.
-        recorder: the last collectives of these ranks; None if nothing is to be recorded.
+        recorder: of the last collectives of these ranks; None for no recording.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class WorkerThread:
     # 3. fail(): fail the handles.
 
     def interrupt(self) -> None:
-        """Take no more requests, and wake the thread out of whatever it waits for. Returns at once."""
+        """Take no more requests, and wake the thread from any wait. Returns at once."""
         self._requests.close()
         self.executor.abort()
         self._connections.wake()

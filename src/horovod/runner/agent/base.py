@@ -13,7 +13,7 @@ Report = Callable[["Agent", AgentEvent], None]
 
 
 class HostFacts(NamedTuple):
-    """What the launcher must know about a host before it can start ranks there."""
+    """The facts about a host that the launcher needs before it can start ranks there."""
 
     python: str
     """The interpreter that the launcher, or the agent, runs with."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from horovod.runner.errors import LaunchError, UsageError
 
 _EXIT_SECONDS = 5.0
-"""How long the guardian may take to end once it is told that the job is over."""
+"""The time that the guardian may take to end after the end of the job."""
 _START = "import sys; sys.path.append({path!r}); from horovod.runner.agent.guardian_process import watch; watch()"
 
 

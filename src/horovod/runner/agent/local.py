@@ -1,7 +1,7 @@
 """Starts, reads, signals and ends the processes of this host.
 
-It runs in the launcher's own loop for the launcher's host, and in the agent program's loop for any other. However it ends, no
-process of the job is left.
+It runs in the launcher's own loop for the launcher's host, and in the agent program's loop for any other. In every case, no
+process of the job is left at its end.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class LocalAgent(Agent):
                 process = self._processes[number]
                 self._loop.watch(process.descriptor(name), partial(self._read, process, name))
 
-    # What the loop calls.
+    # Called by the loop.
 
     def _read(self, process: StartedProcess, name: str) -> bool:
         """Pass on what has arrived; False if there is no more to come."""

@@ -42,7 +42,7 @@ class Exit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, array_like=True):
-    """What to start."""
+    """A process to start."""
 
     number: int
     command: tuple[str, ...]
@@ -60,7 +60,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     secret: str
     """The job's, encoded."""
     directory: str
-    """Where the processes run."""
+    """The working directory of the processes."""
     addresses: list[tuple[str, int]]
     """Addresses of the launcher's rendezvous server. The agent uses one that it can reach."""
     seconds: float

@@ -1,1 +1,1 @@
-"""What launchers and the jobs beside them share, under the import paths that existing scripts use."""
+"""Shared by launchers and the jobs beside them, under the import paths that existing scripts use."""

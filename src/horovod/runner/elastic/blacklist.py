@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Blacklist:
-    """Hosts that get no new processes. What runs there goes on.
+    """Hosts that get no new processes. Their running processes continue.
 
     Args:
         cooldown: the shortest and the longest time in seconds after which a host is tried again; None for never.

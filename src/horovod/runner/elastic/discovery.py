@@ -1,5 +1,5 @@
-"""Where the hosts of an elastic job come from, under the names that projects with a discovery of their own derive from, and
-what asks for them again and again beside the launcher's loop.
+"""The discovery of an elastic job's hosts, under the names that projects with their own discovery derive from, and the thread
+that repeats it beside the launcher's loop.
 """
 
 from __future__ import annotations

@@ -14,14 +14,14 @@ from horovod.runner.hosts.slots import HostInfo
 
 
 class Limits(NamedTuple):
-    """What the user asks for.
+    """The user's settings of the job.
 
     Attributes:
         start: how many slots there must be before anything is started.
-        least, most: how many ranks a round may have; ``most`` is None where all slots are used.
+        least, most: how many ranks a round may have; ``most`` is None if all slots are used.
         resets: how many rounds may follow the first; None for any number.
         patience: seconds to wait for enough slots, or ranks.
-        starting: seconds that processes may take until they call ``init()``; the first round does not wait longer for those
+        starting: seconds that processes may take until they call ``init()``; the first round does not wait longer for processes
             that are not needed.
         fixed: whether no other hosts can ever come.
     """
@@ -35,7 +35,7 @@ class Limits(NamedTuple):
     fixed: bool
 
 
-# What a process is doing. Not tuples, of which two kinds with the same content would be equal.
+# The states of a process. They are not tuples: tuples of two kinds with the same content would be equal.
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class JobProcess:
     """Whether it was asked to end, by something other than this launcher."""
 
 
-# What the job is doing.
+# The phases of the job.
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class JobState:
         return not self.processes and isinstance(self.phase, Finishing | Ending)
 
     def update_hosts(self, hosts: Iterable[HostInfo]) -> None:
-        """Take over the hosts that are available now. Those that stay keep their positions in the order."""
+        """Take over the hosts that are available now. Hosts that stay keep their positions in the order."""
         found = {host.hostname: host for host in hosts}
         stay = {name: found.pop(name) for name in self.hosts if name in found}
         self.hosts = {**stay, **found}
@@ -178,10 +178,9 @@ class JobState:
         return process
 
     def wanted(self) -> frozenset[int]:
-        """The processes that have a rank in the next round, by number: their slots are the job's, and they stay.
-
-        Where there are more than the user allows, as when a withdrawn host comes back, those that have trained stay, and
-        the oldest of the others.
+        """The processes that have a rank in the next round, by number: their slots are the job's, and they stay. If there are
+        more than the user allows, for example when a withdrawn host comes back, those that have trained stay, and the oldest of
+        the others.
         """
         found = [process for process in self.processes.values() if self._has_slot(process)]
         if self.limits.most is not None and len(found) > self.limits.most:
@@ -195,11 +194,11 @@ class JobState:
         return host is not None and process.slot < host.slots and not gone
 
     def training(self) -> list[JobProcess]:
-        """Those of the last round that have neither asked for a rank in the next one nor ended."""
+        """The processes of the last round that have neither asked for a rank in the next one nor ended."""
         return [process for process in self.processes.values() if isinstance(process.state, Training)]
 
     def waiting(self) -> list[JobProcess]:
-        """Those that have asked for a rank in the next round."""
+        """The processes that have asked for a rank in the next round."""
         return [process for process in self.processes.values() if isinstance(process.state, WaitingForRound)]
 
     def have_same_state(self, members: Iterable[JobProcess]) -> bool:
@@ -218,10 +217,10 @@ class JobState:
         return self.blacklist.ends and any(name in self.blacklist for name in self.hosts)
 
     def is_hopeless(self) -> bool:
-        """Whether no process can come to those that wait for a rank.
+        """Whether no further process can join those that wait for a rank.
 
-        Hosts on which processes have failed get no new ones. Where a script may name other hosts, ranks that have the state of
-        the job wait for these; others do not, since what failed there fails elsewhere.
+        Hosts on which processes have failed get no new ones. If a discovery script may name other hosts, ranks that have the
+        state of the job wait for these. Other ranks do not: an error before the first step would occur on other hosts, too.
         """
         for process in self.processes.values():
             if isinstance(process.state, Starting | Dismissed):
@@ -258,7 +257,7 @@ class JobState:
         return f"{self.how_many()}, and no more can be started{where}"
 
     def awaited(self) -> str:
-        """What a job waits for that has not begun to train."""
+        """The text for what a job waits for before it begins to train."""
         if self.started:
             return f"waiting for at least {self.limits.least} ranks; {count(len(self.waiting()), 'rank')} there"
         hosts = self.usable_hosts()

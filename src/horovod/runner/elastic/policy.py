@@ -1,8 +1,7 @@
 """The policy of an elastic job about hosts and processes that come and go. Pure: events in, decisions out.
 
-Processes have numbers, which they keep; ranks are assigned anew in each round. Whatever happens, the policy notes it in the
-state of the job (:mod:`horovod.runner.elastic.job_state`) and then has the whole job looked at
-(:mod:`horovod.runner.elastic.review`).
+Processes have numbers, which they keep; ranks are assigned anew in each round. The policy records each event in the state of
+the job (:mod:`horovod.runner.elastic.job_state`), and then the whole job is reviewed (:mod:`horovod.runner.elastic.review`).
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from horovod.runner.output.outcome import ReportedFailure
 from horovod.runner.policy import FirstFailure, Policy, Say
 
 HUNG_SECONDS = 5.0
-"""How long a rank that others have reported as stuck may take to come to the next round."""
+"""The time in which a rank that others have reported as stuck must ask for the next round."""
 SLOW_SECONDS = 30.0
-"""After this time the user is told for which processes the others wait."""
+"""After this time a message names the processes that the others wait for."""
 MOST_FRUITLESS_ROUNDS = 3
 """How many rounds in a row may fail to begin although no process is lost."""
 
@@ -85,12 +84,12 @@ class ElasticPolicy(Policy):
             return []
         decisions: list[ElasticDecision] = []
         for name in names:
-            words = f"horovodrun: the agent of {name} got {signal.Signals(number).name}: that host counts as lost."
+            message = f"horovodrun: the agent of {name} got {signal.Signals(number).name}: that host counts as lost."
             if name not in self._job.blacklist:
                 more, following = self._shun(name)
-                words += more
+                message += more
                 decisions += following
-            decisions.append(Say(words))
+            decisions.append(Say(message))
         return decisions
 
     def told(self, number: int, told: Told) -> list[ElasticDecision]:
@@ -145,8 +144,8 @@ class ElasticPolicy(Policy):
             decisions += self._on_failure(process, end)
         elif process.leaving and process.host in job.hosts and process.host not in job.blacklist:
             more, following = self._shun(process.host)  # it is about to be lost, so nothing new is started there
-            words = f"horovodrun: {job.describe(process)} has left, as it was asked to."
-            decisions += [Say(words + more), *following]
+            message = f"horovodrun: {job.describe(process)} has left, as it was asked to."
+            decisions += [Say(message + more), *following]
         if number in job.ranks.values() and not isinstance(process.state, WaitingForRound):
             decisions += self._leave_round(f"{job.describe(process)} has ended with exit code {end}", lost=True)
         if end.code and not dismissed and not job.has_state and not job.lost_all() and job.all_failed():
@@ -158,36 +157,36 @@ class ElasticPolicy(Policy):
         self._reviewer.woken(reason)
         if self.ending:
             return []
-        kind, *words = reason.split()
+        kind, *arguments = reason.split()
         if kind == "ending":
             return [*self._end_all()]
         if isinstance(job.phase, Ending):
             return []
         decisions: list[ElasticDecision] = []
         if kind == "cooldown":
-            job.blacklist.remove(words[0])
+            job.blacklist.remove(arguments[0])
         elif kind == "starting":
             job.overdue = True
         elif kind == "settle":
-            job.settled = job.settled or int(words[0]) == job.round
+            job.settled = job.settled or int(arguments[0]) == job.round
         elif kind == "hung":
-            process = job.processes.get(int(words[0]))
-            if process is not None and isinstance(process.state, Training) and process.state.round == int(words[1]):
+            process = job.processes.get(int(arguments[0]))
+            if process is not None and isinstance(process.state, Training) and process.state.round == int(arguments[1]):
                 decisions.append(KillProcess(process.number))
-        elif kind == "gone" and int(words[0]) in job.processes:
-            decisions.append(StopProcess(int(words[0])))
-        elif kind == "late" and job.phase == Gathering(int(words[0])):
+        elif kind == "gone" and int(arguments[0]) in job.processes:
+            decisions.append(StopProcess(int(arguments[0])))
+        elif kind == "late" and job.phase == Gathering(int(arguments[0])):
             decisions += self._give_up_late()
         elif kind == "silent" and job.phase == Gathering(0) and job.said != job.awaited():
             job.said = job.awaited()
             decisions.append(Say(f"horovodrun: {job.said}"))
-        elif kind == "slow" and job.phase == Gathering(int(words[0])):
+        elif kind == "slow" and job.phase == Gathering(int(arguments[0])):
             slow = ", ".join(job.describe(process) for process in job.training())
             if slow:
                 decisions.append(Say(f"horovodrun: the next round waits for {slow}"))
         elif kind == "slots" and not job.started:
             return self._reviewer.stop(job.too_few_slots())
-        elif kind == "patience" and job.short and job.shortages == int(words[0]):
+        elif kind == "patience" and job.short and job.shortages == int(arguments[0]):
             return self._reviewer.stop(job.too_few())
         return decisions + self._review()
 
@@ -202,7 +201,7 @@ class ElasticPolicy(Policy):
             self.first_failure = None
         return decisions
 
-    # What follows from an event alone.
+    # Reactions to a single event.
 
     def _on_rank_failed(self, told: RankFailed) -> list[ElasticDecision]:
         job = self._job
@@ -217,20 +216,20 @@ class ElasticPolicy(Policy):
     def _on_failure(self, process: JobProcess, end: Exit) -> list[ElasticDecision]:
         if self.first_failure is None:
             self.first_failure = FirstFailure(process.number, process.number, end, "")
-        words = f"horovodrun: {self._job.describe(process)} exit with status code {end}."
+        message = f"horovodrun: {self._job.describe(process)} exit with status code {end}."
         decisions: list[ElasticDecision] = []
         if process.host not in self._job.blacklist:
             more, decisions = self._shun(process.host)
-            words += more
-        return [Say(words), *decisions]
+            message += more
+        return [Say(message), *decisions]
 
     def _shun(self, host: str) -> tuple[str, list[ElasticDecision]]:
         """Start no new processes on a host, for ever or for its cool-down; and how to say so."""
         seconds = self._job.blacklist.add(host)
         if seconds is None:
             return f" No new processes are started on {host}.", []
-        words = f" No new processes are started on {host} for {seconds:.3g} seconds."
-        return words, self._reviewer.wake(f"cooldown {host}", seconds)
+        message = f" No new processes are started on {host} for {seconds:.3g} seconds."
+        return message, self._reviewer.wake(f"cooldown {host}", seconds)
 
     def _leave_round(self, reason: str, *, lost: bool = False) -> list[ElasticDecision]:
         """The round that runs is over: all its ranks will ask for a rank in the next one, or end."""
@@ -250,6 +249,6 @@ class ElasticPolicy(Policy):
         job = self._job
         decisions: list[ElasticDecision] = []
         for process in job.training():
-            words = f"{job.describe(process)} has not come to the next round within {job.limits.patience:.6g} seconds"
-            decisions += [Say(f"horovodrun: {words}: it is killed"), KillProcess(process.number)]
+            message = f"{job.describe(process)} has not come to the next round within {job.limits.patience:.6g} seconds"
+            decisions += [Say(f"horovodrun: {message}: it is killed"), KillProcess(process.number)]
         return decisions

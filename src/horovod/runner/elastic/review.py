@@ -1,7 +1,7 @@
 """Reviews a whole elastic job after each event, and decides what follows. Pure.
 
-Which processes are not needed any more, where new ones can be started, whether a round can begin, whether the round that
-runs has to be interrupted, whether the job is over.
+It decides which processes are not needed any more, where new ones can be started, whether a round can begin, whether the
+running round must be interrupted, and whether the job is over.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from horovod.runner.policy import Say, Wake
 SETTLE_SECONDS = 5.0
 """How long new processes that are ready wait for others that start, so that all join in one round."""
 FINAL_WORDS_SECONDS = 5.0
-"""How long ranks may take to save their state after they are told that the job ends."""
+"""The time that ranks have to save their state when the job ends."""
 LEAVING_SECONDS = 30.0
 """How long a process that has no rank any more may take to end, while others continue."""
 SILENT_SECONDS = 5.0
@@ -87,7 +87,7 @@ class Reviewer:
         self._timers.discard(timer)
 
     def stop(self, why: str) -> list[ElasticDecision]:
-        """The job cannot go on. Processes that wait for a rank are told, and may save what they have."""
+        """The job cannot continue. Processes that wait for a rank get the reason, and may save their state."""
         job = self._job
         job.phase = Ending(why)
         decisions: list[ElasticDecision] = []
@@ -186,7 +186,7 @@ class Reviewer:
         return self._begin_with(ready, gone)
 
     def _choose(self, waiting: Sequence[JobProcess], wanted: frozenset[int]) -> list[JobProcess]:
-        """Who takes part in the next round, of those that wait for it."""
+        """The processes that take part in the next round, of those that wait for it."""
         limits = self._job.limits
         ready = [process for process in waiting if process.number in wanted]
         if len(ready) < limits.least:  # hosts that are withdrawn are kept as long as too few would be left
@@ -237,8 +237,8 @@ class Reviewer:
         if job.round == 1:
             return [*decisions, begin]
         hosts = len({process.host for process in ready})
-        words = f"horovodrun: round {job.round} begins with {count(len(ready), 'rank')} on {count(hosts, 'host')}"
-        return [*decisions, Say(words), begin]
+        message = f"horovodrun: round {job.round} begins with {count(len(ready), 'rank')} on {count(hosts, 'host')}"
+        return [*decisions, Say(message), begin]
 
     def _wait(self) -> list[ElasticDecision]:
         """There are too few processes: wait if more can come, else stop."""
@@ -250,9 +250,9 @@ class Reviewer:
         decisions = self.wake(f"patience {job.shortages}", job.limits.patience)
         if not job.round:
             return decisions + self._say_soon()
-        if job.said != (words := f"{job.how_many()}; waiting for more"):
-            job.said = words
-            decisions.append(Say(f"horovodrun: {words}"))
+        if job.said != (message := f"{job.how_many()}; waiting for more"):
+            job.said = message
+            decisions.append(Say(f"horovodrun: {message}"))
         return decisions
 
     def _say_soon(self) -> list[ElasticDecision]:
@@ -265,13 +265,13 @@ class Reviewer:
         if not waiting:
             return []
         who = ", ".join(self._job.describe(process) for process in waiting)
-        words = f"process {phase.process} has done its work and ended with exit code 0"
+        message = f"process {phase.process} has done its work and ended with exit code 0"
         decisions: list[ElasticDecision] = [
-            Say(f"horovodrun: {words}, so no further round begins: ending {who}"),
+            Say(f"horovodrun: {message}, so no further round begins: ending {who}"),
         ]
         for process in waiting:
             assert isinstance(process.state, WaitingForRound)
-            decisions += dismiss(process, process.state.question, words, job_ends=True)
+            decisions += dismiss(process, process.state.question, message, job_ends=True)
             decisions += self.wake(f"gone {process.number}", FINAL_WORDS_SECONDS)
         return decisions
 

@@ -136,7 +136,7 @@ class ElasticSupervisor(Supervisor):
                 else:  # it will report nothing more about its processes
                     self._on_lost(agent, f"the agent of {agent.name} has ended")
 
-    # What the server, agents and the loop report.
+    # Reports of the server, the agents and the loop.
 
     def _hear(self, key: str, value: bytes) -> None:
         """On the server's thread."""
@@ -296,7 +296,7 @@ class ElasticSupervisor(Supervisor):
             busy = agent in self._to_start or agent in self._home.values()
             if not busy and not self._hosts.intersection(agent.hosts) and name not in self._hosts:
                 del self._by_host[name]
-                # That of the launcher's host is kept: it needs no process, and the host may come back.
+                # The agent of the launcher's host is kept: it needs no process, and the host may come back.
                 remote = not isinstance(agent, LocalAgent)
                 if remote and agent not in self._by_host.values() and not self._elastic.ending:
                     agent.end(GRACE_SECONDS, hunt=False)

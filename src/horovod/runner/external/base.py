@@ -128,7 +128,7 @@ class ExternalJob(Job):
             return replace(ended, unreachable=self._unreachable()) if unexplained else ended
 
     def dry_run(self) -> str:
-        """What :meth:`run` would start, as text. Starts nothing.
+        """The commands that :meth:`run` would start, as text. Starts nothing.
 
         Raises:
             LaunchError: this host has none of the network interfaces that the job may use.
@@ -199,8 +199,8 @@ class ExternalJobOutcome(Outcome):
         return bool(self.exit.code) or bool(self.interrupted)
 
     def describe(self) -> str:
-        words = Outcome(interrupted=self.interrupted, immortal=self.immortal, unheard=self.unheard).describe()
-        lines = [words] if words else []
+        message = Outcome(interrupted=self.interrupted, immortal=self.immortal, unheard=self.unheard).describe()
+        lines = [message] if message else []
         if self.exit.code and not self.interrupted:
             lines.append(f"horovodrun: the job failed: {self.program} ended with exit code {self.exit}.")
             if self.culprit is not None:

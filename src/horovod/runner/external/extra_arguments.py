@@ -8,7 +8,7 @@ from horovod.runner.errors import UsageError
 
 
 def split_arguments(flag: str, text: str | None) -> list[str]:
-    """The words of a flag's value, as a shell would split them.
+    """The arguments in a flag's value, as a shell would split it.
 
     Raises:
         ValueError: a quotation mark is not closed.

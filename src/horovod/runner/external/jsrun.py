@@ -1,7 +1,7 @@
 """A job whose ranks ``jsrun`` starts, inside an LSF job.
 
 A file for ``jsrun`` says which rank runs where. The ranks read their numbers from ``jsrun``'s variables. ``jsrun`` passes its
-environment on to them, with the job's secret. This has not been tried on a real LSF: the tests run a program in the place of
+environment on to them, with the job's secret. This has not been tried on a real LSF: the tests run a program instead of
 ``jsrun``.
 """
 
@@ -28,7 +28,7 @@ PROGRAM = "jsrun"
 
 
 def is_wanted(options: Options, environment: Mapping[str, str]) -> bool:
-    """Whether jsrun shall start the ranks.
+    """Whether jsrun starts the ranks.
 
     The user asks for it; or there is a jsrun in an LSF job, and the user names neither another launcher nor hosts.
     """
@@ -58,20 +58,20 @@ def rank_file(slots: Sequence[SlotInfo], cpus: Mapping[str, int], threads: int) 
 
 
 def command_line(options: Options, file: str) -> list[str]:
-    """What starts the ranks. ``file`` says where they run, unless the user gives ``--binding-args``.
+    """The command that starts the ranks. ``file`` says where they run, unless the user gives ``--binding-args``.
 
     Raises:
-        ValueError: ``--binding-args`` cannot be split into words.
+        ValueError: ``--binding-args`` cannot be split as a shell would.
     """
-    words = [PROGRAM]
+    arguments = [PROGRAM]
     given = options.binding_args
-    words += ["--erf_input", file] if given is None else split_arguments("--binding-args", given)
+    arguments += ["--erf_input", file] if given is None else split_arguments("--binding-args", given)
     if options.output_filename is not None:
-        words += ["--stdio_stderr", options.output_filename, "--stdio_stdout", options.output_filename]
+        arguments += ["--stdio_stderr", options.output_filename, "--stdio_stdout", options.output_filename]
     smpi = [*(["-tcp"] if options.tcp_flag else []), *([options.mpi_args] if options.mpi_args else [])]
     if smpi:
-        words += ["--smpiargs", " ".join(smpi)]
-    return [*words, *options.command]
+        arguments += ["--smpiargs", " ".join(smpi)]
+    return [*arguments, *options.command]
 
 
 class JsrunJob(ExternalJob):
@@ -103,8 +103,8 @@ class JsrunJob(ExternalJob):
         return max(self._cpus().values())
 
     def _describe(self, command: Sequence[str], variables: Mapping[str, str]) -> str:
-        words = super()._describe(command, variables)
-        return words if self._options.binding_args is not None else f"{words}\n{self._rank_file()}"
+        description = super()._describe(command, variables)
+        return description if self._options.binding_args is not None else f"{description}\n{self._rank_file()}"
 
     def _rank_file(self) -> str:
         return rank_file(self.slots, self._cpus(), _threads_of_a_core())

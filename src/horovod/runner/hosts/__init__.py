@@ -1,1 +1,1 @@
-"""Where ranks may run: what the user, a file, a script or a batch system says, and which rank gets which slot."""
+"""The hosts that ranks may run on, from the user, a file, a script or a batch system, and the slot of each rank."""

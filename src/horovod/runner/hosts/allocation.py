@@ -1,4 +1,4 @@
-"""What Slurm has allocated to the job that the launcher runs in. Pure: read from the launcher's environment."""
+"""Slurm's allocation for the job that the launcher runs in. Pure: read from the launcher's environment."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Allocation:
     Attributes:
         job: its number.
         nodes: in Slurm's order.
-        cpus: that it has of each.
-        gpus: that it has of each; 0 where the variables do not tell.
-        tasks: that the user asked for on each; empty if the user did not say how many.
-        here: the node that the launcher runs on; "" where that is none of the job's.
-        copies: of the launcher, where srun starts it several times.
+        cpus: the number for each node.
+        gpus: the number for each node; 0 if the variables do not tell.
+        tasks: the number that the user asked for on each node; empty if the user did not.
+        here: the node that the launcher runs on; "" if that is none of the job's.
+        copies: the number of launchers, if srun starts several.
     """
 
     job: str

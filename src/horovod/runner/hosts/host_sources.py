@@ -1,4 +1,4 @@
-"""Where the hosts of a job come from. A new source is one small class and one line in :func:`choose`."""
+"""The sources of a job's hosts. A new source is one small class and one line in :func:`choose`."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LsfHosts(HostSource):
 
 
 def _capture(command: str, seconds: float, cancel: int = -1) -> str:
-    """What the host discovery script writes to its standard output. No process of it is left.
+    """The standard output of the host discovery script. No process of it is left.
 
     Args:
         command: for a shell.

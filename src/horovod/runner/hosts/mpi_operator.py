@@ -37,7 +37,7 @@ def host_file(environment: Mapping[str, str]) -> str | None:
 
 
 def command_line(script: str, pod: str, command: str) -> list[str]:
-    """What runs a shell command in a pod, and hands it our standard input.
+    """The command that runs a shell command in a pod, and passes our standard input to it.
 
     The operator's script calls ``kubectl exec`` without ``-i``, so the command would find its standard input closed. The agent
     gets the job's secret there, which must be on no command line; so the same script is run with ``-i`` added, and without the

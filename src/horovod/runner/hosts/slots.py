@@ -70,7 +70,7 @@ INVALID_SLOT_INFO = SlotInfo(
 
 
 def parse_hosts(text: str) -> list[HostInfo]:
-    """Parse ``h1:2,h2:4``. A host named twice has the sum of its slots, at its first place.
+    """Parse ``h1:2,h2:4``. A host named twice has the sum of its slots, at its first position.
 
     Raises:
         ValueError: a host does not parse, the message quotes it; or it is named with different users.

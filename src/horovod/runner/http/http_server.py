@@ -1,6 +1,6 @@
 """The server at which ranks find each other, for programs that start the ranks themselves.
 
-Such a program starts the server, gives each process its place (``HOROVOD_RANK`` and so on, from ``get_host_assignments``) and
+Such a program starts the server, gives each process its ranks (``HOROVOD_RANK`` and so on, from ``get_host_assignments``) and
 the address of the server (``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT``), and stops the server when they have ended. The
 server does not speak HTTP, and it admits only processes that have its key: :meth:`RendezvousServer.start` puts the key into
 this process's environment, and processes on other hosts need it as well.
@@ -51,7 +51,7 @@ class RendezvousServer:
         """Accepted for compatibility: the ranks say themselves how many they are.
 
         Raises:
-            ValueError: the plan does not give each rank a place.
+            ValueError: the plan does not have each rank once.
         """
         if sorted(slot.rank for slot in host_alloc_plan) != list(range(len(host_alloc_plan))):
             raise ValueError(f"the plan must have each rank once, and has {[slot.rank for slot in host_alloc_plan]}")

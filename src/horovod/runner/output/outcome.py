@@ -36,9 +36,9 @@ class Outcome:
     victim: int | None = None
     """The rank whose exit is ``exit``, if the culprit did not end by itself."""
     location: str = ""
-    """Where the culprit ran."""
+    """The host and process of the culprit."""
     reason: str = ""
-    """What the runtime knows about the failure."""
+    """The runtime's reason for the failure."""
     tail: Sequence[str] = ()
     """The last lines of the culprit's stderr."""
     reader: int | None = None
@@ -48,7 +48,7 @@ class Outcome:
     immortal: frozenset[int] = frozenset()
     """Process ids of the job that SIGKILL did not end."""
     called: str = "rank"
-    """What is numbered: ranks, or in an elastic job processes, whose ranks change."""
+    """What the numbers count: ranks, or in an elastic job processes, whose ranks change."""
     stopped: str = ""
     """Why an elastic job could not go on."""
     unheard: Sequence[str] = ()
@@ -65,44 +65,44 @@ class Outcome:
 
     def describe(self) -> str:
         """The final message about a job that failed or was interrupted; "" for one that succeeded."""
-        words: list[str] = []
+        lines: list[str] = []
         if self.immortal:
             numbers = ", ".join(map(str, sorted(self.immortal)))
-            words.append(
+            lines.append(
                 f"horovodrun: processes {numbers} did not end even by SIGKILL; they wait inside the kernel, "
                 "often for a network file system or a device"
             )
         if self.unheard:
-            words.append(
+            lines.append(
                 f"horovodrun: {', '.join(self.unheard)} did not confirm that the job has ended there; the agent there ends "
                 f"what is left by itself, within {UNHEARD_SECONDS:g} seconds"
             )
         if self.interrupted:
-            words.append(f"horovodrun: ended by {signal.Signals(self.interrupted).name}")
+            lines.append(f"horovodrun: ended by {signal.Signals(self.interrupted).name}")
         elif self.stopped and self.culprit is None:
-            words.append(f"horovodrun: the job ended: {self.stopped}.")
+            lines.append(f"horovodrun: the job ended: {self.stopped}.")
         elif self.culprit is not None:
             if self.tail:
-                words.append(f"horovodrun: the end of {self.called} {self.culprit}'s stderr:")
-                words += ["    " + line for line in self.tail]
+                lines.append(f"horovodrun: the end of {self.called} {self.culprit}'s stderr:")
+                lines += ["    " + line for line in self.tail]
             if self.stopped:
-                words.append(f"horovodrun: the job ended: {self.stopped}.")
-            words.append(
+                lines.append(f"horovodrun: the job ended: {self.stopped}.")
+            lines.append(
                 f"horovodrun: the job failed. {self.called.capitalize()} {self.culprit} failed first ({self.location})."
             )
             reason = self.exit.reason or self.reason  # first, because other ranks only saw its connections close
             if reason:
-                words.append(f"Reason: {reason}")
-            words.append(f"Process name: {self.culprit}")
+                lines.append(f"Reason: {reason}")
+            lines.append(f"Process name: {self.culprit}")
             whose = "" if self.victim is None else f", which is that of rank {self.victim}: it failed because of this"
-            words.append(f"Exit code: {self.exit.code if self.exit.reason else self.exit}{whose}")
+            lines.append(f"Exit code: {self.exit.code if self.exit.reason else self.exit}{whose}")
             if self.tail and self.tail[-1].startswith(_NOTHING_TO_READ) and self.culprit != self.reader:
-                words.append(
+                lines.append(
                     f"Rank {self.culprit} does not read standard input. To debug or answer it, start the job with "
                     f"horovodrun --stdin {self.culprit}"
                 )
             if self.exit.signal == signal.SIGKILL:
-                words.append(
+                lines.append(
                     "Neither Horovod nor its launcher sends SIGKILL to a running rank: did the machine run out of memory?"
                 )
-        return "\n".join(words)
+        return "\n".join(lines)

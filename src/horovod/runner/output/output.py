@@ -1,4 +1,4 @@
-"""Where the ranks' output goes: line by line, labelled, to the launcher's own streams and, if asked, to files.
+"""The destinations of the ranks' output: line by line, labelled, the launcher's own streams and, if requested, files.
 
 Everything is written by the launcher's one thread and in whole lines, so lines of different ranks never mix.
 """
@@ -43,7 +43,7 @@ class Cursor:
 
 
 class Sink(ABC):
-    """One place for output. ``cursor`` is shared by sinks that end in the same terminal."""
+    """One destination of output. ``cursor`` is shared by sinks that end in the same terminal."""
 
     def __init__(self, cursor: Cursor | None = None) -> None:
         self._terminal = cursor is not None
@@ -109,7 +109,7 @@ class DescriptorSink(Sink):
                 return  # a full disk or a terminal that is gone costs the output, not the job
 
     def _has_reader(self) -> bool:
-        """Wait until the descriptor can be written; False if no reader takes data and the launcher shall end."""
+        """Wait until the descriptor can be written; False if no reader takes data and the launcher must end."""
         while True:
             ending = self._signals is not None and self._signals.pressed
             poll = select.poll()

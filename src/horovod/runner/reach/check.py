@@ -26,7 +26,7 @@ def unreachable(command: Sequence[str], hosts: Sequence[str], seconds: float) ->
     try:
         return {host: why for host, why in zip(hosts, children.interruptible(ask), strict=True) if why}
     except (OSError, RuntimeError):
-        return {}  # no thread can be started, or no ssh run here, or not so many: nothing is known
+        return {}  # no thread or no ssh can be started here, or not so many: nothing is known
 
 
 def _why_not(command: Sequence[str], seconds: float, interrupted: int) -> str:

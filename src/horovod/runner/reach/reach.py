@@ -57,9 +57,9 @@ def reach(
         for host, command in zip(hosts, command_lines(hosts, options, environment, seconds), strict=True):
             connection: ChildConnection
             if command.through_slurm:
-                connection = srun.Srun(command.words, srun.environment(environment))
+                connection = srun.Srun(command.arguments, srun.environment(environment))
             else:
-                connection = ssh.Ssh(command.words, name)
+                connection = ssh.Ssh(command.arguments, name)
             agents.append(RemoteAgent(host.hostname, loop, report, connection, begin))
     except BaseException:
         for agent in agents:
@@ -69,21 +69,21 @@ def reach(
 
 
 class AgentCommand(NamedTuple):
-    """What starts an agent on one host."""
+    """The command that starts an agent on one host."""
 
-    words: list[str]
+    arguments: list[str]
     through_slurm: bool
 
 
 def command_lines(
     hosts: Sequence[HostInfo], options: Options, environment: Mapping[str, str], seconds: float
 ) -> list[AgentCommand]:
-    """What starts an agent on each of ``hosts``. Runs nothing.
+    """The command that starts an agent on each of ``hosts``. Runs nothing.
 
     In the launcher pod of an MPIJob it is ``kubexec``, for nodes of the Slurm allocation ``srun``, else ``ssh``.
 
     Raises:
-        ValueError: what the environment says about ssh does not parse.
+        ValueError: the environment's settings of ssh do not parse.
     """
     script = mpi_operator.kubexec(environment)
     if script is not None:
@@ -95,8 +95,8 @@ def command_lines(
     commands = []
     for host in hosts:
         if host.hostname in cpus and not host.user:
-            words = srun.command_line(host.hostname, cpus[host.hostname], sys.executable)
-            commands.append(AgentCommand(words, True))
+            arguments = srun.command_line(host.hostname, cpus[host.hostname], sys.executable)
+            commands.append(AgentCommand(arguments, True))
         else:
             commands.append(AgentCommand(ssh.command_line(way, host.login, sys.executable, environment), False))
     return commands

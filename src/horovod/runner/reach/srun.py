@@ -28,7 +28,7 @@ _EXPLANATIONS: tuple[tuple[str, str], ...] = (
 
 
 def command_line(node: str, cpus: int, python: str) -> list[str]:
-    """What starts an agent.
+    """The command that starts an agent.
 
     Args:
         cpus: of the node, as many as the allocation has.
@@ -79,10 +79,10 @@ def explain(status: int, errors: str) -> str:
     if cancelled:
         return f"Slurm ended it: {cancelled[1]}"
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    for pattern, words in _EXPLANATIONS:
+    for pattern, explanation in _EXPLANATIONS:
         line = next((line for line in lines if re.search(pattern, line, re.IGNORECASE)), "")
         if line:
-            return f"{words} ({line})"
+            return f"{explanation} ({line})"
     if status < 0:
         return f"srun was killed by {signal.Signals(-status).name}"
     said = [line for line in lines if not re.match(r"srun: (?:error: .* task 0: |Terminating|launch/slurm)", line)]

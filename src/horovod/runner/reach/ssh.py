@@ -31,7 +31,7 @@ _SCRIPT = (
     'exec "$1" -c "import sys; sys.path = [entry for entry in sys.path if entry]; '
     'from horovod.runner.agent.program import main; main()"'
 )
-"""What a shell there runs: the launcher's interpreter, if it exists there, else the first python3. Modules
+"""The command for a shell on the host: it runs the launcher's interpreter, if it exists there, else the first python3. Modules
 must not be imported from the working directory: it is the user's home, which may have a folder called horovod."""
 
 _EXPLANATIONS: tuple[tuple[str, str], ...] = (
@@ -67,7 +67,7 @@ class SshOptions(NamedTuple):
 
 
 def options(environment: Mapping[str, str], port: int | None, identity_file: str | None, seconds: float) -> SshOptions:
-    """What the user has said about ssh.
+    """The user's settings of ssh.
 
     Raises:
         ValueError: the environment variable does not parse.
@@ -80,7 +80,7 @@ def options(environment: Mapping[str, str], port: int | None, identity_file: str
     return SshOptions(command, port, identity_file, seconds)
 
 
-def words(options: SshOptions) -> list[str]:
+def ssh_arguments(options: SshOptions) -> list[str]:
     """ssh and its options, up to the name of a host."""
     settings = {
         "BatchMode": "yes",  # no questions
@@ -108,18 +108,18 @@ def words(options: SshOptions) -> list[str]:
 
 
 def command_line(options: SshOptions, host: str, python: str, environment: Mapping[str, str]) -> list[str]:
-    """What starts an agent.
+    """The command that starts an agent.
 
     Args:
-        host: as ssh knows it: ``host`` or ``user@host``.
+        host: for ssh: ``host`` or ``user@host``.
         python: the launcher's interpreter.
-        environment: where PATH and PYTHONPATH are looked up.
+        environment: the source of PATH and PYTHONPATH.
     """
-    return [*words(options), host, agent_command(python, environment)]
+    return [*ssh_arguments(options), host, agent_command(python, environment)]
 
 
 def agent_command(python: str, environment: Mapping[str, str]) -> str:
-    """What a shell on another host has to run; the arguments are those of :func:`command_line`."""
+    """The command for a shell on another host; the arguments are those of :func:`command_line`."""
     given = (python, environment.get("PATH", ""), environment.get("PYTHONPATH", ""))
     return "exec /bin/sh -c " + " ".join(map(shlex.quote, (_SCRIPT, "horovod-agent", *given)))
 
@@ -152,11 +152,11 @@ def explain(status: int, errors: str, preamble: str = "", name: str = "ssh") -> 
     last = lines[-1] if lines else ""
     if _NOT_RESPONDING.search(errors):
         return f"it has not answered for {LOST_AFTER_SECONDS} seconds ({last})"
-    for pattern, words in _EXPLANATIONS:
+    for pattern, explanation in _EXPLANATIONS:
         match = re.search(pattern, errors, re.IGNORECASE)
         if match:
             line = next((line for line in reversed(lines) if re.search(pattern, line, re.IGNORECASE)), last)
-            return f"{words} ({line})"
+            return f"{explanation} ({line})"
     said = [line.strip() for line in preamble.splitlines() if line.strip()]
     if status < 0:
         text = f"{name} was killed by {signal.Signals(-status).name}"

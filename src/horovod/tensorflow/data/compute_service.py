@@ -309,14 +309,14 @@ def work(config: TfDataServiceConfig, ended: Callable[[], None]) -> None:
 def _dispatcher(client: ComputeClient, number: int, ended: Callable[[], None] = lambda: None) -> Iterator[None]:
     """A block with a dispatcher in this process, registered with the address at which other hosts reach this host."""
     with _running(tf.data.experimental.service.DispatchServer, ended) as server:
-        protocol, _, place = server.target.partition("://")
-        client.register_dispatcher(number, f"{protocol}://{client.own_address()}:{place.rpartition(':')[2]}")
+        protocol, _, address = server.target.partition("://")
+        client.register_dispatcher(number, f"{protocol}://{client.own_address()}:{address.rpartition(':')[2]}")
         yield
 
 
 @contextmanager
 def _running(start: Callable[[], Any], ended: Callable[[], None]) -> Iterator[Any]:
-    """A block with the server that ``start()`` returns. However it ends, calls ``ended()`` and then stops the server.
+    """A context with the server that ``start()`` returns. At its end, always calls ``ended()`` and then stops the server.
 
     TensorFlow waits for readers, up to about a minute if one of them hangs. A process that is to end may be killed meanwhile.
     """

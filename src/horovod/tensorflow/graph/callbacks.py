@@ -19,7 +19,7 @@ _called: list[_Callback] = []
 
 
 class _Callback(script_ops.EagerFunc):  # type: ignore[misc]  # untyped base
-    """What TensorFlow's table of functions holds. It gets eager tensors, and returns one or a list of them, in host memory."""
+    """An entry of TensorFlow's table of functions. It gets eager tensors, and returns one or a list of them, in host memory."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function, [], is_grad_func=False)

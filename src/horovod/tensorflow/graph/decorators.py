@@ -34,7 +34,7 @@ def with_gradient(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
 
     def differentiable(*tensors: Any) -> Any:
         recorded = could_possibly_record() or not tf.executing_eagerly()
-        # What TensorFlow does to record takes longer than a small collective, so it is left out where nobody listens.
+        # Recording by TensorFlow takes longer than a small collective, so it is left out if no tape listens.
         return tf.custom_gradient(with_dense_gradients)(*tensors) if recorded else function(*tensors)[0]
 
     return differentiable

@@ -86,17 +86,17 @@ def _once(graph: Any, kind: str, name: str) -> str:
     if uses is None:
         uses = graph._horovod_uses = Counter()
     uses[f"{kind}.{name}"] += 1
-    place: list[Any] = [uses[f"{kind}.{name}"], *_being_traced()]
+    use: list[Any] = [uses[f"{kind}.{name}"], *_being_traced()]
     while getattr(getattr(graph, "outer_graph", None), "building_function", False):
-        place.append((_UNIQUE.sub("", graph.name), repr(graph.structured_input_signature)))
+        use.append((_UNIQUE.sub("", graph.name), repr(graph.structured_input_signature)))
         graph = graph.outer_graph
     used: dict[str, list[list[Any]]] | None = getattr(graph, "_horovod_names", None)
     if used is None:
         used = graph._horovod_names = {}
-    places = used.setdefault(f"{kind}.{name}", [])
-    if place not in places:
-        places.append(place)
-    number = places.index(place)
+    uses_of_name = used.setdefault(f"{kind}.{name}", [])
+    if use not in uses_of_name:
+        uses_of_name.append(use)
+    number = uses_of_name.index(use)
     return name if number == 0 else f"{name}_{number}"
 
 

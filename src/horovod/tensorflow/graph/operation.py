@@ -63,13 +63,15 @@ _RUNS_KEPT = 8
 """A submission that was not collected within this many runs of its graph counts as cancelled."""
 
 _tickets = itertools.count(1)
-_numbers_of_places = itertools.count(1)
+_operation_numbers = itertools.count(1)
 _process = uuid.uuid4().hex
 """In the names of queues, which may be saved and loaded into another process."""
 
 _lock = threading.RLock()  # TensorFlow's graphs may be collected, and their queues destroyed, at any moment
-_places: dict[str, _InFlight] = {}
-"""What is in flight, by the name of the place in a graph. A place has an entry only while something of it is in flight."""
+_in_flight: dict[str, _InFlight] = {}
+"""The submissions in flight, by operation (see :class:`GraphSubmission`).
+
+An operation has an entry only while something of it is in flight."""
 _queues: dict[str, Any] = {}
 """Handles of queues that were used, by name."""
 
@@ -78,7 +80,7 @@ class _Pending(NamedTuple):
     """A collective that is submitted and not yet collected.
 
     Attributes:
-        number: counts the submissions of one place.
+        number: counts the submissions of one operation.
         mismatch: as of :class:`~horovod.tensorflow.graph.recorded.Collective`.
     """
 
@@ -98,7 +100,7 @@ class _Pending(NamedTuple):
 
 
 class _InFlight:
-    """The submissions of one place in a graph that are in flight, over all runs of the graph."""
+    """The submissions of one operation of a graph that are in flight, over all runs of the graph."""
 
     def __init__(self) -> None:
         self.submitted = 0
@@ -143,26 +145,26 @@ def build(name: str, submissions: Sequence[Submission], in_functions: bool) -> l
 def _build_in_function(
     name: str, labels: Sequence[str], submissions: Sequence[Submission], types: Sequence[tf.DType]
 ) -> list[Any]:
-    place = f"horovod_{_process}_{os.getpid()}_{next(_numbers_of_places)}"
+    operation = f"horovod_{_process}_{os.getpid()}_{next(_operation_numbers)}"
     graph = tf.compat.v1.get_default_graph()
     queue = tf.raw_ops.FIFOQueueV2(
-        component_types=[tf.int64], shapes=[()], capacity=-1, shared_name=place, name=_exactly(f"{name}_queue")
+        component_types=[tf.int64], shapes=[()], capacity=-1, shared_name=operation, name=_exactly(f"{name}_queue")
     )
     if graph.experimental_acd_manager is not None:
         # It would run after the Python functions that stand before it, which may need what other ranks do first.
         graph.experimental_acd_manager.run_independently(queue.op)
     while getattr(graph.outer_graph, "building_function", False):
         graph = graph.outer_graph
-    weakref.finalize(graph, _destroy, place).atexit = False
+    weakref.finalize(graph, _destroy, operation).atexit = False
     line = _users_line(queue.op)
     tickets = []
     for label, submission in zip(labels, submissions, strict=True):
-        message = GraphSubmission(place, len(submissions), line, submission.collective).encoded()
+        message = GraphSubmission(operation, len(submissions), line, submission.collective).encoded()
         recorded = tf.constant(message, name=_exactly(f"{name}_recorded{label.removeprefix(f'{name}_submit')}"))
         ticket = _SUBMIT.add([queue, recorded, *submission.inputs], [tf.int64], _exactly(label))[0]
         ticket.set_shape(())
         tickets.append(ticket)
-    where = tf.constant(place, name=_exactly(f"{name}_place"))
+    where = tf.constant(operation, name=_exactly(f"{name}_operation"))
     with tf.control_dependencies(tickets):
         label = _exactly(f"{name}_wait")
         if len(tickets) == 1:
@@ -179,11 +181,11 @@ def _build_in_session(
     name: str, labels: Sequence[str], submissions: Sequence[Submission], types: Sequence[tf.DType]
 ) -> list[Any]:
     line: list[str] = []
-    place = f"session_{next(_numbers_of_places)}"
+    operation = f"session_{next(_operation_numbers)}"
 
     def submitter(collective: Collective) -> Callable[..., int]:
         def submit(*inputs: Any) -> int:
-            ticket, handle = _submit(GraphSubmission(place, len(submissions), line[0], collective), inputs)
+            ticket, handle = _submit(GraphSubmission(operation, len(submissions), line[0], collective), inputs)
             session_loop.expect(ticket, handle)
             return ticket
 
@@ -193,7 +195,7 @@ def _build_in_session(
         numbers = [-ticket for ticket in _numbers(tickets)]
         for number in numbers:
             session_loop.forget(number)
-        return _outputs(_taken(place, numbers))
+        return _outputs(_taken(operation, numbers))
 
     tickets = []
     for label, submission in zip(labels, submissions, strict=True):
@@ -217,10 +219,10 @@ def _submit(recorded: GraphSubmission, inputs: Sequence[Any]) -> tuple[int, Hand
         handle, outputs = recorded.collective.start(inputs, False)
     ticket = next(_tickets)
     with _lock:
-        place = _places.get(recorded.place)
-        if place is None:
-            place = _places[recorded.place] = _InFlight()
-        cancelled = place.add(ticket, handle, outputs, recorded.per_run, recorded.collective.mismatch)
+        in_flight = _in_flight.get(recorded.operation)
+        if in_flight is None:
+            in_flight = _in_flight[recorded.operation] = _InFlight()
+        cancelled = in_flight.add(ticket, handle, outputs, recorded.per_run, recorded.collective.mismatch)
     for old in cancelled:
         session_loop.forget(old)
     return ticket, handle
@@ -228,7 +230,7 @@ def _submit(recorded: GraphSubmission, inputs: Sequence[Any]) -> tuple[int, Hand
 
 def _submit_recorded(queue: Any, message: Any, *inputs: Any) -> Any:
     recorded = decoded(message.numpy())
-    _queues[recorded.place] = queue
+    _queues[recorded.operation] = queue
     ticket, handle = _submit(recorded, inputs)
     completions.start()
     handle.then(lambda: completions.complete(queue, ticket))
@@ -236,19 +238,19 @@ def _submit_recorded(queue: Any, message: Any, *inputs: Any) -> Any:
 
 
 def _collect_recorded(queue: Any, where: Any, arrived: Any, *tickets: Any) -> list[Any]:
-    place, numbers = where.numpy().decode(), [int(ticket) for ticket in tickets]
-    pendings = _taken(place, numbers)
+    operation, numbers = where.numpy().decode(), [int(ticket) for ticket in tickets]
+    pendings = _taken(operation, numbers)
     if set(_numbers(arrived)) != set(numbers):
-        _catch_up(place, queue, pendings)
+        _catch_up(operation, queue, pendings)
     return _outputs(pendings)
 
 
-def _taken(name: str, numbers: Sequence[int]) -> list[_Pending]:
+def _taken(operation: str, numbers: Sequence[int]) -> list[_Pending]:
     with _lock:
-        place = _places[name]
-        pendings = [place.pending.pop(number) for number in numbers]
-        if not place.pending:
-            del _places[name]
+        in_flight = _in_flight[operation]
+        pendings = [in_flight.pending.pop(number) for number in numbers]
+        if not in_flight.pending:
+            del _in_flight[operation]
     return pendings
 
 
@@ -258,7 +260,7 @@ def _outputs(pendings: Sequence[_Pending]) -> list[Any]:
     return [output for pending in pendings for output in pending.outputs()]
 
 
-def _catch_up(name: str, queue: Any, pendings: Sequence[_Pending]) -> None:
+def _catch_up(operation: str, queue: Any, pendings: Sequence[_Pending]) -> None:
     """Wait for ``pendings`` here, and clear the queue: the tickets in it are left over from a run that was cancelled."""
     for pending in pendings:
         try:
@@ -266,22 +268,22 @@ def _catch_up(name: str, queue: Any, pendings: Sequence[_Pending]) -> None:
         except Exception:
             pass  # _outputs() raises it
     with _lock:
-        left = 0 if name in _places else int(tf.raw_ops.QueueSizeV2(handle=queue))
+        left = 0 if operation in _in_flight else int(tf.raw_ops.QueueSizeV2(handle=queue))
         if left:
             tf.raw_ops.QueueDequeueManyV2(handle=queue, n=left, component_types=[tf.int64])
 
 
-def _destroy(name: str) -> None:
+def _destroy(operation: str) -> None:
     """Forget what a graph that no longer exists has not collected, and destroy its queue.
 
     A copy of the graph that was loaded makes the queue again. While collectives of such a copy run, nothing is destroyed.
     """
     with _lock:
-        place = _places.get(name)
-        if place is not None and not all(pending.handle.done() for pending in place.pending.values()):
+        in_flight = _in_flight.get(operation)
+        if in_flight is not None and not all(pending.handle.done() for pending in in_flight.pending.values()):
             return
-        _places.pop(name, None)
-        queue = _queues.pop(name, None)
+        _in_flight.pop(operation, None)
+        queue = _queues.pop(operation, None)
         if queue is None:
             return
         with eager_mode():

@@ -47,13 +47,13 @@ class GraphSubmission(msgspec.Struct, frozen=True):
     """A submission in a graph.
 
     Attributes:
-        place: the name of the queue of the operation that it belongs to.
+        operation: identifies the operation that it belongs to: the name of its queue, or a number of this process.
         per_run: how many submissions this operation makes in one run of the graph.
         line: ``file:line`` of the user's code that made the operation.
         collective: what is submitted.
     """
 
-    place: str
+    operation: str
     per_run: int
     line: str
     collective: Collective
@@ -61,15 +61,15 @@ class GraphSubmission(msgspec.Struct, frozen=True):
     def encoded(self) -> bytes:
         """This submission as bytes."""
         fields = msgspec.to_builtins(self.collective, enc_hook=_ranks_of)
-        return msgspec.msgpack.encode((self.place, self.per_run, self.line, type(self.collective).__name__, fields))
+        return msgspec.msgpack.encode((self.operation, self.per_run, self.line, type(self.collective).__name__, fields))
 
 
 @functools.lru_cache(maxsize=4096)
 def decoded(message: bytes) -> GraphSubmission:
     """The submission that :meth:`GraphSubmission.encoded` has written, in this process or in the one that saved the graph."""
-    place, per_run, line, kind, fields = msgspec.msgpack.decode(message)
+    operation, per_run, line, kind, fields = msgspec.msgpack.decode(message)
     return GraphSubmission(
-        place, per_run, line, msgspec.convert(fields, Collective.kinds[kind], dec_hook=_set_of_ranks)
+        operation, per_run, line, msgspec.convert(fields, Collective.kinds[kind], dec_hook=_set_of_ranks)
     )
 
 

@@ -21,11 +21,11 @@ _MOMENT = 0.001
 
 _lock = threading.Lock()
 _handles: dict[int, Handle] = {}
-"""What sessions wait for, by ticket."""
+"""The handles that sessions wait for, by ticket."""
 
 
 class _Loop(NamedTuple):
-    """What the loops of one graph have in common.
+    """Shared by the loops of one graph.
 
     Attributes:
         pauses: an iterator. See :func:`_pause`.

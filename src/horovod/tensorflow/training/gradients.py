@@ -92,8 +92,9 @@ def reduce_gradients(
     It works eagerly and in a graph that is being built. It is differentiable, if the gradients are dense.
 
     Args:
-        gradients: tensors, ``tf.IndexedSlices``, or None. What is None on some ranks counts as zeros there. In a graph, whose
-            operations are made before the ranks meet, that is an error when it is run. What is None on all ranks stays None.
+        gradients: tensors, ``tf.IndexedSlices``, or None. A gradient that is None on some ranks counts as zeros there; in a
+            graph, whose operations are made before the ranks communicate, this is an error at run time. A gradient that is None
+            on all ranks stays None.
         variables: the variables of these gradients in the same order, of TensorFlow or Keras. They are used in messages and
             for ``groups``.
         reduction: how gradients are reduced. The default is an average over all ranks.
@@ -163,7 +164,7 @@ class _Call:
         reduced, done = self._reduce_dense({index: results[index] for index in dense}, _kinds(results))
         for index, gradient in reduced.items():
             results[index] = gradient
-        # Afterwards, so that a rank that has other gradients is found out before anybody waits for it.
+        # Afterwards, so that a rank with other gradients is found before any rank waits for it.
         for index, gradient in enumerate(results):
             if _is_sparse(gradient):
                 with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
@@ -249,7 +250,7 @@ def _is_sparse(gradient: Any) -> bool:
 
 
 def _kinds(gradients: Sequence[Any]) -> list[presence.GradientKind]:
-    """What there is of each gradient."""
+    """The kind of each gradient."""
     kind = presence.GradientKind
 
     def of(gradient: Any) -> presence.GradientKind:
@@ -316,7 +317,7 @@ def _bytes(source: Any) -> int:
 
 
 def _buckets(sources: Sequence[Any], groups: int | list[list[Any]] | None) -> list[list[int]]:
-    """The positions of the gradients in each bucket: the same on all ranks, whatever gradients each has."""
+    """The positions of the gradients in each bucket: the same on all ranks, even if they have different gradients."""
     if isinstance(groups, int):
         return cut_by_groups(range(len(sources)), groups)
     if groups is not None:
@@ -386,8 +387,8 @@ def _submission(
     """The submission of one bucket."""
     prescale, postscale = reduction.scales()
     how = ReductionArguments(reduction.op, prescale, postscale, reduction.process_set)
-    alike = presence.in_words(kinds)
-    if numbers := agreed.in_words(sources):
+    alike = presence.describe(kinds)
+    if numbers := agreed.describe(sources):
         alike += f" of the variables that were broadcast as numbers {numbers}"
     absent = [label for label, kind in zip(all_labels, kinds, strict=True) if not kind]
     lacking = f"This rank's graph has no gradient of {_shown(absent)}, and has variables {_shown(all_labels)}."

@@ -1,8 +1,8 @@
 """Marks gradients, so that a distributed optimizer knows what it gets: :class:`~horovod._models.arrival.Arrival`.
 
-``tf.GradientTape`` marks what it returns as local, once :func:`watch_tapes` has been called. What reduces gradients marks its
-results, and their variables (:func:`mark`). A gradient loses its mark when the script computes with it, for example clips it,
-or returns it from a function. Then the mark of the variable still shows that its latest gradient was reduced.
+``tf.GradientTape`` marks its results as local, once :func:`watch_tapes` has been called. Reductions mark their results, and the
+variables of these (:func:`mark`). A gradient loses its mark when the script computes with it, for example clips it, or returns
+it from a function. Then the mark of the variable still shows that its latest gradient was reduced.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def mark_tensor(tensor: Any, process_set: ProcessSet) -> Any:
 
 
 def arrival(gradient: Any, variable: Any, process_set: ProcessSet, since: int) -> Arrival:
-    """In which state a gradient arrives at an optimizer that reduces over ``process_set``.
+    """The state of a gradient at an optimizer that reduces over ``process_set``.
 
     Args:
         since: when the optimizer was made, see :func:`now`.

@@ -12,11 +12,11 @@ from horovod.tensorflow.graph.decorators import with_gradient
 
 
 class StepWatch(NamedTuple):
-    """What looks at each step of an optimizer or a tape.
+    """Functions that look at each step of an optimizer or a tape.
 
     Attributes:
         begin: is called before anything is sent; in a graph, when it is run. It may raise.
-        see: gets each gradient of this rank with its name, on any thread; None: nothing wants to see them.
+        see: gets each gradient of this rank with its name, on any thread; None if gradients are not needed.
     """
 
     begin: Callable[[], None]

@@ -84,7 +84,7 @@ class BucketCompressor(ABC):
                 keeps what later steps put there: tensors, or other values that a checkpoint may contain.
 
         Yields:
-            What a method of ``collectives`` has returned. The generator is resumed with the results.
+            The return values of methods of ``collectives``. The generator is resumed with the results.
         """
 
     def compress(self, tensor: torch.Tensor) -> Any:

@@ -1,7 +1,8 @@
 """Top-k sparsification: only the largest elements of a gradient are sent. The rest is added to the next step's gradient.
 
-Every rank selects its own elements. Their values and indices are gathered on all ranks and added up. What is not sent is stored
-and added in the next step (error feedback), so that every element is sent eventually. Without this, training would stall.
+Every rank selects its own elements. Their values and indices are gathered on all ranks and added up. Elements that are not sent
+are stored and added in the next step (error feedback), so that every element is sent eventually. Without this, training would
+stall.
 
 Sources: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", 2017 (arXiv:1704.05021); Stich, Cordonnier
 and Jaggi, "Sparsified SGD with Memory", 2018 (arXiv:1809.07599).
@@ -40,7 +41,7 @@ class TopK(BucketCompressor):
         self, gradients: Mapping[str, torch.Tensor], memory: Mapping[str, dict[str, Any]], collectives: Collectives
     ) -> Steps:
         values: list[torch.Tensor] = []
-        places: list[torch.Tensor] = []  # in the concatenation of the gradients
+        indices: list[torch.Tensor] = []  # in the concatenation of the gradients
         total = sum(gradient.numel() for gradient in gradients.values())
         wide = torch.float64 if any(each.dtype == torch.float64 for each in gradients.values()) else torch.float32
         if total == 0:
@@ -53,18 +54,18 @@ class TopK(BucketCompressor):
             count = math.ceil(self.ratio * waiting.numel())
             chosen = waiting.abs().topk(count, sorted=False).indices
             values.append(waiting[chosen])
-            places.append(chosen + start)
+            indices.append(chosen + start)
             waiting[chosen] = 0
             memory[name]["unsent"] = waiting.nan_to_num_(0, 0, 0)  # an overflow has been sent; it must not stay
             start += waiting.numel()
         narrow = torch.int32 if total <= 2**31 else torch.int64
         counts = sum(len(each) for each in values)
-        value, place = yield collectives.allgather([torch.cat(values), torch.cat(places).to(narrow)], "largest")
+        value, index = yield collectives.allgather([torch.cat(values), torch.cat(indices).to(narrow)], "largest")
         dense = torch.zeros(total, dtype=wide, device=value.device)
         for begin in range(
             0, len(value), counts
-        ):  # rank by rank; a rank's places are unique, so all ranks get the same bits
-            dense.index_add_(0, place[begin : begin + counts], value[begin : begin + counts])
+        ):  # rank by rank; a rank's indices are unique, so all ranks get the same bits
+            dense.index_add_(0, index[begin : begin + counts], value[begin : begin + counts])
         if collectives.average:
             dense /= collectives.size
         start = 0

@@ -51,9 +51,9 @@ class TorchDeviceMemory(InPlace):
             with self._runtime.on(self._stream):
                 outputs[index] = torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=like.device)
             self._grown.append(outputs[index])
-            place = self.view(outputs[index]).place
-            assert place is not None
-            return place
+            memory = self.view(outputs[index]).device_memory
+            assert memory is not None
+            return memory
 
         return allocate
 
@@ -81,5 +81,5 @@ class TorchDeviceMemory(InPlace):
             )
         self._ready.held.append(tensor.detach())
         layout = layout_of(data_type.numpy, (tensor.numel(),), self._runtime.device)
-        place = Spans(layout, [tensor.data_ptr()])
-        return Tensor(_NOTHING, data_type, tuple(tensor.shape), place=place, ready=self._ready)
+        memory = Spans(layout, [tensor.data_ptr()])
+        return Tensor(_NOTHING, data_type, tuple(tensor.shape), device_memory=memory, ready=self._ready)

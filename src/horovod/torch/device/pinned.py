@@ -18,7 +18,7 @@ IDLE_BYTES = 1 << 30
 
 
 class StreamEvent(Protocol):
-    """A point in a stream's work, as ``torch.cuda.Event`` has it."""
+    """A point in a stream's work, like ``torch.cuda.Event``."""
 
     def query(self) -> bool:
         """Whether everything before it is done."""
@@ -77,7 +77,7 @@ class PinnedPool:
         return buffer
 
     def give(self, buffer: Buffer, until: StreamEvent | None = None) -> None:
-        """Return ``buffer``, which is free once the device has come to ``until``."""
+        """Return ``buffer``, which is free once the device has reached ``until``."""
         buffer.until = until
         with self._lock:
             self._in_use.discard(buffer)

@@ -24,24 +24,24 @@ from horovod.core.requests import devices
 from horovod.torch.ops.tensors import DATA_TYPES
 
 _TORCH_TYPES = {data_type.numpy: dtype for dtype, data_type in DATA_TYPES.items()}
-_WORDS = {1: (torch.uint8, "|u1"), 2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
-"""Copies treat elements as words of their size."""
+_INTEGERS = {1: (torch.uint8, "|u1"), 2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
+"""Copies treat elements as integers of their size, in bytes."""
 _HIGHEST = -1
 
 _log = logging.getLogger("horovod.torch")
 
 InMemory = Callable[[torch.device, int, int, int], torch.Tensor]
-"""``in_memory(device, address, length, word)``: a tensor of ``length`` words of ``word`` bytes at ``address``, which does not
-keep the memory alive."""
+"""``in_memory(device, address, length, itemsize)``: a tensor of ``length`` integers of ``itemsize`` bytes at ``address``, which
+does not keep the memory alive."""
 
 
-class _Place:
+class _CudaArray:
     """Memory of a CUDA device, as its array interface describes it."""
 
-    def __init__(self, address: int, length: int, word: str) -> None:
+    def __init__(self, address: int, length: int, typestr: str) -> None:
         self.__cuda_array_interface__ = {
             "shape": (length,),
-            "typestr": word,
+            "typestr": typestr,
             "data": (address, False),
             "strides": None,
             "version": 3,
@@ -49,9 +49,9 @@ class _Place:
 
 
 @lru_cache(maxsize=8192)
-def _in_cuda_memory(device: torch.device, address: int, length: int, word: int) -> torch.Tensor:
+def _in_cuda_memory(device: torch.device, address: int, length: int, itemsize: int) -> torch.Tensor:
     """Cached, because gradients usually keep their addresses from step to step."""
-    return torch.as_tensor(_Place(address, length, _WORDS[word][1]), device=device)
+    return torch.as_tensor(_CudaArray(address, length, _INTEGERS[itemsize][1]), device=device)
 
 
 IN_MEMORY: dict[str, InMemory] = {"cuda": _in_cuda_memory}
@@ -110,7 +110,7 @@ class TorchRuntime(DeviceRuntime):
 
     def copy(self, stream: Any, sources: Spans, targets: Spans) -> None:
         layout = sources.layout
-        word = layout.dtype.itemsize
+        itemsize = layout.dtype.itemsize
         pairs = [
             (source, target, length)
             for source, target, length in zip(sources.addresses, targets.addresses, layout.sizes, strict=True)
@@ -118,13 +118,13 @@ class TorchRuntime(DeviceRuntime):
         ]
         if not pairs:
             return
-        if word not in _WORDS:  # complex128
-            word, pairs = 8, [(source, target, length * word // 8) for source, target, length in pairs]
+        if itemsize not in _INTEGERS:  # complex128
+            itemsize, pairs = 8, [(source, target, length * itemsize // 8) for source, target, length in pairs]
         at = IN_MEMORY[self.torch_device.type]
         with self.on(stream), torch.no_grad():
             torch._foreach_copy_(
-                [at(self.torch_device, target, length, word) for _, target, length in pairs],
-                [at(self.torch_device, source, length, word) for source, _, length in pairs],
+                [at(self.torch_device, target, length, itemsize) for _, target, length in pairs],
+                [at(self.torch_device, source, length, itemsize) for source, _, length in pairs],
                 non_blocking=True,
             )
 
@@ -133,13 +133,13 @@ class TorchRuntime(DeviceRuntime):
         layout = targets.layout
         kind, at = _TORCH_TYPES[layout.dtype], IN_MEMORY[self.torch_device.type]
         with self.on(stream), torch.no_grad():
-            for place, size in zip(targets.addresses, layout.sizes, strict=True):
+            for address, size in zip(targets.addresses, layout.sizes, strict=True):
                 if size:  # one by one: _foreach_mul_ may round the factor to the vectors' type
-                    at(self.torch_device, place, size, layout.dtype.itemsize).view(kind).mul_(factor)
+                    at(self.torch_device, address, size, layout.dtype.itemsize).view(kind).mul_(factor)
 
     @contextmanager
     def on(self, stream: Any) -> Iterator[None]:
-        """A block in which the stream is the thread's current one. What is made there is an ordinary tensor."""
+        """A context in which the stream is the thread's current one. Tensors that are made in it are ordinary tensors."""
         with self.chosen(), self._module.stream(stream), torch.inference_mode(False):
             yield
 

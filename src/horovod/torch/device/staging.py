@@ -173,7 +173,7 @@ class Staged:
     """The tensors of one submission on a device: a transfer for the core, and the memory that the operations ask for.
 
     Args:
-        port: of their device. What the caller's current stream does with the tensors from now on may not be seen.
+        port: of their device. Later work of the caller's current stream on the tensors must not affect the copies.
     """
 
     device = "gpu"
@@ -203,7 +203,7 @@ class Staged:
     def reduce(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        views = self.read(inputs)  # reduced in place, whatever the caller asked for: the copies are ours
+        views = self.read(inputs)  # reduced in place in any case: the copies belong to this object
         self._returning += [(copy, output.detach()) for (_, copy), output in zip(self._leaving, outputs, strict=True)]
         return views, views
 

@@ -13,5 +13,5 @@
     work, futures   what a call returns
     point_to_point  send and recv, which need no other rank
 
-Calls have no names. A group counts all of them together, so ranks that call different operations are told at once.
+Calls have no names. A group counts all of them together, so ranks that call different operations get an error at once.
 """

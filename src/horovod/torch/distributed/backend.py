@@ -43,11 +43,11 @@ class HorovodBackend(BackendGroup, _BackendBase):  # type: ignore[misc]  # C++, 
     supports_splitting = True
 
     def split(self, store: Any, ranks: Sequence[int], options: Any) -> HorovodBackend:
-        """That of a group of some of the ranks, which call it; PyTorch splits each back end of a group of several."""
+        """The back end of a group of some of the ranks, which call it. PyTorch splits each back end of a group with several."""
         timeout = options._timeout
         index, submitter = split(self._submitter, store, ranks, timeout, names_callbacks=False)
-        place = SimpleNamespace(group_rank=index, group_size=len(ranks), store=store, timeout=timeout)
-        return HorovodBackend(place, submitter)
+        group = SimpleNamespace(group_rank=index, group_size=len(ranks), store=store, timeout=timeout)
+        return HorovodBackend(group, submitter)
 
     def eager_connect_single_device(self, device: Any) -> None:
         """Connections are made when the group is."""

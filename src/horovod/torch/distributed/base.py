@@ -1,4 +1,4 @@
-"""What a group is, whichever of PyTorch's classes it is an instance of."""
+"""The common base of groups, for each of PyTorch's classes that they derive from."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BackendGroup(Operations, PointToPoint):
     getBackendName = _get_backend_name = name
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The time limit of sends and receives. That of collectives is settled when the group is made."""
+        """The time limit of sends and receives. The time limit of collectives is fixed when the group is made."""
         self._submitter.seconds = timeout.total_seconds()
 
     _set_default_timeout = set_timeout

@@ -1,7 +1,7 @@
 """Futures of PyTorch that are completed when a collective is done.
 
-What waits for a future may be anything: DistributedDataParallel, or a function of the script, which may wait for another
-collective. So futures are completed on threads of their own. A worker thread that ran such a function would wait for itself.
+Anything may wait for a future: DistributedDataParallel, or a function of the script, which may wait for another collective. So
+separate threads complete futures. A worker thread that ran such a function would wait for itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CompletionThreads:
         except queue.Empty:
             pass
         with self._lock:
-            if self._idle:  # nobody has counted on this thread
+            if self._idle:  # no call has been counted on this thread
                 self._idle -= 1
                 return None
         return self._calls.get()
@@ -77,7 +77,7 @@ threads = CompletionThreads()
 
 
 class Origin:
-    """What the calls that a callback makes are named after: the future that it follows, and how many calls came before.
+    """The source of names for calls that a callback makes: the future that it follows, and the number of earlier calls.
 
     Callbacks run when a collective is done, on any thread, and between any two calls of the script. So calls that they make
     cannot be counted together with those of the script.
@@ -111,7 +111,7 @@ _present = _Present()
 
 
 def present_origin() -> Origin | None:
-    """That of the callback which the calling thread is in; None in the script itself."""
+    """The origin of the callback that the calling thread runs; None in the script itself."""
     return _present.origin
 
 

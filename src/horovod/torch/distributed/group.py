@@ -1,8 +1,8 @@
-"""What PyTorch gets as a group of this back end alone: a ProcessGroup in Python, which takes the place of PyTorch's own.
+"""The group that PyTorch gets if this is its only back end: a ProcessGroup in Python, which replaces PyTorch's own.
 
 PyTorch calls it from Python, and from C++ (DistributedDataParallel, functional collectives) for the operations that its
-trampoline knows. Python code gets the works that the group has made, with all their methods; those of a Backend reach it
-without them.
+trampoline knows. Python code gets the works that the group has made, with all their methods, which those of a Backend lack in
+Python.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DEVICES = ("cpu", "cuda")
 
 
 class _WithoutBackend:
-    """What PyTorch keeps in the back ends of a group. Before 2.15 a group in Python can have none."""
+    """PyTorch's data in the back ends of a group. Before 2.15 a group in Python can have none."""
 
     _group_name = _group_description = ""
 
@@ -111,8 +111,8 @@ class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
         store = dist.distributed_c10d.PrefixStore(f"{group_name}/", self._store)
         limit = timedelta(seconds=parent.seconds) if timeout is None else timeout
         index, submitter = split(parent, store, ranks, limit)
-        place = SimpleNamespace(group_rank=index, group_size=len(ranks), store=store, timeout=limit)
-        made = HorovodProcessGroup(place, submitter)
+        group = SimpleNamespace(group_rank=index, group_size=len(ranks), store=store, timeout=limit)
+        made = HorovodProcessGroup(group, submitter)
         made._set_group_name(group_name)
         made._set_group_desc(group_desc or "")
         return made

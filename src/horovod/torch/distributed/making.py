@@ -44,7 +44,8 @@ def make(options: Any) -> HorovodProcessGroup | HorovodBackend:
 
 
 def _wanted() -> dict[str, str]:
-    """The back ends that the group shall have, by device; empty if that is not known. Only the calling function knows it."""
+    """The back ends that the caller wants for the group, by device; empty if that is not known. Only the calling function knows
+    it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
         frame = frame.f_back

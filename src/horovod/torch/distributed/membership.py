@@ -32,7 +32,7 @@ _ABORT_SECONDS = 5.0
 
 
 class GroupMembership(NamedTuple):
-    """A group's place in the runtime.
+    """A group in the runtime.
 
     Attributes:
         generation: the runtime that it is a process set of.
@@ -62,10 +62,10 @@ class GroupMembership(NamedTuple):
 
 
 class _Standing(msgspec.Struct, array_like=True):
-    """What a rank tells the others before the runtime starts.
+    """A rank's message to the others before the runtime starts.
 
     Attributes:
-        generation, rank, size: of the runtime that runs in its process; 0, -1 and 0 where none does.
+        generation, rank, size: of the runtime in its process; 0, -1 and 0 if none runs.
         launched: its number in a job of horovodrun of as many ranks; -1 if it belongs to none.
     """
 
@@ -86,7 +86,7 @@ def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> Gro
 
     Raises:
         ValueError: the runtime runs on some ranks only, or with other numbers; the message is the same on all ranks.
-        TimeoutError, RuntimeError: the ranks did not find each other; the message says who is missing.
+        TimeoutError, RuntimeError: the ranks did not find each other; the message names the missing ranks.
     """
     exchange = StoreExchange(store, rank, size, INIT)
     own = msgspec.msgpack.encode(_own_standing(size))
@@ -143,7 +143,7 @@ def leave(membership: GroupMembership, reason: str) -> None:
         try:
             generation.end_worker(number, reason)
         except HorovodInternalError:
-            pass  # the job has failed; whoever uses it is told
+            pass  # the job has failed; calls that use it raise that error
 
 
 def _own_standing(size: int) -> _Standing:
@@ -189,7 +189,7 @@ def _identity(rank: int, size: int) -> ProcessIdentity:
         hostname=socket.gethostname(),
         launcher="torch.distributed",
         job="",
-        placed=False,
+        local_ranks_known=False,
     )
 
 

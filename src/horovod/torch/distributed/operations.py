@@ -1,7 +1,7 @@
 """Every operation of c10d as a collective of the core, under the names by which PyTorch calls a group.
 
 PyTorch passes lists of tensors and an object of options. Some callers pass single tensors instead, and a root or an operation
-in the place of the options; each method takes both.
+instead of the options; each method takes both.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _one(what: str, tensors: Sequence[Any]) -> Any:
 
 
 def _operation(options: Any) -> Any:
-    """The reduction in the options, or in their place; a sum if there is none."""
+    """The reduction in the options, or given instead of them; a sum if there is none."""
     if options is None:
         return dist.ReduceOp.SUM
     return getattr(options, "reduceOp", options)
@@ -280,7 +280,7 @@ class Operations:
             return None
         rows = input.shape[0] if input.dim() else 1
         if rows % size or (output.shape[0] if output.dim() else 1) % size:
-            return None  # an error, which is told elsewhere
+            return None  # an error, which is reported elsewhere
         row_elements = source.size // rows
         return self._submitter.start_plain(
             "all_to_all_single",
@@ -299,7 +299,7 @@ class Operations:
         handle = self._submitter.submit(Operation.BARRIER, (), awaited=is_awaited(opts))
         return HorovodWork(handle, host_memory, [], "barrier", seconds=limit_of(opts))
 
-    # Names that PyTorch has given up, and still calls in some places.
+    # Names that PyTorch has given up, and still calls in some functions.
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HorovodWork:
         return self.all_gather_single(output, input, opts)

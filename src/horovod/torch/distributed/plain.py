@@ -69,5 +69,5 @@ Key = tuple[Any, ...]
 
 
 def key_of(what: str, tensor: torch.Tensor, root: int, splits: Sequence[int], line: str) -> Key:
-    """What calls with the same request have in common, but for how they reduce."""
+    """Shared by calls with the same request, apart from the reduction."""
     return what, tensor.dtype, tensor.shape, root, splits, line

@@ -1,4 +1,4 @@
-"""Gives PyTorch the name ``horovod`` of the back end, where no entry point has done that."""
+"""Gives PyTorch the name ``horovod`` of the back end, if no entry point has done that."""
 
 from __future__ import annotations
 

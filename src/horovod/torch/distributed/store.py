@@ -1,10 +1,10 @@
 """The ranks of a process group exchange data through the store that ``torch.distributed`` gives the group.
 
 The first rank collects the values of all and publishes them together, so n ranks make O(n) requests of the store. It alone
-waits for the others; if some are missing it publishes who is, and every rank raises the same error.
+waits for the others. If ranks are missing, it publishes their numbers, and every rank raises the same error.
 
-A store may have been used before, by a group of the same name in the same or an earlier process. So each rank counts in the
-store how often it has begun; all ranks begin a group equally often.
+A store may have been used before, by a group of the same name in the same or an earlier process. So each rank counts its starts
+in the store; all ranks start a group equally often.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 class _Answer(msgspec.Struct, array_like=True):
-    """What the first rank publishes: the values of all ranks, or why there are none."""
+    """The first rank's message: the values of all ranks, or the reason why there are none."""
 
     values: list[bytes] = []
     error: str = ""

@@ -49,7 +49,7 @@ _REMEMBERED = 1024
 """How many requests a group keeps."""
 _FOLDER = str(Path(__file__).parent)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""What elements of a type travel as that the core does not know, by their size; they cannot be reduced."""
+"""The substitutes, by size, for types of elements that the core does not know; they cannot be reduced."""
 
 
 def reducing(op: Any) -> ReductionArguments:
@@ -120,7 +120,7 @@ def as_flat(tensors: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor
 
 
 def writes_back(targets: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Finish | None:
-    """What copies flat results to the tensors that they are of; None if they are there already."""
+    """A function that copies flat results to the tensors; None if they are there already."""
     copies = [
         (target, part) for target, part in zip(targets, parts, strict=True) if target.data_ptr() != part.data_ptr()
     ]
@@ -135,9 +135,8 @@ def writes_back(targets: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) 
 
 
 class Results:
-    """Where the results of an allgather or alltoall go, which the ranks' decision sizes.
-
-    In host memory they go to the flat tensors that are there. On a device the collective makes new ones, which are copied.
+    """The memory for the results of an allgather or alltoall, whose sizes the ranks' decision determines. In host memory the
+    results go to the existing flat tensors. On a device the collective makes new ones, which are copied.
 
     Args:
         memory: of the collective.
@@ -289,7 +288,8 @@ class Submitter:
         finish: Finish | None,
         options: Any,
     ) -> HorovodWork:
-        """What the call returns to PyTorch. Two frames below the call, which tells whether Python code has made it."""
+        """The call's return value for PyTorch. It must be two frames below the call, which shows whether Python code has made
+        it."""
         follow = self._follow if self._names_callbacks and _is_called_by_python() else None
         return HorovodWork(handle, memory, outputs, what, finish, limit_of(options), follow)
 

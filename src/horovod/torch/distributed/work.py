@@ -1,4 +1,4 @@
-"""What a call of an operation returns to PyTorch: something to wait for."""
+"""The return value of an operation for PyTorch: an object to wait for."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class HorovodWork(dist.Work):
     Args:
         handle: of the collective.
         memory: of its tensors.
-        outputs: the tensors that the caller finds the results in.
+        outputs: the tensors with the results for the caller.
         what: the operation, for errors.
-        finish: None where the results are in place when the collective is done.
-        seconds: how long :meth:`wait` waits if it is not told; -1: as long as the runtime allows.
-        origin: of what follows its future, where Python code has made the call.
+        finish: called when the collective is done; None if the results are in place then.
+        seconds: the default time limit of :meth:`wait`; -1: the runtime's.
+        origin: of calls in callbacks of its future, if Python code has made the call.
     """
 
     def __init__(

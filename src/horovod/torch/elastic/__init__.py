@@ -32,6 +32,6 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
     Its first argument is the state. See :func:`horovod.elastic.loop.run_fn`.
 
     The decorated function raises :class:`~horovod.elastic.rounds.NoNextRound`, a HorovodInternalError, where a collective
-    failed and the job is not elastic or cannot go on; and whatever else ``func`` raises.
+    failed and the job is not elastic or cannot go on; and any other error of ``func``.
     """
     return run_fn(func, Reset(shutdown, init))

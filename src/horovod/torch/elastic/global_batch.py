@@ -1,4 +1,4 @@
-"""``GlobalBatchSampler``: one global batch a step, of the same size whatever the number of ranks."""
+"""``GlobalBatchSampler``: one global batch a step, of the same size for any number of ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from horovod.torch.elastic.sampler import ElasticSampler
 
 
 class MicroBatch(NamedTuple):
-    """What one forward and backward pass of a rank works on.
+    """The part of a step for one forward and backward pass of a rank.
 
     Attributes:
         data: what the loader gave.
@@ -26,10 +26,10 @@ class GlobalBatchSampler(ElasticSampler):
     """Deals out global batches of a fixed size: with fewer ranks each rank accumulates more, so that the learning rate and its
     schedule stay right when the size changes.
 
-    Each step takes the next ``global_batch`` samples of the epoch's order and deals them to the ranks in turn, so their
-    shares differ by at most one sample. A rank works through its share in micro-batches. With the weights, the average of the
-    gradients over the ranks is the gradient of the mean loss over the global batch, whatever the number of ranks, also where
-    shares or micro-batches differ, and in the smaller last step of an epoch. No sample comes twice.
+    Each step takes the next ``global_batch`` samples of the epoch's order and deals them to the ranks in turn, so their shares
+    differ by at most one sample. A rank works through its share in micro-batches. With the weights, the average of the
+    gradients over the ranks is the gradient of the mean loss over the global batch for any number of ranks, even if shares or
+    micro-batches differ, and in the smaller last step of an epoch. No sample is used twice.
 
     It is a *batch sampler*, and has the state of an :class:`ElasticSampler`::
 
@@ -86,7 +86,7 @@ class GlobalBatchSampler(ElasticSampler):
         self.total_size = len(self.remaining_indices)
 
     def steps(self, loader: Iterable[Any]) -> Iterator[Iterator[MicroBatch]]:
-        """What is left of the epoch, step by step; all ranks have the same number of steps.
+        """The rest of the epoch, step by step; all ranks have the same number of steps.
 
         Args:
             loader: over the data set, with this as its ``batch_sampler``.

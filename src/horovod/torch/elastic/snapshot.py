@@ -61,7 +61,7 @@ class Snapshot:
             getattr(torch, device.type).current_stream(device).wait_event(event)
 
     def value(self) -> Any:
-        """The copy itself, in host memory. Who keeps it, or may change it, takes a ``copy.deepcopy``."""
+        """The copy itself, in host memory. A caller that keeps or changes it must take a ``copy.deepcopy``."""
         self._arrive()
         return self._kept
 

@@ -63,41 +63,39 @@ class TorchState(ObjectState):
     is not plain replaces the object and saves it.
 
     ``commit()`` copies models and optimizers into memory that is kept from one commit to the next. In a new round all ranks
-    take over the state of a rank that has come furthest, never that of a process which is new.
+    take over the state of a rank that is furthest ahead, never that of a new process.
 
-    With ``rollback="step"``, ``commit()`` copies no parameters and no optimizer state. It marks the end of a step, and is
-    to be called at the end of every one. After a failure the ranks go on from the last step that any of them completed.
+    With ``rollback="step"``, ``commit()`` copies no parameters and no optimizer state. It marks the end of a step, and must be
+    called at the end of every step. After a failure the ranks go on from the last step that any of them completed.
 
     *Why the ranks agree then.* Let step k be the last one that a surviving rank committed.
 
     1. A rank that has committed k has completed all collectives of steps up to k, to which every rank contributed. So no
        rank is more than one commit behind, and no rank has completed step k + 1: some collective of that step failed.
-    2. Parameters and optimizer state change in ``optimizer.step()`` alone, and there only after all gradients of the step
-       are reduced. So where no ``step()`` has begun since the commit of k, they are those of the end of step k. This is
-       not assumed but noticed: the beginnings of ``step()`` are counted, and PyTorch's count of changes to each parameter is
-       compared.
-    3. What else changes within a step, which is buffers, hyper-parameters, schedulers, samplers, scalers and plain
-       objects, is remembered at the commit, and goes back to it. Gradients are thrown away. So on such a rank everything
-       is of the end of step k.
-    4. The ranks tell each other the step that they are at the end of. The highest becomes the root, and all of it is
+    2. Parameters and optimizer state change in ``optimizer.step()`` alone, and there only after all gradients of the step are
+       reduced. So if no ``step()`` has begun since the commit of k, they are those of the end of step k. This is checked: the
+       starts of ``step()`` are counted, and PyTorch's count of changes to each parameter is compared.
+    3. Everything else that changes within a step (buffers, hyper-parameters, schedulers, samplers, scalers and plain objects)
+       is copied at the commit, and restored. Gradients are discarded. So on such a rank everything is of the end of step k.
+    4. The ranks exchange the step whose end they are at. The rank with the highest step becomes the root, and all of it is
        broadcast from there: parameters, optimizer state, schedulers and samplers of all ranks are those of one rank at one
        moment.
 
-    A rank that failed between ``optimizer.step()`` and the commit is of no step and cannot be the root. Where that is so on
-    all ranks that committed last (a collective between the two failed, such as an average of losses), all go back to the
-    last ``save()``, which a round begins with, and which the script calls as often as it likes. Every optimizer that
-    changes the model must be in the state.
+    A rank that failed between ``optimizer.step()`` and the commit is of no step and cannot be the root. If this is so on all
+    ranks that committed last (a collective between the two failed, such as an average of losses), all go back to the last
+    ``save()``. A round begins with one, and the script may call it at any time. Every optimizer that changes the model must be
+    in the state.
 
     Args:
         model: a module, or None.
         optimizer: an optimizer, distributed or not, or None.
-        rollback: to where survivors go back after a failure: ``"commit"`` to the copy of the last commit, ``"step"`` to the
-            end of the last step, without copies.
+        rollback: the state that survivors go back to after a failure: ``"commit"`` to the copy of the last commit, ``"step"``
+            to the end of the last step, without copies.
         kwargs: more attributes: further models and optimizers, samplers, schedulers, and plain objects such as ``epoch=0``.
 
     Raises:
         ValueError: a wrong ``rollback``; an attribute would hide a method.
-        NotImplementedError: ``rollback="step"`` with a handler of one's own that cannot mark a step.
+        NotImplementedError: ``rollback="step"`` with a custom handler that cannot mark a step.
     """
 
     def __init__(
@@ -136,7 +134,7 @@ class TorchState(ObjectState):
         object.__setattr__(self, name, value)
 
     def commit(self) -> None:
-        """A step, or several, are complete. Every rank calls it, at the same place.
+        """A step, or several, are complete. Every rank calls it, after the same step.
 
         Copies the state; with ``rollback="step"`` marks the step instead. Then checks for host updates.
 
@@ -180,7 +178,7 @@ class TorchState(ObjectState):
         if not root.live:
             # Its objects are those of the save since restore(), apart from what reset callbacks have set.
             objects, step = self._saved_state, progress.saved
-        # What a broadcast overwrites is of no step until all of it has come. The root's own objects stay what they are.
+        # Objects that a broadcast overwrites are of no step until it is complete. The root's own objects do not change.
         self._live = root == (rank(), True)
         for handler in self._handlers.values():
             handler.root_rank = root.rank

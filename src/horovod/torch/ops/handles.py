@@ -35,8 +35,8 @@ def register(
     """Give a collective an integer handle, and return it.
 
     Args:
-        memory: the memory of its tensors; None for host memory, where the output is once the collective is done.
-        output: what :func:`synchronize` returns.
+        memory: the memory of its tensors; None for host memory, which has the output once the collective is done.
+        output: the return value of :func:`synchronize`.
         make: makes the output, if it is only known when the collective is done.
     """
     global _last

@@ -149,7 +149,7 @@ class AdasumOptimizer(WrappedOptimizer):
             closure: called first; evaluates the model and calls backward.
 
         Returns:
-            What the closure returned, else None.
+            The closure's return value, or None without a closure.
 
         Raises:
             HorovodInternalError: the reduction failed; the text names ranks, tensors and lines.

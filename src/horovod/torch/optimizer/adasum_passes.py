@@ -41,7 +41,7 @@ _count = count()
 
 
 class Phase(Enum):
-    """Where an optimizer is between two calls of ``step()``."""
+    """The state of an optimizer between two calls of ``step()``."""
 
     NEW = "the optimizer has made no step; the first gradient begins one"
     STEPPED = "the last step has used the gradients"

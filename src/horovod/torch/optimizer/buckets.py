@@ -35,7 +35,7 @@ PARTS = 16
 
 
 class Slot:
-    """What an optimizer keeps for one parameter.
+    """An optimizer's data for one parameter.
 
     Attributes:
         name: the parameter's name, for messages.
@@ -45,7 +45,7 @@ class Slot:
         passes: with Adasum, how many backward passes must still add to the gradient until it is ready. 0: it is ready.
         version: PyTorch's count of changes to the gradient (``_version``) when it was last sent, or when a backward pass last
             added to it and kept it on this rank.
-        place: the address of PyTorch's C++ tensor of the gradient, then or at the last step.
+        tensor_address: the address of PyTorch's C++ tensor of the gradient (``_cdata``), then or at the last step.
         sparse: whether the gradient is sparse on some rank.
         aside: the older part of the gradient, which is reduced already, while a newer part is reduced apart from it.
         memory: what a compressor keeps for this parameter from step to step.
@@ -60,8 +60,8 @@ class Slot:
         "name",
         "parameter",
         "passes",
-        "place",
         "sparse",
+        "tensor_address",
         "version",
     )
 
@@ -73,7 +73,7 @@ class Slot:
         self.hook: GradientHook | None = None
         self.passes = 1
         self.version = NO_GRADIENT
-        self.place = 0
+        self.tensor_address = 0
         self.sparse = False
         self.aside: torch.Tensor | None = None
         self.memory: dict[str, Any] = {}
@@ -132,12 +132,12 @@ class Bucket:
         self._parts.clear()
 
     def part(self, wanted: int) -> Bucket:
-        """What is sent if only a set of the slots is wanted. It keeps its request, so asking again is cheap."""
+        """The bucket for only a set of the slots. It keeps its request, so later calls are cheap."""
         found = self._parts.get(wanted)
         if found is None:
             slots = [slot for slot in self.slots if slot.bit & wanted]
-            places = "".join("01"[bool(slot.bit & wanted)] for slot in self.slots)
-            label = hashlib.blake2b(places.encode(), digest_size=8).hexdigest()
+            bits = "".join("01"[bool(slot.bit & wanted)] for slot in self.slots)
+            label = hashlib.blake2b(bits.encode(), digest_size=8).hexdigest()
             if len(self._parts) >= PARTS:
                 self._parts = {mask: part for mask, part in self._parts.items() if not part.open}
             found = self._parts[wanted] = Bucket(f"{self.name}.part.{label}", slots)

@@ -22,11 +22,11 @@ _MOST_BYTES = 1 << 16
 
 
 class Batches(NamedTuple):
-    """What the data loaders have delivered on this rank.
+    """The batches that the data loaders have delivered on this rank.
 
     Attributes:
         digest: of all batches; empty if there was none.
-        sampler: the seed and epoch of the last loader's sampler, in words; "" if it has none.
+        sampler: the seed and epoch of the last loader's sampler, as text; "" if it has none.
         line: the script's line that asked for the last one.
     """
 

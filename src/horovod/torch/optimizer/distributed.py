@@ -23,7 +23,7 @@ from horovod.torch.optimizer.adasum import AdasumOptimizer
 from horovod.torch.optimizer.data_loading import follow_data_loaders
 from horovod.torch.optimizer.gradient_optimizer import GradientOptimizer
 from horovod.torch.optimizer.identity import OptimizerIdentity
-from horovod.torch.optimizer.parameter_names import places
+from horovod.torch.optimizer.parameter_names import names_by_position
 from horovod.torch.optimizer.settings import check_arguments
 from horovod.torch.optimizer.wrapped import WrappedOptimizer, wrap
 
@@ -95,7 +95,7 @@ def DistributedOptimizer(
                 "op=hvd.Adasum steps on some parameters at a time, which LBFGS cannot do; use hvd.Average"
             )
         front = AdasumOptimizer
-    signature = [(settings.names[p], tuple(p.shape), str(p.dtype)) for p in places(optimizer)]
+    signature = [(settings.names[p], tuple(p.shape), str(p.dtype)) for p in names_by_position(optimizer)]
     follow_data_loaders()
     wrapped: _Optimizer = wrap(optimizer, front, settings, OptimizerIdentity(signature, process_set))
     return wrapped

@@ -1,4 +1,4 @@
-"""What the distributed parts of all optimizers share: passes that are not counted, schedulers, and what a step must offer."""
+"""Shared by the distributed parts of all optimizers: passes that are not counted, schedulers, and the interface of a step."""
 
 from __future__ import annotations
 

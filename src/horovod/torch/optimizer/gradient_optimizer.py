@@ -43,7 +43,7 @@ class GradientOptimizer(WrappedOptimizer):
                 For a custom optimizer, the closure must do this.
 
         Returns:
-            What the wrapped optimizer's ``step`` returns.
+            The return value of the wrapped optimizer's ``step``.
 
         Raises:
             HorovodInternalError: the reduction failed. The text names ranks, tensors and lines.
@@ -71,7 +71,7 @@ class GradientOptimizer(WrappedOptimizer):
     step.hooked = True  # type: ignore[attr-defined]  # a function's attribute
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the wrapped optimizer. If the compressor has a memory, it is added under a separate key.
+        """The wrapped optimizer's state. If the compressor has a memory, it is added under a separate key.
 
         An optimizer without Horovod can load the result, and ignores the memory. A part of the memory differs between ranks.
         To continue exactly where training was interrupted, save and load the state on every rank.
@@ -81,7 +81,7 @@ class GradientOptimizer(WrappedOptimizer):
         return state if memory is None else {**state, MEMORY: memory}
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """That of the wrapped optimizer. It also abandons the present step.
+        """Load the wrapped optimizer's state. This also abandons the present step.
 
         If the state contains the memory of a compressor, this is loaded: all of it if the same rank of a job of the same size
         saved it, otherwise only the values that are equal on all ranks.

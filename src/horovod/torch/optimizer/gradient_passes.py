@@ -42,7 +42,7 @@ class GradientPasses(GradientState):
         return GradientHook(slot.parameter, heard_by(weakref.ref(self), slot), _coming_to(weakref.ref(self), slot))
 
     def gradient_comes(self, slot: Slot) -> None:
-        """Called before a backward pass adds to a gradient, where the reduced part of it must be kept aside."""
+        """Called before a backward pass adds to a gradient, if its reduced part must be kept aside."""
         old = slot.parameter.grad
         if old is not None and slot.aside is None and slot.bit & self._reduced & ~self._touched:
             slot.aside, slot.parameter.grad = old, None
@@ -64,7 +64,7 @@ class GradientPasses(GradientState):
         if self._stays_local:
             self._local |= slot.bit
             if gradient is not None:
-                slot.version, slot.place = gradient._version, gradient._cdata
+                slot.version, slot.tensor_address = gradient._version, gradient._cdata
             return
         bucket = slot.bucket
         if bucket is None:
@@ -101,7 +101,7 @@ class GradientPasses(GradientState):
         reduction, because other ranks wait for this one."""
         if gradient is None or gradient.layout is not torch.strided or gradient.requires_grad:
             return  # sums of these are new tensors
-        added = gradient._cdata == slot.place and gradient._version == slot.version + 1
+        added = gradient._cdata == slot.tensor_address and gradient._version == slot.version + 1
         thrown_away = gradient._version == 0  # this pass has made it, perhaps at the address of the old one
         if not added and not thrown_away:
             self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))

@@ -1,13 +1,13 @@
 """Reduces an optimizer's gradients, in place, in the memory where backward left them.
 
-Each backward pass reduces what any rank's pass has touched, and waits for it before it ends. ``step()`` only steps.
+Each backward pass reduces the gradients that any rank's pass has touched, and waits for them before it ends. ``step()`` only
+steps.
 
 - A bucket is sent inside backward as soon as the pass has touched all its gradients. At the end of the pass the ranks tell each
   other what they have touched (:mod:`horovod.torch.optimizer.reduction_round`), and what is left of it is sent.
-- What no rank has touched is left as it is.
-- A gradient that a rank has not touched while others have counts as zeros. If it is older and reduced already, it is the same
-  on all ranks, so the average of all, old parts included, is the old part plus the average of the new ones. Where this does
-  not hold, for example for a sum, the old part is kept aside meanwhile.
+- What no rank has touched is left as it is. - A gradient that a rank has not touched while others have counts as zeros. If it
+is older and reduced already, it is the same on all ranks, so the average of all, old parts included, is the old part plus the
+average of the new ones. If this does not hold, for example for a sum, the old part is kept aside meanwhile.
 - The first ``backward_passes_per_step - 1`` passes and those inside ``no_sync()`` only add to local gradients. Changing these
   is an error.
 - ``step()`` and ``synchronize()`` reduce gradients that were set by hand and those of local passes. They begin a round unless
@@ -162,7 +162,7 @@ class GradientReduction(GradientRounds):
             other._rest()
         if self._keeps_aside:
             for slot in self.slots.values():
-                slot.place = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
+                slot.tensor_address = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
         if self._debugger is not None:
             self._debugger.after_step(self.slots.values())
 

@@ -74,7 +74,7 @@ class GradientRounds(GradientPasses):
             return
         if gradient.layout is not torch.strided:
             self._sender.knows_sparse = True
-        if slot.bit & self._local and (gradient._cdata, gradient._version) != (slot.place, slot.version):
+        if slot.bit & self._local and (gradient._cdata, gradient._version) != (slot.tensor_address, slot.version):
             self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
 
     def _set_by_hand(self) -> int:
@@ -89,7 +89,7 @@ class GradientRounds(GradientPasses):
             if gradient is None:
                 continue
             if self._keeps_aside and slot.bit & self._reduced:
-                if slot.place != gradient._cdata:
+                if slot.tensor_address != gradient._cdata:
                     self._error = self._error or AssertionError(_REPLACED.format(name=slot.name))
                 continue
             found |= slot.bit

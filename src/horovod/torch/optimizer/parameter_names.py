@@ -17,7 +17,7 @@ def parameter_names(
         ValueError: ``named_parameters`` does not consist of pairs, contains a name twice, or lacks a parameter.
     """
     if named_parameters is None:
-        return places(optimizer)
+        return names_by_position(optimizer)
     named = list(named_parameters)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in named):
         raise ValueError(
@@ -30,7 +30,7 @@ def parameter_names(
             f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(duplicates)}"
         )
     names = {p: name for name, p in named}
-    missing = [p for p in places(optimizer) if p not in names]
+    missing = [p for p in names_by_position(optimizer) if p not in names]
     if missing:
         raise ValueError(
             "named_parameters was specified, but one or more model parameters were not named. "
@@ -39,7 +39,7 @@ def parameter_names(
     return names
 
 
-def places(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, str]:
+def names_by_position(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, str]:
     """``noname.<group>.<index>`` for each of the optimizer's parameters."""
     return {
         p: f"noname.{i}.{j}" for i, group in enumerate(optimizer.param_groups) for j, p in enumerate(group["params"])

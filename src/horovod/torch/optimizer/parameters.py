@@ -22,7 +22,7 @@ from horovod.torch.optimizer.bucket_cutting import by_size, cut_buckets
 from horovod.torch.optimizer.buckets import Bucket, Slot
 from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.identity import OptimizerIdentity
-from horovod.torch.optimizer.parameter_names import places
+from horovod.torch.optimizer.parameter_names import names_by_position
 from horovod.torch.optimizer.settings import OptimizerSettings, check_parameter
 from horovod.torch.uncompiled import is_traced, refuse_compiled
 
@@ -95,8 +95,8 @@ class OptimizerParameters(ABC):
         self._present = _parameters(optimizer)
         before = {slot: slot.bit for slot in self.slots.values()}
         kept: dict[torch.Tensor, Slot] = {}
-        for parameter, place in places(optimizer).items():
-            name = self.names.setdefault(parameter, place)
+        for parameter, name_by_position in names_by_position(optimizer).items():
+            name = self.names.setdefault(parameter, name_by_position)
             slot = self.slots.get(parameter)
             if slot is None:
                 check_parameter(name, parameter, self.settings.op)
@@ -110,8 +110,8 @@ class OptimizerParameters(ABC):
                 self._drop(slot)
         self.slots.clear()  # the finalizer has this dictionary
         self.slots.update(kept)
-        for place_of_bit, slot in enumerate(kept.values()):
-            slot.bit = 1 << place_of_bit
+        for position, slot in enumerate(kept.values()):
+            slot.bit = 1 << position
         for bucket in self.buckets:
             bucket.renumber()
         self.renumbered(lambda mask: sum(slot.bit for slot, bit in before.items() if bit & mask and slot.bit))

@@ -63,7 +63,7 @@ def as_mask(encoded: bytes) -> int:
 
 
 class Conclusion(msgspec.Struct, frozen=True):
-    """What all ranks know about one optimizer after the exchange of records.
+    """The common knowledge of all ranks about one optimizer after the exchange of records.
 
     Attributes:
         touched: the gradients with new contributions on any rank. They are reduced.
@@ -79,7 +79,7 @@ class Conclusion(msgspec.Struct, frozen=True):
 
 
 def conclude(records: Mapping[int, PassRecord]) -> dict[str, Conclusion]:
-    """What follows from the records of all ranks, by the name of an optimizer. In the same order on every rank.
+    """The conclusions from the records of all ranks, by the name of an optimizer. In the same order on every rank.
 
     Args:
         records: by global rank.

@@ -1,7 +1,8 @@
-"""What of an optimizer must be the same on all ranks: the numbers in its groups, and its parameters at the first step.
+"""Checks the values of an optimizer that must be the same on all ranks: the numbers in its groups, and its parameters at the
+first step.
 
-A rank's record carries a digest of both (:class:`StepCheck`), so that a comparison costs no message of its own. Only where
-digests differ, the ranks compare what they stand for.
+A rank's record carries a digest of both (:class:`StepCheck`), so a comparison needs no extra message. Only if digests differ,
+the ranks compare the values.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class StepCheck:
         self._begun = False
 
     def digest(self, optimizer: torch.optim.Optimizer, slots: Iterable[Slot], steps: int) -> int:
-        """What the record of this rank carries. 0: nothing is compared. Ranks that hold the same have the same.
+        """The digest in this rank's record. 0: nothing is compared. Ranks with the same values have the same digest.
 
         Args:
             steps: how many steps the optimizer has made.

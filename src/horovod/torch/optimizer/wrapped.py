@@ -55,7 +55,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """That of the wrapped optimizer. ``torch.amp.GradScaler.step()`` reads it first."""
+        """The wrapped optimizer's attribute. ``torch.amp.GradScaler.step()`` reads it first."""
         self._horovod.before_scaler_steps()
         supports: bool = vars(self).get("_step_supports_amp_scaling", False)
         return supports
@@ -83,7 +83,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return self._horovod.paused()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """That of the wrapped optimizer. It also discards the count of backward passes.
+        """Call the wrapped optimizer's method, and discard the count of backward passes.
 
         Args:
             set_to_none: None means the default of the wrapped optimizer, which is True in PyTorch.
@@ -98,12 +98,12 @@ class WrappedOptimizer(torch.optim.Optimizer):
             super().zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """That of the wrapped optimizer. Every rank must add the same parameters before the same step."""
+        """Add a group to the wrapped optimizer. Every rank must add the same parameters before the same step."""
         super().add_param_group(param_group)
         self._horovod.add_parameters()
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """That of the wrapped optimizer. It also abandons the present step.
+        """Load the wrapped optimizer's state, and abandon the present step.
 
         The parameter groups stay the same objects, so a learning-rate scheduler that was made for the original optimizer
         still works.

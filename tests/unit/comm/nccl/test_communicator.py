@@ -57,7 +57,7 @@ class Device:
         return Spans(layout, [address_of(array) for array in arrays])
 
 
-def together(size: int, function: Callable[[Device, NcclCommunicator], _T]) -> list[_T]:
+def run_ranks(size: int, function: Callable[[Device, NcclCommunicator], _T]) -> list[_T]:
     """``function`` on every rank, each a thread with a device of its own; fails on any breach of NCCL's rules."""
     identity, found, errors = os.urandom(128), dict[int, _T](), list[BaseException]()
     breaches: list[str] = []
@@ -123,7 +123,7 @@ def test_allreduce_of_vectors_of_all_sizes(size: int, op: ReduceOp) -> None:
                 assert np.array_equal(found, wanted), dtype
                 assert np.array_equal(given, whole(dtype, length, communicator.rank))
 
-    together(size, run)
+    run_ranks(size, run)
 
 
 def test_small_vectors_travel_in_one_call_and_large_ones_where_they_lie() -> None:
@@ -134,7 +134,7 @@ def test_small_vectors_travel_in_one_call_and_large_ones_where_they_lie() -> Non
         assert all((array == 2).all() for array in arrays)
         return [call for call in device.library.calls if call[0] == "allreduce"]
 
-    for calls in together(2, run):
+    for calls in run_ranks(2, run):
         assert sorted(call[2] for call in calls) == [20, module.PACKED_BYTES // 4]  # 5 and 9 to multiples of 4 elements
 
 
@@ -149,7 +149,7 @@ def test_averages_and_factors_are_part_of_the_sum(prescale: float, postscale: fl
             wanted = (whole(np.dtype(np.float64), 50, 0) + whole(np.dtype(np.float64), 50, 1)) * prescale * postscale
             assert np.array_equal(array.astype(np.float64), wanted)
 
-    together(2, run)
+    run_ranks(2, run)
 
 
 @pytest.mark.parametrize("factor", [1e-8, 1e5, 1 / 3, -0.1, 1e-3])
@@ -181,7 +181,7 @@ def test_factors_that_16_bits_do_not_hold_are_multiplied_by_the_device(dtype: An
         assert np.allclose(target.astype(np.float64), 3 * each * factor, rtol=6e-3, atol=2e-7)
         assert np.array_equal(source, given(7))
 
-    together(2, run)
+    run_ranks(2, run)
 
 
 def test_sums_with_a_factor_are_given_back_when_there_are_many() -> None:
@@ -193,7 +193,7 @@ def test_sums_with_a_factor_are_given_back_when_there_are_many() -> None:
             assert (array == 2 * (turn + 2.5)).all()
         assert len(device.library.comms[1].factors) == SUMS
 
-    together(2, run)
+    run_ranks(2, run)
 
 
 @pytest.mark.parametrize("counts", [[4, 4, 4], [0, 5, 2], [0, 0, 0], [3, 0, 0]])
@@ -207,7 +207,7 @@ def test_allgather_of_different_counts(counts: list[int]) -> None:
             assert np.array_equal(outputs[0], wanted)
             assert np.array_equal(outputs[1], np.concatenate([whole(dtype, 2, rank) for rank in range(3)]))
 
-    together(3, run)
+    run_ranks(3, run)
 
 
 def test_broadcast_of_several_types() -> None:
@@ -219,7 +219,7 @@ def test_broadcast_of_several_types() -> None:
             assert np.array_equal(arrays[0], whole(np.dtype(np.float16), 4, root))
             assert np.array_equal(arrays[1], whole(np.dtype(bool), 7, root))
 
-    together(3, run)
+    run_ranks(3, run)
 
 
 @pytest.mark.parametrize("splits", [[[1, 2, 3], [0, 0, 0], [4, 0, 1]], [[2] * 3] * 3, [[0] * 3] * 3, [[5, 0, 0]] * 3])
@@ -237,7 +237,7 @@ def test_alltoall_with_splits(splits: list[list[int]]) -> None:
             parts.append(whole(np.dtype(np.float32), sum(row) + 2, rank)[start : start + row[me]])
         assert np.array_equal(target, np.concatenate(parts))
 
-    together(3, run)
+    run_ranks(3, run)
 
 
 @pytest.mark.parametrize("counts", [[4, 4, 4], [5, 4, 4], [1, 0, 0], [0, 0, 0]])
@@ -252,7 +252,7 @@ def test_reducescatter_of_different_counts(counts: list[int]) -> None:
         assert np.array_equal(target, wanted[start : start + counts[me]])
         assert np.array_equal(source, whole(np.dtype(np.float32), total, me))
 
-    together(3, run)
+    run_ranks(3, run)
 
 
 def test_a_collective_runs_after_its_marker_and_before_its_event() -> None:
@@ -273,7 +273,7 @@ def test_a_collective_runs_after_its_marker_and_before_its_event() -> None:
         gate.set()
         assert last.reached.wait(SECONDS) and seen.tolist() == [3.0] * 8 and event.query()
 
-    together(2, run)
+    run_ranks(2, run)
 
 
 def assert_true(value: object) -> None:
@@ -286,7 +286,7 @@ def test_barrier_is_over_when_all_have_come() -> None:
             time.sleep(0.1)
         await_(communicator.barrier())
 
-    together(2, run)
+    run_ranks(2, run)
 
 
 def test_communicators_of_one_device_work_in_the_order_of_the_calls() -> None:
@@ -306,7 +306,7 @@ def test_communicators_of_one_device_work_in_the_order_of_the_calls() -> None:
         assert one.tolist() == [1.0] * 3 and other.tolist() == [1024.0] * 3
         return [call[1] for call in device.library.calls if call[0] == "allreduce"]
 
-    assert together(4, run) == [[1, 2] * 10] * 4
+    assert run_ranks(4, run) == [[1, 2] * 10] * 4
 
 
 def test_some_of_the_ranks_are_split_off_and_outlive_the_whole() -> None:
@@ -331,7 +331,7 @@ def test_some_of_the_ranks_are_split_off_and_outlive_the_whole() -> None:
             assert gathered.tolist() == [2, 0]
         return device.library.names()
 
-    for names in together(3, run):
+    for names in run_ranks(3, run):
         assert names.count("split") == names.count("init") == 1
 
 
@@ -345,7 +345,7 @@ def test_while_the_device_is_at_work_nothing_is_split() -> None:
         await_(event)
         assert communicator.can_split()
 
-    together(2, run)
+    run_ranks(2, run)
 
 
 def test_a_split_in_progress_is_interrupted_by_an_abort_of_the_parent() -> None:
@@ -363,7 +363,7 @@ def test_a_split_in_progress_is_interrupted_by_an_abort_of_the_parent() -> None:
             everybody.split([0, 1], time.monotonic() + SECONDS)
         everybody.abort()
 
-    together(2, run)
+    run_ranks(2, run)
 
 
 def test_a_collective_has_begun_when_the_device_has_done_all_that_comes_before_it() -> None:
@@ -385,7 +385,7 @@ def test_a_collective_has_begun_when_the_device_has_done_all_that_comes_before_i
         device.library.hold.set()
         await_(event)
 
-    together(2, run)
+    run_ranks(2, run)
 
 
 def test_an_abort_while_a_collective_is_in_flight_returns_at_once_and_ends_it() -> None:
@@ -408,7 +408,7 @@ def test_an_abort_while_a_collective_is_in_flight_returns_at_once_and_ends_it() 
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
-    together(2, run)
+    run_ranks(2, run)
 
 
 def test_an_abort_interrupts_the_wait_for_nccl_to_connect() -> None:
@@ -470,7 +470,7 @@ def test_a_peer_that_is_gone_is_told_in_the_words_of_nccl() -> None:
         communicator.abort()
         communicator.close()
 
-    together(2, run)
+    run_ranks(2, run)
 
 
 def test_an_end_in_good_order_gives_back_what_was_made() -> None:
@@ -484,7 +484,7 @@ def test_an_end_in_good_order_gives_back_what_was_made() -> None:
         assert device.library.comms[1].factors == {}
         return device.library.names()[-2:]
 
-    assert together(2, run) == [["finalize", "destroy"]] * 2
+    assert run_ranks(2, run) == [["finalize", "destroy"]] * 2
 
 
 def test_host_memory_is_refused() -> None:
@@ -493,7 +493,7 @@ def test_host_memory_is_refused() -> None:
         with pytest.raises(TypeError, match="host memory"):
             communicator.allreduce([array], [array], ReduceOp.SUM, 1.0, 1.0)
 
-    together(1, run)
+    run_ranks(1, run)
 
 
 def test_a_communicator_that_is_destroyed_meanwhile_is_not_asked_for_errors() -> None:
@@ -522,4 +522,4 @@ def test_a_communicator_that_is_destroyed_meanwhile_is_not_asked_for_errors() ->
         handle.failure()
         assert "destroy" in device.library.names()
 
-    together(1, run)
+    run_ranks(1, run)

@@ -34,8 +34,8 @@ def child() -> Iterator[tuple[subprocess.Popen[str], int]]:
             process.kill()
 
 
-def read(process: int, places: list[tuple[int, int]], nbytes: int) -> bytes:
-    rows = np.array(places, np.uintp)
+def read(process: int, ranges: list[tuple[int, int]], nbytes: int) -> bytes:
+    rows = np.array(ranges, np.uintp)
     found = np.zeros(nbytes, np.uint8)
     into = np.array([[address_of(found), nbytes]], np.uintp)
     cross_memory.read(process, nbytes, address_of(rows), len(rows), address_of(into), 1)
@@ -75,7 +75,7 @@ def test_memory_that_others_cannot_read_is_noticed() -> None:
 
 
 class Library:
-    """Takes the C library's place and notes what is asked of it."""
+    """Stands in for the C library, and notes what is asked of it."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []

@@ -26,7 +26,7 @@ from horovod.comm.reduction import ReduceOp, Workspace
 from horovod.comm.shm import cross_memory, direct
 from horovod.comm.shm import large as large_module
 from horovod.comm.shm.direct import DirectCollectives, exchange_rank_infos, folded_bytes
-from horovod.comm.shm.words import PACKED, word_index
+from horovod.comm.shm.futex_words import PACKED, word_index
 from horovod.comm.spans import spans_of
 from unit.control.concurrent_ranks import wait_until
 
@@ -98,8 +98,8 @@ def test_batches_of_many_vectors(
         assert processes is not None
         source = spans_of([array.copy() for array in values[rank]])
         target = source if in_place else spans_of([np.zeros_like(array) for array in values[rank]])
-        way = DirectCollectives(rank, processes, exchange, lambda: None, Workspace())
-        assert way.allreduce(source, target, ReduceOp.SUM, 1.0, factor)
+        collectives = DirectCollectives(rank, processes, exchange, lambda: None, Workspace())
+        assert collectives.allreduce(source, target, ReduceOp.SUM, 1.0, factor)
         return list(target.arrays())
 
     with pytest.MonkeyPatch.context() as patch:
@@ -210,10 +210,10 @@ def test_a_read_that_fails_names_the_peer(monkeypatch: pytest.MonkeyPatch, error
         large(group, lambda rank: np.empty(ELEMENTS, np.float32))
         read = cross_memory.read
 
-        def failing(process: int, nbytes: int, *places: int) -> None:
+        def failing(process: int, nbytes: int, *iovecs: int) -> None:
             if nbytes > 1000:
                 raise error
-            read(process, nbytes, *places)
+            read(process, nbytes, *iovecs)
 
         monkeypatch.setattr(cross_memory, "read", failing)
         found = outcomes(group, lambda communicator: reduce_large(communicator, np.empty(ELEMENTS, np.float32)))
@@ -311,8 +311,8 @@ def test_direct_reductions_of_many_ranks_keep_bounded_memory_for_all_data_types_
     workspace, elements = Workspace(), 8 << 20
     for dtype in (np.dtype(np.float32), np.dtype(np.int64), np.dtype(ml_dtypes.bfloat16), np.dtype(np.uint8)):
         source, target = np.ones(elements, dtype), np.zeros(elements, dtype)
-        way = DirectCollectives(0, [os.getpid()] * size, lambda words: [words] * size, lambda: None, workspace)
-        assert way.allreduce(spans_of([source]), spans_of([target]), ReduceOp.SUM, 1.0, 1.0)
+        collectives = DirectCollectives(0, [os.getpid()] * size, lambda words: [words] * size, lambda: None, workspace)
+        assert collectives.allreduce(spans_of([source]), spans_of([target]), ReduceOp.SUM, 1.0, 1.0)
         shard = elements // size
         assert (target[:shard] == dtype.type(size)).all() and not target[shard:].any()
     assert workspace.nbytes <= 14 << 20  # what is read, and what 16-bit floats are summed in

@@ -1,4 +1,4 @@
-"""Two ways are tried in turn, the quicker one is kept to for a while, and then it is tried again."""
+"""Two paths are tried in turn, the quicker one is kept to for a while, and then it is tried again."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ ROUND = 2 * (_WARM + _TRIES)
 
 
 def go(preference: Preference, costs: tuple[float, float], calls: int) -> list[int]:
-    """The ways of so many calls, which take what they cost."""
-    ways = []
+    """The paths of so many calls, which take what they cost."""
+    paths = []
     for _ in range(calls):
-        ways.append(preference.way)
+        paths.append(preference.path)
         if not preference.trying:
             preference.rested()
             continue
-        preference.took(costs[preference.way])
+        preference.took(costs[preference.path])
         if preference.due:
             preference.settle(preference.medians)
-    return ways
+    return paths
 
 
 @pytest.mark.parametrize(("costs", "quicker"), [((2.0, 1.0), 1), ((1.0, 2.0), 0), ((1.0, 1.0), 0)])
@@ -47,12 +47,12 @@ def test_a_slow_call_or_warm_up_does_not_decide_the_path() -> None:
         preference.took(seconds)
     assert preference.due and preference.medians == [1.0, 2.0]
     preference.settle(preference.medians)
-    assert preference.way == 0
+    assert preference.path == 0
 
 
 def test_the_times_summed_over_all_ranks_decide_the_path() -> None:
     preference = Preference()
     for _ in range(ROUND):
-        preference.took(1.0 + preference.way)
+        preference.took(1.0 + preference.path)
     preference.settle([10.0, 9.0])
-    assert preference.way == 1
+    assert preference.path == 1

@@ -12,7 +12,7 @@ import pytest
 
 from engines import proposals_of
 from horovod.comm.reduction import ReduceOp
-from horovod.comm.shm import words
+from horovod.comm.shm import futex_words
 from horovod.comm.shm.proposals import Proposals, fits
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
 
@@ -289,7 +289,7 @@ def test_identities_notes_and_data_as_long_as_they_may_be(group: Group) -> None:
 @pytest.mark.parametrize("fenced", [False, True], ids=["this processor", "one that reorders"])
 def test_ranks_that_run_at_the_same_time(group: Group, fenced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some tries fail; whoever succeeded has the right sum."""
-    monkeypatch.setattr(words, "weakly_ordered", fenced)
+    monkeypatch.setattr(futex_words, "weakly_ordered", fenced)
     turns = 300
 
     def leader() -> int:

@@ -99,20 +99,20 @@ def test_broadcast_trees(size: int, chained: bool) -> None:
     for rank, communicator in enumerate(communicators):
         Communicator.__init__(communicator, rank, size)
     for root in {0, size // 2, size - 1}:
-        places = [communicator._place_in_tree(root, chained) for communicator in communicators]
-        assert places[root][0] is None
+        positions = [communicator._position_in_tree(root, chained) for communicator in communicators]
+        assert positions[root][0] is None
         depths = {root: 0}
         queue = [root]
         for rank in queue:
-            for child in places[rank][1]:
-                assert places[child][0] == rank and child not in depths
+            for child in positions[rank][1]:
+                assert positions[child][0] == rank and child not in depths
                 depths[child] = depths[rank] + 1
                 queue.append(child)
         assert sorted(depths) == list(range(size))
         if chained:
             assert max(depths.values()) == size - 1
         else:
-            assert max(depths.values()) <= len(places[root][1]) == (size - 1).bit_length()
+            assert max(depths.values()) <= len(positions[root][1]) == (size - 1).bit_length()
 
 
 def one_allreduce(communicator: Communicator) -> None:

@@ -92,7 +92,7 @@ def test_every_epoch_has_another_order_and_every_rank_its_own() -> None:
 def test_a_buffer_of_a_few_samples_mixes_only_those() -> None:
     order = numbers(dealt(tf.data.Dataset.range(1000), 0, 1, shuffle=10, seed=3))
     assert order != sorted(order) and sorted(order) == list(range(1000))
-    assert all(number <= place + 10 for place, number in enumerate(order))
+    assert all(number <= index + 10 for index, number in enumerate(order))
 
 
 def test_structures_pass() -> None:

@@ -114,7 +114,7 @@ def test_a_set_that_is_not_registered_says_so() -> None:
 
 @pytest.fixture
 def third_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharding, "place", lambda process_set: (2, 4))
+    monkeypatch.setattr(sharding, "rank_and_size", lambda process_set: (2, 4))
 
 
 @pytest.mark.usefixtures("third_of_four")

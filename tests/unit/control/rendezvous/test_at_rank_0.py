@@ -67,8 +67,8 @@ def rank(
     """What a rank finds: everybody's values, and the job's secret."""
 
     def meet() -> tuple[list[bytes], bytes]:
-        place = RendezvousAtRank0(make(), secret)
-        return place.exchange(1, number, size, b"rank %d" % number, seconds, members), place.secret
+        rendezvous = RendezvousAtRank0(make(), secret)
+        return rendezvous.exchange(1, number, size, b"rank %d" % number, seconds, members), rendezvous.secret
 
     return meet
 

@@ -19,7 +19,7 @@ from unit.control.unauthenticated_clients import BAD_CLIENTS, connect, visited_b
 SECONDS = 20.0
 
 
-def place(name: str = "job") -> OnThisHost:
+def rendezvous(name: str = "job") -> OnThisHost:
     return OnThisHost.of_job(f"test {os.getpid()} {name}")
 
 
@@ -35,11 +35,11 @@ def expected(size: int, generation: int = 1) -> list[list[bytes]]:
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_ranks_of_one_host_meet_where_rank_0_serves(size: int) -> None:
-    assert run_concurrently(*ranks(place(), size)) == expected(size)
+    assert run_concurrently(*ranks(rendezvous(), size)) == expected(size)
 
 
 def test_rank_0_may_come_last() -> None:
-    functions = ranks(place(), 3)
+    functions = ranks(rendezvous(), 3)
     early = ConcurrentCalls(*functions[1:])
     time.sleep(0.05)
     assert functions[0]() == expected(3)[0]
@@ -48,18 +48,18 @@ def test_rank_0_may_come_last() -> None:
 
 def test_generation_after_generation() -> None:
     def live(rank: int) -> list[object]:
-        return [place().exchange(turn, rank, 3, b"%d/%d" % (rank, turn), SECONDS) for turn in range(1, 15)]
+        return [rendezvous().exchange(turn, rank, 3, b"%d/%d" % (rank, turn), SECONDS) for turn in range(1, 15)]
 
     found = run_concurrently(*(partial(live, rank) for rank in range(3)))
     assert found == [[expected(3, turn)[0] for turn in range(1, 15)]] * 3
 
 
 def test_two_jobs_side_by_side() -> None:
-    found = run_concurrently(*ranks(place("a"), 3), *ranks(place("b"), 2))
+    found = run_concurrently(*ranks(rendezvous("a"), 3), *ranks(rendezvous("b"), 2))
     assert found == expected(3) + expected(2)
 
 
-def test_jobs_and_users_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_and_users_have_separate_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = OnThisHost.of_job("x")
     assert ours == OnThisHost.of_job("x")
     assert ours.address != OnThisHost.of_job("y").address
@@ -67,7 +67,7 @@ def test_jobs_and_users_have_places_of_their_own(monkeypatch: pytest.MonkeyPatch
     assert ours.address != OnThisHost.of_job("x").address
 
 
-def test_the_name_of_a_place_does_not_tell_the_job() -> None:
+def test_the_name_of_a_rendezvous_does_not_tell_the_job() -> None:
     address = OnThisHost.of_job("confidential").address
     assert isinstance(address, str)
     assert address.startswith("\0horovod-")
@@ -75,21 +75,21 @@ def test_the_name_of_a_place_does_not_tell_the_job() -> None:
 
 
 def test_a_missing_rank_is_named() -> None:
-    outcomes = ConcurrentCalls(*ranks(place(), 3, seconds=0.3)[:2]).outcomes()
+    outcomes = ConcurrentCalls(*ranks(rendezvous(), 3, seconds=0.3)[:2]).outcomes()
     assert type(outcomes[0]) is TimeoutError
     assert "rank 2 of 3 did not call hvd.init()" in str(outcomes[0])
     assert isinstance(outcomes[1], TimeoutError | RendezvousError)
 
 
-def test_after_a_failure_the_place_is_free_again() -> None:
+def test_after_a_failure_the_address_is_free_again() -> None:
     with pytest.raises(TimeoutError):
-        ranks(place(), 2, seconds=0.1)[0]()
-    assert run_concurrently(*ranks(place(), 2)) == expected(2)
+        ranks(rendezvous(), 2, seconds=0.1)[0]()
+    assert run_concurrently(*ranks(rendezvous(), 2)) == expected(2)
 
 
 def test_rank_0_that_never_comes_is_an_error_in_time() -> None:
     with pytest.raises(TimeoutError, match="rank 0 of this job did not call"):
-        place().exchange(1, 1, 2, b"", 0.1)
+        rendezvous().exchange(1, 1, 2, b"", 0.1)
 
 
 def test_the_launchers_server_serves_generation_after_generation() -> None:
@@ -107,7 +107,7 @@ def test_the_launchers_server_serves_generation_after_generation() -> None:
 
 @pytest.mark.parametrize("stranger", [name for name in BAD_CLIENTS if name != "closed_at_once"])
 def test_unauthenticated_clients_at_the_socket_do_not_disturb(stranger: str) -> None:
-    at = place(stranger)
+    at = rendezvous(stranger)
     functions = ranks(at, 2)
     first = ConcurrentCalls(functions[0])
     address = f"{at.address}-1"
@@ -126,7 +126,7 @@ def _is_served(name: str) -> bool:
 
 
 def test_another_process_of_the_user_that_connects_and_leaves_delays_no_rank() -> None:
-    at = place("guest")
+    at = rendezvous("guest")
     functions = ranks(at, 2, seconds=1.0)
     first = ConcurrentCalls(functions[0])
     wait_until(lambda: _is_served(f"{at.address}-1"), "rank 0 serving")

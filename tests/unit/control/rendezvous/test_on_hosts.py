@@ -47,7 +47,7 @@ def munge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous_on_hosts, "Munge", StandIn)
 
 
-def place(job: str, key: bytes = b"", ports: Sequence[int] = (), first: str = "a") -> RendezvousOnHosts:
+def rendezvous(job: str, key: bytes = b"", ports: Sequence[int] = (), first: str = "a") -> RendezvousOnHosts:
     return RendezvousOnHosts(job, ("a", "b"), first, ports, key, lambda _: "127.0.0.1")
 
 
@@ -69,20 +69,20 @@ def free_ports(number: int) -> list[int]:
 @pytest.mark.parametrize("key", [b"", KEY], ids=["MUNGE", "a key"])
 @pytest.mark.parametrize("size", [2, 5])
 def test_all_ranks_meet_and_have_one_new_secret_each_time(key: bytes, size: int) -> None:
-    places = [place("job 1", key) for _ in range(size)]
+    all_ranks = [rendezvous("job 1", key) for _ in range(size)]
     secrets = []
     for attempt in (1, 2):
         found = run_concurrently(
-            *(partial(each.exchange, attempt, rank, size, b"%d" % rank, SECONDS) for rank, each in enumerate(places))
+            *(partial(each.exchange, attempt, rank, size, b"%d" % rank, SECONDS) for rank, each in enumerate(all_ranks))
         )
         assert found == [[b"%d" % rank for rank in range(size)]] * size
-        (secret,) = {each.secret for each in places}
+        (secret,) = {each.secret for each in all_ranks}
         secrets.append(secret)
     assert len(set(secrets)) == 2 and all(len(secret) == 32 and secret != key for secret in secrets)
 
 
 def test_rank_0_may_come_last() -> None:
-    functions = ranks(lambda: place("late"), 3)
+    functions = ranks(lambda: rendezvous("late"), 3)
     early = ConcurrentCalls(*functions[1:])
     time.sleep(0.05)
     assert functions[0]() == [b"0", b"1", b"2"]
@@ -91,7 +91,9 @@ def test_rank_0_may_come_last() -> None:
 
 def test_steps_that_run_at_the_same_time_do_not_meet_each_other() -> None:
     ports = free_ports(2)  # both reserved for both: a port alone does not tell whose meeting is there
-    found = run_concurrently(*ranks(lambda: place("1/0", ports=ports), 3), *ranks(lambda: place("1/1", ports=ports), 2))
+    found = run_concurrently(
+        *ranks(lambda: rendezvous("1/0", ports=ports), 3), *ranks(lambda: rendezvous("1/1", ports=ports), 2)
+    )
     assert found == [[b"0", b"1", b"2"]] * 3 + [[b"0", b"1"]] * 2
 
 
@@ -100,7 +102,7 @@ def test_a_port_that_is_in_use_is_passed_over() -> None:
     with socket.socket() as other:
         other.bind(("0.0.0.0", ports[0]))
         other.listen()
-        assert run_concurrently(*ranks(lambda: place("busy", ports=ports), 2)) == [[b"0", b"1"]] * 2
+        assert run_concurrently(*ranks(lambda: rendezvous("busy", ports=ports), 2)) == [[b"0", b"1"]] * 2
 
 
 def test_no_port_is_free() -> None:
@@ -111,7 +113,7 @@ def test_no_port_is_free() -> None:
         with pytest.raises(
             RuntimeError, match=f"rank 0 cannot serve .* at any of the ports {port}: Address already in use"
         ):
-            ranks(lambda: place("busy", ports=[port]), 2)[0]()
+            ranks(lambda: rendezvous("busy", ports=[port]), 2)[0]()
 
 
 def test_a_part_of_the_job_meets_where_its_first_rank_is() -> None:
@@ -137,10 +139,10 @@ def test_another_users_server_gets_no_rank_and_no_value(monkeypatch: pytest.Monk
 
     with monkeypatch.context() as there_only:
         there_only.setattr(rendezvous_on_hosts, "Munge", Impostor)
-        theirs = place("job 1", ports=[port])
+        theirs = rendezvous("job 1", ports=[port])
     there = ConcurrentCalls(partial(theirs.exchange, 1, 0, 2, b"bait", 1.0))
     with pytest.raises(TimeoutError, match=r"rank 0 of this job did not call hvd.init\(\).*MUNGE refuses"):
-        place("job 1", ports=[port]).exchange(1, 1, 2, b"mine", 0.7)
+        rendezvous("job 1", ports=[port]).exchange(1, 1, 2, b"mine", 0.7)
     (outcome,) = there.outcomes()
     assert isinstance(outcome, TimeoutError | RuntimeError)
 
@@ -160,7 +162,7 @@ def dial_when_it_listens(port: int) -> socket.socket:
 def test_a_recorded_credential_opens_no_door() -> None:
     """Who replays a server's first words cannot go on: the handshake needs what is inside of them."""
     (port,) = free_ports(1)
-    alone = ConcurrentCalls(partial(place("x", ports=[port]).exchange, 1, 0, 2, b"early", 1.0))
+    alone = ConcurrentCalls(partial(rendezvous("x", ports=[port]).exchange, 1, 0, 2, b"early", 1.0))
     with dial_when_it_listens(port) as recorder:
         recorded = receive(recorder, 4 + 2)
         recorded += receive(recorder, int.from_bytes(recorded[-2:], "big"))
@@ -180,7 +182,7 @@ def test_a_recorded_credential_opens_no_door() -> None:
 
         there = ConcurrentCalls(replay)
         with pytest.raises(TimeoutError, match="did not call"):
-            place("x", ports=[port]).exchange(1, 1, 2, b"mine", 0.5)
+            rendezvous("x", ports=[port]).exchange(1, 1, 2, b"mine", 0.5)
         (heard,) = there.results()
         assert len(heard) == 32 + 2 + len(PURPOSE) + 32 and b"mine" not in heard
 
@@ -202,7 +204,7 @@ def test_what_answers_otherwise_is_not_the_meeting(words: bytes) -> None:
 
         there = ConcurrentCalls(answer)
         with pytest.raises(TimeoutError, match="did not call"):
-            place("x", ports=[port]).exchange(1, 1, 2, b"mine", 0.3)
+            rendezvous("x", ports=[port]).exchange(1, 1, 2, b"mine", 0.3)
         there.results()
 
 
@@ -217,7 +219,7 @@ def test_what_answers_otherwise_is_not_the_meeting(words: bytes) -> None:
 )
 def test_unauthenticated_clients_at_the_rendezvous_do_not_disturb(stranger: str, key: bytes) -> None:
     ports = free_ports(1)
-    functions = ranks(lambda: place(f"visited {stranger}", key, ports), 2)
+    functions = ranks(lambda: rendezvous(f"visited {stranger}", key, ports), 2)
     first = ConcurrentCalls(functions[0])
     deadline = time.monotonic() + SECONDS
     while True:
@@ -233,9 +235,9 @@ def test_unauthenticated_clients_at_the_rendezvous_do_not_disturb(stranger: str,
 
 def test_a_rank_with_another_key_is_not_let_in() -> None:
     ports = free_ports(1)
-    first = ConcurrentCalls(*ranks(lambda: place("x", KEY, ports), 2, seconds=6.0)[:1])
+    first = ConcurrentCalls(*ranks(lambda: rendezvous("x", KEY, ports), 2, seconds=6.0)[:1])
     with pytest.raises(TimeoutError, match=r"with the same secret\?|no answer in time"):
-        ranks(lambda: place("x", b"z" * 32, ports), 2, seconds=4.0)[1]()
+        ranks(lambda: rendezvous("x", b"z" * 32, ports), 2, seconds=4.0)[1]()
     assert isinstance(first.outcomes()[0], TimeoutError)
 
 

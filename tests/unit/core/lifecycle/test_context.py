@@ -588,13 +588,13 @@ def test_the_launchers_place_and_its_secret() -> None:
         config.RENDEZVOUS_PORT: "4711",
         config.SECRET_KEY: encode_secret(secret),
     }
-    place = rendezvous_point(identity(0, 2, "x"), env)
-    assert place == LauncherServer(("10.0.0.1", 4711), secret)
+    rendezvous = rendezvous_point(identity(0, 2, "x"), env)
+    assert rendezvous == LauncherServer(("10.0.0.1", 4711), secret)
 
 
 def test_ranks_that_were_told_by_hand_where_to_meet_need_a_secret() -> None:
     env = {config.RENDEZVOUS_ADDRESS: "10.0.0.1", config.RENDEZVOUS_PORT: "4711"}
-    by_hand = ProcessIdentity(0, 2, 0, 1, 0, 1, "host", "horovodrun", "", placed=False)
+    by_hand = ProcessIdentity(0, 2, 0, 1, 0, 1, "host", "horovodrun", "", local_ranks_known=False)
     with pytest.raises(
         ValueError, match=f"neither {config.SECRET_KEY}.*nor {config.USER_SECRET}.*openssl rand -hex 16"
     ):
@@ -602,9 +602,9 @@ def test_ranks_that_were_told_by_hand_where_to_meet_need_a_secret() -> None:
     with pytest.raises(ValueError, match=f"{config.USER_SECRET}: expected at least 16 characters") as caught:
         rendezvous_point(by_hand, {**env, config.USER_SECRET: "too short"})
     assert "too short" not in str(caught.value)
-    place = rendezvous_point(by_hand, {**env, config.USER_SECRET: "a long text of one's own"})
-    assert isinstance(place, RendezvousAtRank0)
-    assert place.secret == secret_of_text("a long text of one's own")
+    rendezvous = rendezvous_point(by_hand, {**env, config.USER_SECRET: "a long text of one's own"})
+    assert isinstance(rendezvous, RendezvousAtRank0)
+    assert rendezvous.secret == secret_of_text("a long text of one's own")
 
 
 @pytest.mark.parametrize("port", ["0", "70000", "http"])
@@ -614,10 +614,12 @@ def test_a_meeting_at_a_port_that_is_none(port: str) -> None:
 
 
 def test_a_launcher_that_says_where_rank_0_is_needs_nothing_else() -> None:
-    who = ProcessIdentity(1, 2, 0, 1, 0, 1, "host", "a PyTorchJob", "", placed=False, rank_0=Rank0("master", 23456))
-    place = rendezvous_point(who, {})
-    assert isinstance(place, RendezvousAtRank0)
-    assert (place.address, place.secret) == ("master:23456 (MASTER_ADDR, MASTER_PORT)", b"")
+    who = ProcessIdentity(
+        1, 2, 0, 1, 0, 1, "host", "a PyTorchJob", "", local_ranks_known=False, rank_0=Rank0("master", 23456)
+    )
+    rendezvous = rendezvous_point(who, {})
+    assert isinstance(rendezvous, RendezvousAtRank0)
+    assert (rendezvous.address, rendezvous.secret) == ("master:23456 (MASTER_ADDR, MASTER_PORT)", b"")
     moved = rendezvous_point(who, {config.RENDEZVOUS_PORT: "4000"})
     assert isinstance(moved, RendezvousAtRank0)
     assert moved.address == f"master:4000 (MASTER_ADDR, {config.RENDEZVOUS_PORT})"
@@ -642,9 +644,9 @@ NODES = HostList(("n1", "n2"), "n1", ())
 
 def test_ranks_of_srun_meet_on_the_first_node_by_the_users_secret() -> None:
     spread = ProcessIdentity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/", hosts=NODES)
-    place = rendezvous_point(spread, {config.SECRET_KEY: encode_secret(make_secret())})
-    assert isinstance(place, RendezvousOnHosts)
-    assert isinstance(place.address, tuple) and place.address[0] == "n1"
+    rendezvous = rendezvous_point(spread, {config.SECRET_KEY: encode_secret(make_secret())})
+    assert isinstance(rendezvous, RendezvousOnHosts)
+    assert isinstance(rendezvous.address, tuple) and rendezvous.address[0] == "n1"
 
 
 def test_without_munge_and_a_secret_ranks_of_srun_are_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,10 @@ from horovod.core.lifecycle.rendezvous import check_settings, rendezvous_of
 from horovod.core.lifecycle.world import choose
 from horovod.environments import ProcessIdentity
 
-UNDER_HYDRA = ProcessIdentity(0, 4, 0, 2, 0, 2, "hostA", "MPICH", "mpich/1/2", placed=False, over_mpi=True)
-UNDER_OPEN_MPI = ProcessIdentity(0, 4, 0, 2, 0, 2, "hostA", "Open MPI", "open-mpi/x", placed=False, over_mpi=True)
+UNDER_HYDRA = ProcessIdentity(0, 4, 0, 2, 0, 2, "hostA", "MPICH", "mpich/1/2", local_ranks_known=False, over_mpi=True)
+UNDER_OPEN_MPI = ProcessIdentity(
+    0, 4, 0, 2, 0, 2, "hostA", "Open MPI", "open-mpi/x", local_ranks_known=False, over_mpi=True
+)
 
 
 def test_settings_that_agree() -> None:

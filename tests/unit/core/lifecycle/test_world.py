@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod.core.lifecycle.world import choose, is_communicator, place_by_hosts
+from horovod.core.lifecycle.world import choose, find_local_ranks, is_communicator
 from horovod.environments import ProcessIdentity
 
 
@@ -66,7 +66,7 @@ def test_local_and_cross_numbers_follow_from_the_hosts() -> None:
     hosts = ["a", "b", "a", "c", "b", "b"]
     found = []
     for rank in range(6):
-        placed = place_by_hosts(ProcessIdentity(rank, 6, 9, 9, 9, 9, "x", "y", "z"), hosts)
-        assert astuple(placed)[:2] == (rank, 6)
-        found.append((placed.local_rank, placed.local_size, placed.cross_rank, placed.cross_size))
+        identity = find_local_ranks(ProcessIdentity(rank, 6, 9, 9, 9, 9, "x", "y", "z"), hosts)
+        assert astuple(identity)[:2] == (rank, 6)
+        found.append((identity.local_rank, identity.local_size, identity.cross_rank, identity.cross_size))
     assert found == [(0, 2, 0, 3), (0, 3, 1, 3), (1, 2, 0, 2), (0, 1, 2, 3), (1, 3, 1, 2), (2, 3, 0, 1)]

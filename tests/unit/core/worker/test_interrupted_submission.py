@@ -11,7 +11,7 @@ import pytest
 from horovod.core.negotiation.messages import UNNAMED
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
-from interruptions import every_place
+from interruptions import every_point
 from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import LARGE, Rank, Set, allreduce_request, asleep, ones, wait
 
@@ -33,31 +33,31 @@ def test_submission(process_set: Set, awaited: bool, length: int) -> None:
     (rank,) = process_set.whole(1)
     tried = entry(length)
 
-    def submit(place: int) -> None:
+    def submit(point: int) -> None:
         rank.worker.submit(tried, awaited=awaited)
 
-    places = 0
-    for _ in every_place(submit):
-        places += 1
+    points = 0
+    for _ in every_point(submit):
+        points += 1
         settled(rank)
         tried = entry(length)
         asleep([rank])
     tried.handle.wait()
     wait(rank.allreduce("x", ones()))
-    assert places > 5
+    assert points > 5
 
 
 def test_release_of_what_was_held(process_set: Set) -> None:
     (rank,) = process_set.whole(1)
     late: list[Entry] = []
 
-    def release(place: int) -> None:
+    def release(point: int) -> None:
         late.append(entry())
         rank.worker.submit(late[-1], held=True)
         asleep([rank])
         rank.worker.release(late[-1])
 
-    for _ in every_place(release):
+    for _ in every_point(release):
         for each in late:
             if rank.worker.withdraw(each):
                 assert not each.handle.done()
@@ -69,7 +69,7 @@ def test_release_of_what_was_held(process_set: Set) -> None:
 def test_an_awaited_request_runs_with_the_next_one_at_the_latest(process_set: Set) -> None:
     (rank,) = process_set.whole(1)
     handle = rank.submit(allreduce_request("x"), ones(), awaited=True)
-    for _ in every_place(lambda place: handle.wait()):  # noqa: B023  that of the moment
+    for _ in every_point(lambda point: handle.wait()):  # noqa: B023  that of the moment
         wait(rank.allreduce("next", ones()))
         settled(rank)
         assert handle.done() and handle.error is None
@@ -83,21 +83,21 @@ def test_a_call_without_a_name_counts_if_it_is_submitted(process_set: Set, held:
     request = msgspec.structs.replace(allreduce_request(f"x{UNNAMED}", (4,)), transient=True, unnamed=True)
     tried: list[Entry] = []
 
-    def submit(place: int) -> None:
+    def submit(point: int) -> None:
         array = np.ones(4, np.float32)
         tried.append(Entry(request, [array], [array], None, Handle(), time.monotonic()))
         rank.worker.submit(tried[-1], held=held)
 
-    submitted, places = 0, 0
-    for _ in every_place(submit):
-        places += 1
+    submitted, points = 0, 0
+    for _ in every_point(submit):
+        points += 1
         if tried and not tried[-1].request.unnamed:
             assert tried[-1].request.name == f"x.noname.{submitted + 1}"
         if tried and (rank.worker.withdraw(tried[-1]) if held else not tried[-1].request.unnamed):
             submitted += not held
         tried.clear()
         settled(rank)
-    assert places > 5
+    assert points > 5
     assert tried[-1].request.name == f"x.noname.{submitted + 1}"
     assert tried[-1].request.tensors[0].name == f"x.noname.{submitted + 1}"
     rank.worker.release(tried[-1])

@@ -36,7 +36,7 @@ SHELL = {  # srun -N1 -n1 -c8 --pty bash
 }
 
 
-def places(environment: dict[str, str], ranks: int) -> list[str]:
+def hosts_of(environment: dict[str, str], ranks: int) -> list[str]:
     hosts = choose(Options(), environment).hosts(ranks)
     return [slot.hostname for slot in get_host_assignments(hosts, ranks, ranks)]
 
@@ -54,27 +54,27 @@ def test_hosts_that_the_user_names_come_first() -> None:
 def test_tasks_are_slots_and_their_number_is_that_of_the_ranks() -> None:
     source = choose(Options(), SALLOC)
     assert isinstance(source, SlurmNodes) and source.ranks == 3
-    assert places(SALLOC, 3) == ["n1", "n1", "n2"]
-    assert places(SALLOC, 1) == ["n1"]
+    assert hosts_of(SALLOC, 3) == ["n1", "n1", "n2"]
+    assert hosts_of(SALLOC, 1) == ["n1"]
 
 
 def test_more_ranks_than_tasks_run_where_there_are_cpus() -> None:
-    assert places(SALLOC, 5) == ["n1"] * 4 + ["n2"]
-    assert places(SHELL, 8) == ["n2"] * 8
+    assert hosts_of(SALLOC, 5) == ["n1"] * 4 + ["n2"]
+    assert hosts_of(SHELL, 8) == ["n2"] * 8
     with pytest.raises(ValueError, match=r"more processes \(9\) than there are available slots \(8\)"):
-        places(SALLOC, 9)
+        hosts_of(SALLOC, 9)
 
 
 def test_without_tasks_the_user_says_how_many() -> None:
     assert choose(Options(), BATCH).ranks is None
-    assert places(BATCH, 9) == ["n1"] * 8 + ["n2"]
+    assert hosts_of(BATCH, 9) == ["n1"] * 8 + ["n2"]
 
 
 @pytest.mark.parametrize("gpus", [{"SLURM_GPUS_PER_NODE": "a100:1,v100:1"}, {"SLURM_GPUS_ON_NODE": "2"}])
 def test_gpus_are_slots_where_there_are_no_tasks(gpus: dict[str, str]) -> None:
     environment = {**BATCH, **gpus}
     assert choose(Options(), environment).ranks == 4
-    assert places(environment, 4) == ["n1", "n1", "n2", "n2"]
+    assert hosts_of(environment, 4) == ["n1", "n1", "n2", "n2"]
     assert choose(Options(), {**SALLOC, **gpus}).ranks == 3
 
 

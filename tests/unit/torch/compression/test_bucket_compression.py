@@ -185,7 +185,7 @@ def test_topk_sends_the_largest_elements_first() -> None:
     gradient = torch.tensor([1.0, -8.0, 0.5, 4.0, -2.0, 0.0, 0.25, 0.125])
     job = Job(Compression.topk(ratio=0.25), 1)
     assert job.step([{"g": gradient}])["g"].tolist() == [0, -8, 0, 4, 0, 0, 0, 0]
-    assert job.travelled == [4]  # two values, two places
+    assert job.travelled == [4]  # two values, two indices
     zeros = torch.zeros(8)
     assert job.step([{"g": zeros}])["g"].tolist() == [1, 0, 0, 0, -2, 0, 0, 0]
     assert job.step([{"g": zeros}])["g"].tolist() == [0, 0, 0.5, 0, 0, 0, 0.25, 0]
@@ -220,7 +220,7 @@ def test_compressed_gradients_take_few_bytes() -> None:
         job = Job(compressor, 2)
         job.step(gradients(2))
         sent[name] = job.travelled[0]
-    # 16 + 16 for the square, 8 + 36 for the kernel, and the rest as it is; values and places of 2 %, at least 1 of each.
+    # 16 + 16 for the square, 8 + 36 for the kernel, and the rest as it is; values and indices of 2 %, at least 1 of each.
     assert sent == {"powersgd": 32 + 44 + 16 + 1 + 40, "topk": 2 * (6 + 1 + 6 + 1 + 1)}
     assert max(sent.values()) < whole / 4
 

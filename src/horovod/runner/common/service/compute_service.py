@@ -43,13 +43,13 @@ _log = logging.getLogger("horovod.compute_service")
 
 
 class ComputeService:
-    """The service, from its making to :meth:`shutdown`; also a context manager. Runs in a thread of its own.
+    """The service, from its construction to :meth:`shutdown`; also a context manager. Runs in a separate thread.
 
     Args:
         dispatchers: how many dispatchers there will be.
         workers_per_dispatcher: how many workers will serve each.
-        key: the secret of those who may use it, 32 bytes of :func:`horovod.control.secret.make_secret`.
-        nics: network interfaces that clients may come by; default: all, the loopback interface only where there is no other.
+        key: the secret that clients must know, 32 bytes of :func:`horovod.control.secret.make_secret`.
+        nics: network interfaces that clients may come by; default: all, and the loopback interface only if there is no other.
 
     Raises:
         ValueError: a number below 1; or this host has no such interface.
@@ -74,7 +74,7 @@ class ComputeService:
         self._ended = False
 
     def addresses(self) -> Addresses:
-        """Where clients reach it."""
+        """The addresses at which clients reach it."""
         return {nic: list(addresses) for nic, addresses in self._addresses.items()}
 
     def shutdown(self) -> None:
@@ -159,17 +159,17 @@ class ComputeClient:
             ValueError: the dispatcher has all its workers.
         """
         self._check(dispatcher_id)
-        dispatchers, places = self._numbers()
-        if not 0 <= worker_id < dispatchers * places:
-            raise IndexError(f"worker {worker_id} does not exist: their numbers are 0 to {dispatchers * places - 1}")
+        dispatchers, workers = self._numbers()
+        if not 0 <= worker_id < dispatchers * workers:
+            raise IndexError(f"worker {worker_id} does not exist: their numbers are 0 to {dispatchers * workers - 1}")
         with self._connected() as store:
-            for step in range(places):  # each worker begins at another index, so that few are taken already
-                place = (worker_id + step) % places
-                if _claim(store, f"worker/{dispatcher_id}/{place}", str(worker_id)) == str(worker_id):
+            for step in range(workers):  # each worker begins at another index, so that few are taken already
+                index = (worker_id + step) % workers
+                if _claim(store, f"worker/{dispatcher_id}/{index}", str(worker_id)) == str(worker_id):
                     break
             else:
                 raise ValueError(
-                    f"worker {worker_id} cannot serve dispatcher {dispatcher_id}, which has all its {places} workers"
+                    f"worker {worker_id} cannot serve dispatcher {dispatcher_id}, which has all its {workers} workers"
                 )
         _log.log(self._level, "worker %d serves dispatcher %d", worker_id, dispatcher_id)
 
@@ -181,26 +181,26 @@ class ComputeClient:
             TimeoutException: they were not within ``timeout`` seconds.
         """
         self._check(dispatcher_id)
-        places = self._numbers()[1]
+        workers = self._numbers()[1]
         deadline = time.monotonic() + timeout
         present = 0
         try:
             with self._connected() as store:
-                for place in range(places):
-                    store.get(f"worker/{dispatcher_id}/{place}", max(0.0, deadline - time.monotonic()))
+                for index in range(workers):
+                    store.get(f"worker/{dispatcher_id}/{index}", max(0.0, deadline - time.monotonic()))
                     present += 1
         except TimeoutError:
             raise TimeoutException(
-                f"dispatcher {dispatcher_id} did not have its {places} workers within {timeout:g} seconds; look at the compute "
-                "job's output. --timeout gives them more time"
+                f"dispatcher {dispatcher_id} did not have its {workers} workers within {timeout:g} seconds; look at the "
+                "compute job's output. --timeout gives them more time"
             ) from None
-        _log.log(self._level, "dispatcher %d has its %d workers", dispatcher_id, places)
+        _log.log(self._level, "dispatcher %d has its %d workers", dispatcher_id, workers)
 
     def shutdown(self) -> None:
         """End the service: :meth:`wait_for_shutdown` returns in all clients. Idempotent."""
         with self._connected() as store:
             store.put(_SHUTDOWN, b"", timeout=CONNECT_SECONDS)
-        _log.log(self._level, "the compute service is told that it is over")
+        _log.log(self._level, "the compute service was asked to end")
 
     def wait_for_shutdown(self) -> None:
         """Wait until a client has called ``shutdown``, or the service is gone (ConnectionError)."""
@@ -253,10 +253,10 @@ class ComputeClient:
             raise self._unreachable(error.__cause__ or error) from error
 
     def _unreachable(self, error: BaseException) -> ConnectionError:
-        places = ", ".join(f"{host}:{port}" for host, port in self._addresses)
+        addresses = ", ".join(f"{host}:{port}" for host, port in self._addresses)
         return ConnectionError(
-            f"the compute service at {places or 'no address'} cannot be reached, or has ended: {error}. Does the compute job "
-            "still run, and is its configuration file of this run?"
+            f"the compute service at {addresses or 'no address'} cannot be reached, or has ended: {error}. Does the compute "
+            "job still run, and is its configuration file of this run?"
         )
 
 

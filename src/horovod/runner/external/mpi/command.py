@@ -20,7 +20,7 @@ _OPEN_MPI = (MpiKind.OPEN_MPI_4, MpiKind.OPEN_MPI_5, MpiKind.SPECTRUM)
 
 @dataclass(frozen=True)
 class Launch:
-    """What ``mpirun`` is to start, and how."""
+    """The parameters of one start by ``mpirun``."""
 
     command: tuple[str, ...]
     hosts: tuple[tuple[str, int], ...]
@@ -50,12 +50,12 @@ def command_line(mpi: Mpi, launch: Launch) -> list[str]:
     Raises:
         ValueError: this kind of MPI cannot do what is asked.
     """
-    words = _of_open_mpi(mpi.kind, launch) if mpi.kind in _OPEN_MPI else _of_hydra(mpi.kind, launch)
-    return [mpi.path, *words, *split_arguments("--mpi-args", launch.more), *launch.command]
+    arguments = _of_open_mpi(mpi.kind, launch) if mpi.kind in _OPEN_MPI else _of_hydra(mpi.kind, launch)
+    return [mpi.path, *arguments, *split_arguments("--mpi-args", launch.more), *launch.command]
 
 
 def variables(mpi: Mpi, launch: Launch) -> dict[str, str]:
-    """Variables for ``mpirun`` itself, where it has no option for them."""
+    """Variables for ``mpirun`` itself, for settings without an option."""
     if mpi.kind is MpiKind.MPICH and launch.elsewhere and launch.shell[1:]:
         return {"HYDRA_LAUNCHER_EXTRA_ARGS": _joined(launch.shell[1:])}
     return {}
@@ -78,49 +78,49 @@ def without_effect(mpi: Mpi, launch: Launch) -> list[str]:
 
 def _of_open_mpi(kind: MpiKind, launch: Launch) -> list[str]:
     size, mca = sum(ranks for _, ranks in launch.hosts), "--mca"
-    words = ["--allow-run-as-root", "--tag-output", "-np", str(size)]
-    words += ["-H", ",".join(f"{host}:{ranks}" for host, ranks in launch.hosts)]
+    arguments = ["--allow-run-as-root", "--tag-output", "-np", str(size)]
+    arguments += ["-H", ",".join(f"{host}:{ranks}" for host, ranks in launch.hosts)]
     if launch.binding is not None:
-        words += split_arguments("--binding-args", launch.binding)
+        arguments += split_arguments("--binding-args", launch.binding)
     elif kind is MpiKind.SPECTRUM:
-        words += ["-bind-to", "socket", "-map-by", "socket", "-rank-by", "core"]
+        arguments += ["-bind-to", "socket", "-map-by", "socket", "-rank-by", "core"]
     else:
-        words += ["--bind-to", "none", "--map-by", "slot"]
+        arguments += ["--bind-to", "none", "--map-by", "slot"]
     if kind is MpiKind.SPECTRUM and launch.tcp:
-        words += ["-tcp"]
+        arguments += ["-tcp"]
     if launch.elsewhere:
         # Version 5 starts daemons by a runtime of its own, PRRTE, which has renamed rsh.
         runtime, plm = ("--prtemca", "plm_ssh") if kind is MpiKind.OPEN_MPI_5 else (mca, "plm_rsh")
         if launch.shell:
-            words += [runtime, f"{plm}_agent", _joined(launch.shell)]
+            arguments += [runtime, f"{plm}_agent", _joined(launch.shell)]
         if len(launch.hosts) >= _MANY_HOSTS:
-            words += [runtime, f"{plm}_no_tree_spawn", "true"]
-            words += [runtime, f"{plm}_num_concurrent", str(len(launch.hosts))]
+            arguments += [runtime, f"{plm}_no_tree_spawn", "true"]
+            arguments += [runtime, f"{plm}_num_concurrent", str(len(launch.hosts))]
         if launch.interfaces:
-            words += [mca, "btl_tcp_if_include", ",".join(launch.interfaces)]
+            arguments += [mca, "btl_tcp_if_include", ",".join(launch.interfaces)]
     if launch.reader is not None:
-        words += ["--stdin", str(launch.reader)]
+        arguments += ["--stdin", str(launch.reader)]
     if launch.output:
-        # Version 5.0 writes nothing where it is told a folder the old way.
+        # Version 5.0 writes nothing if the folder is given with the old option.
         if kind is MpiKind.OPEN_MPI_5:
-            words += ["--output", f"tag,file={launch.output}/rank"]
+            arguments += ["--output", f"tag,file={launch.output}/rank"]
         else:
-            words += ["--output-filename", launch.output]
+            arguments += ["--output-filename", launch.output]
     if launch.elsewhere:
         for name in launch.variables:
-            words += ["-x", name]
-    return words
+            arguments += ["-x", name]
+    return arguments
 
 
 def _of_hydra(kind: MpiKind, launch: Launch) -> list[str]:
     counts = {ranks for _, ranks in launch.hosts}
     size = sum(ranks for _, ranks in launch.hosts)
-    words = ["-l", "-np", str(size)]
+    arguments = ["-l", "-np", str(size)]
     if kind is MpiKind.MPICH:
-        words += ["-hosts", ",".join(f"{host}:{ranks}" for host, ranks in launch.hosts)]
-        words += ["-bind-to", "none"]
+        arguments += ["-hosts", ",".join(f"{host}:{ranks}" for host, ranks in launch.hosts)]
+        arguments += ["-bind-to", "none"]
     elif len(counts) == 1:
-        words += ["-ppn", str(counts.pop()), "-hosts", ",".join(host for host, _ in launch.hosts)]
+        arguments += ["-ppn", str(counts.pop()), "-hosts", ",".join(host for host, _ in launch.hosts)]
     else:
         parts = ", ".join(f"{host}:{ranks}" for host, ranks in launch.hosts)
         raise UsageError(
@@ -128,32 +128,32 @@ def _of_hydra(kind: MpiKind, launch: Launch) -> list[str]:
         )
     if launch.elsewhere:
         if launch.shell and kind is MpiKind.MPICH:
-            words += ["-launcher", "ssh", "-launcher-exec", launch.shell[0]]
+            arguments += ["-launcher", "ssh", "-launcher-exec", launch.shell[0]]
         elif launch.shell:
-            words += ["-bootstrap", "ssh", "-bootstrap-exec", launch.shell[0]]
+            arguments += ["-bootstrap", "ssh", "-bootstrap-exec", launch.shell[0]]
             if launch.shell[1:]:
-                words += ["-bootstrap-exec-args", _joined(launch.shell[1:])]
+                arguments += ["-bootstrap-exec-args", _joined(launch.shell[1:])]
         if len(launch.interfaces) == 1:
-            words += ["-iface", launch.interfaces[0]]
-        words += ["-genvlist", ",".join(launch.variables)]
+            arguments += ["-iface", launch.interfaces[0]]
+        arguments += ["-genvlist", ",".join(launch.variables)]
     if launch.reader not in (None, 0):
         raise UsageError(f"--stdin {launch.reader}: under {kind.value} only rank 0 can read standard input")
     if launch.output:
-        words += [
+        arguments += [
             "-outfile-pattern",
             f"{launch.output}/rank.%r.out",
             "-errfile-pattern",
             f"{launch.output}/rank.%r.err",
         ]
-    return words
+    return arguments
 
 
-def _joined(words: Sequence[str]) -> str:
-    """The words joined by spaces, at which ``mpirun`` splits them again."""
-    for word in words:
-        if word.split() != [word]:
+def _joined(arguments: Sequence[str]) -> str:
+    """The arguments joined by spaces, at which ``mpirun`` splits them again."""
+    for argument in arguments:
+        if argument.split() != [argument]:
             raise UsageError(
-                f"mpirun splits the command that reaches other hosts at spaces, so it cannot contain {word!r}; write such "
+                f"mpirun splits the command that reaches other hosts at spaces, so it cannot contain {argument!r}; write such "
                 "an option into a configuration file, and name that with ssh -F"
             )
-    return " ".join(words)
+    return " ".join(arguments)

@@ -114,7 +114,7 @@ class MpiJob(ExternalJob):
         if not asked and any(environment.get(name) for name in _CHOSEN_SHELL):
             return ()
         way = ssh.options(environment, options.ssh_port, options.ssh_identity_file, self._seconds)
-        return tuple(ssh.words(way))
+        return tuple(ssh.ssh_arguments(way))
 
     @staticmethod
     def _travels(name: str) -> bool:

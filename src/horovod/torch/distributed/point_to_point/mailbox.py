@@ -25,7 +25,7 @@ from horovod.core.lifecycle.generation import Generation
 from horovod.core.requests.handle import Handle
 from horovod.torch.distributed.point_to_point.matching import ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
-from horovod.torch.distributed.point_to_point.peers import Listening, PeerDirectory, PeerPlace, connect
+from horovod.torch.distributed.point_to_point.peers import Listening, PeerDirectory, PeerEndpoint, connect
 from horovod.torch.distributed.point_to_point.receiving import Own, Receive, Receiver
 from horovod.torch.distributed.point_to_point.sending import Send, Sender
 from horovod.torch.distributed.point_to_point.wire import Wire
@@ -67,7 +67,7 @@ class Mailbox:
             self._wire.selector, self._listening.sockets, generation.secret, self._receiver.welcome
         )
         cross_memory.permit_siblings()
-        self._directory.publish(self._rank, self._listening.place)
+        self._directory.publish(self._rank, self._listening.endpoint)
         self._thread = threading.Thread(target=self._run, name="horovod-messages", daemon=True)
         self._thread.start()
 
@@ -172,8 +172,8 @@ class Mailbox:
             handle.complete(self._error)
 
     def _dial(self, rank: int) -> None:
-        def made(connection: socket.socket | None, place: PeerPlace | None, why: str) -> None:
-            taken = self._call(lambda: self._sender.connected(rank, connection, place, why))
+        def made(connection: socket.socket | None, endpoint: PeerEndpoint | None, why: str) -> None:
+            taken = self._call(lambda: self._sender.connected(rank, connection, endpoint, why))
             if not taken and connection is not None:
                 connection.close()
 

@@ -20,7 +20,7 @@ Posted = TypeVar("Posted")
 
 @dataclass(frozen=True)
 class ReceiveFilter:
-    """What a receive takes: messages of a group and a tag, from one rank of the group or from :data:`ANY`."""
+    """The messages that a receive accepts: of a group and a tag, from one rank of the group or from :data:`ANY`."""
 
     group: int
     source: int
@@ -37,7 +37,7 @@ class _Queue(Generic[Arrived, Posted]):
 
 
 class Matching(Generic[Arrived, Posted]):
-    """Messages that nobody has asked for yet, and receives that nothing has come for yet."""
+    """Messages without a receive yet, and receives without a message yet."""
 
     def __init__(self) -> None:
         self._queues: dict[tuple[int, int], _Queue[Arrived, Posted]] = {}

@@ -1,7 +1,7 @@
-"""What two ranks say to each other about their messages. The sender connects; each connection has one sender.
+"""The protocol between two ranks for messages. The sender connects; each connection has one sender.
 
-A small message travels at once. A large one is offered: when the receiver has a place for it, it reads the sender's memory
-where it can (both on one host), or asks the sender to send. Either way the sender is told when it is over.
+A small message is sent at once. A large one is offered: when the receiver has memory for it, it reads the sender's memory if it
+can (both on one host), or asks the sender to send. In both cases it confirms the end to the sender.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ PART_BYTES = 1 << 20
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
-    """What tells messages apart.
+    """The properties that distinguish messages.
 
     Attributes:
         group: the number of the group's process set.
         source: the sender's rank in the group.
-        tag: as the script gave it.
+        tag: of the script's call.
         data_type: of the elements, by name.
         nbytes: of all elements.
         caller: the line of the script that sends.

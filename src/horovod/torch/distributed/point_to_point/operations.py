@@ -42,11 +42,11 @@ class PointToPoint:
     def recv(self, tensors: Any, src: int, tag: int = 0) -> HorovodWork:
         submitter, tensor = self._submitter, _only(tensors)
         target = flat(tensor)
-        place = target if target.is_cpu else torch.empty_like(target, device="cpu")
+        buffer = target if target.is_cpu else torch.empty_like(target, device="cpu")
         handle = Handle()
-        receive = Receive(_bytes(place), str(tensor.dtype).removeprefix("torch."), caller(), handle)
+        receive = Receive(_bytes(buffer), str(tensor.dtype).removeprefix("torch."), caller(), handle)
         self._mailbox().receive(ReceiveFilter(submitter.membership.number, src, tag), receive)
-        finish = writes_back([tensor], [place])
+        finish = writes_back([tensor], [buffer])
         return HorovodWork(handle, host_memory, [tensor], "recv", finish, submitter.seconds)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> HorovodWork:

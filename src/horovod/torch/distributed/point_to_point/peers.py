@@ -1,7 +1,7 @@
-"""Where the ranks of a job receive messages, and connections to those that this one sends to.
+"""The endpoints at which the ranks of a job receive messages, and connections to the ranks that this one sends to.
 
-A rank listens from its first send or receive on, and says where in the store of the default group. Whoever sends to it looks
-there, on a thread that ends when the connection is made.
+A rank listens from its first send or receive on, and publishes its endpoint in the store of the default group. A sender looks
+it up there, on a thread that ends when the connection is made.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from horovod.core.lifecycle.generation import Generation
 _PAUSE_SECONDS = (0.001, 0.1)
 
 
-class PeerPlace(msgspec.Struct, array_like=True):
-    """Where a rank receives messages."""
+class PeerEndpoint(msgspec.Struct, array_like=True):
+    """The endpoint at which a rank receives messages."""
 
     host: str
     name: str
@@ -34,7 +34,7 @@ class PeerPlace(msgspec.Struct, array_like=True):
     process_namespace: str
 
 
-_decode = msgspec.msgpack.Decoder(PeerPlace).decode
+_decode = msgspec.msgpack.Decoder(PeerEndpoint).decode
 
 
 class Listening:
@@ -61,7 +61,7 @@ class Listening:
             self.close()
             raise
         addresses = ("127.0.0.1",) if alone else own_addresses(generation.config.network_interfaces)
-        self.place = PeerPlace(identity.hostname, name, addresses, tcp.getsockname()[1], namespace)
+        self.endpoint = PeerEndpoint(identity.hostname, name, addresses, tcp.getsockname()[1], namespace)
 
     def _open(self, family: socket.AddressFamily) -> socket.socket:
         made = socket.socket(family, socket.SOCK_STREAM)
@@ -74,7 +74,7 @@ class Listening:
 
 
 class PeerDirectory:
-    """The places of all ranks, in the store of the default group.
+    """The endpoints of all ranks, in the store of the default group.
 
     Args:
         store: of the default group.
@@ -85,11 +85,11 @@ class PeerDirectory:
         self._store = store
         self._prefix = f"horovod/messages/{generation.secret.hex()[:16]}/{generation.generation}"
 
-    def publish(self, rank: int, place: PeerPlace) -> None:
-        self._store.set(f"{self._prefix}/{rank}", msgspec.msgpack.encode(place))
+    def publish(self, rank: int, endpoint: PeerEndpoint) -> None:
+        self._store.set(f"{self._prefix}/{rank}", msgspec.msgpack.encode(endpoint))
 
-    def look_up(self, rank: int, over: Callable[[], bool]) -> PeerPlace | None:
-        """Where ``rank`` receives messages, as soon as it does; None if that comes to be ``over`` before."""
+    def look_up(self, rank: int, over: Callable[[], bool]) -> PeerEndpoint | None:
+        """The endpoint of ``rank``, once it is published; None if ``over()`` becomes true before."""
         pause, longest = _PAUSE_SECONDS
         key = f"{self._prefix}/{rank}"
         while not over():
@@ -105,30 +105,30 @@ def connect(
     generation: Generation,
     rank: int,
     over: Callable[[], bool],
-    made: Callable[[socket.socket | None, PeerPlace | None, str], None],
+    made: Callable[[socket.socket | None, PeerEndpoint | None, str], None],
 ) -> threading.Thread:
     """Connect to a rank on a thread, however late it begins to receive. Calls ``made`` there, once, unless it is ``over``.
 
     Args:
-        made: gets the connection and the rank's place, or why there is none.
+        made: gets the connection and the rank's endpoint, or why there is none.
     """
     identity = generation.identity
 
     def dial() -> None:
         try:
-            place = directory.look_up(rank, over)
-            if place is None:
+            endpoint = directory.look_up(rank, over)
+            if endpoint is None:
                 return
-            addresses: list[Address] = [(address, place.port) for address in place.addresses]
-            if place.host == identity.hostname:
-                addresses = [place.name, ("127.0.0.1", place.port), *addresses]
+            addresses: list[Address] = [(address, endpoint.port) for address in endpoint.addresses]
+            if endpoint.host == identity.hostname:
+                addresses = [endpoint.name, ("127.0.0.1", endpoint.port), *addresses]
             deadline = time.monotonic() + generation.config.timeout.total_seconds()
             purpose = str(identity.rank).encode()
             cancelled = "the process group has ended"
             connection = dial_until(
                 addresses, generation.secret, purpose, deadline, cancelled=lambda: cancelled if over() else ""
             )
-            made(connection, place, "")
+            made(connection, endpoint, "")
         except Exception as error:  # of the store or the network
             if not over():
                 made(None, None, f"rank {rank} cannot be reached to send to it: {error}")

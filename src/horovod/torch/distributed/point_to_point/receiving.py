@@ -51,7 +51,7 @@ class Receive:
 
 @dataclass
 class Own:
-    """A message of this process to itself; ``data`` is its bytes, where they lie."""
+    """A message of this process to itself; ``data`` is its bytes, in their original memory."""
 
     envelope: Envelope
     data: Array
@@ -171,7 +171,7 @@ class Receiver:
             source.channel.send(encode(message))
             self._wire.watch(source.channel)
         except (ChannelClosed, KeyError):
-            pass  # the connection has ended; who reads it finds that, or has found it
+            pass  # the connection has ended; the reading side notices that
 
     def _read(self, source: _Source, offer: Offer, receive: Receive) -> bool:
         """Read a message out of the memory of its sender; False if that cannot be done."""

@@ -28,13 +28,13 @@ from horovod.torch.distributed.point_to_point.messages import (
     decode,
     encode,
 )
-from horovod.torch.distributed.point_to_point.peers import PeerPlace
+from horovod.torch.distributed.point_to_point.peers import PeerEndpoint
 from horovod.torch.distributed.point_to_point.wire import Wire, outcome
 
 
 @dataclass
 class Send:
-    """A message that is under way; ``data`` is its bytes, where they lie."""
+    """A message that is being sent; ``data`` is its bytes, in their original memory."""
 
     envelope: Envelope
     data: Array
@@ -55,7 +55,7 @@ class _Peer:
     """
 
     channel: Channel | None = None
-    place: PeerPlace | None = None
+    endpoint: PeerEndpoint | None = None
     queued: list[Send] = field(default_factory=list)
     offered: dict[int, Send] = field(default_factory=dict)
     streaming: deque[Send] = field(default_factory=deque)
@@ -87,7 +87,7 @@ class Sender:
         else:
             self._transmit(rank, peer, send)
 
-    def connected(self, rank: int, connection: socket.socket | None, place: PeerPlace | None, why: str) -> None:
+    def connected(self, rank: int, connection: socket.socket | None, endpoint: PeerEndpoint | None, why: str) -> None:
         """Take the connection to a rank; None, and why, if there will be none."""
         peer = self._peers[rank]
         queued, peer.queued = peer.queued, []
@@ -96,7 +96,7 @@ class Sender:
             for send in queued:
                 send.handle.complete(RankLostError(f"Horovod: {why}", ranks=[rank], reason=why))
             return
-        peer.channel, peer.place = Channel(connection), place
+        peer.channel, peer.endpoint = Channel(connection), endpoint
         self._wire.add(peer.channel, lambda events: self._serve(rank, peer, events))
         for send in queued:
             self._transmit(rank, peer, send)
@@ -117,8 +117,8 @@ class Sender:
         return [peer.channel.fileno() for peer in self._peers.values() if peer.channel is not None]
 
     def _transmit(self, rank: int, peer: _Peer, send: Send) -> None:
-        channel, place = peer.channel, peer.place
-        if channel is None or place is None:  # it has been lost meanwhile
+        channel, endpoint = peer.channel, peer.endpoint
+        if channel is None or endpoint is None:  # it has been lost meanwhile
             self.begin(rank, send)
             return
         self._numbers += 1
@@ -130,7 +130,7 @@ class Sender:
                 self._wire.watch(channel)
                 peer.offered.pop(send.number).handle.complete()
                 return
-            visible = bool(self._namespace) and place.process_namespace == self._namespace
+            visible = bool(self._namespace) and endpoint.process_namespace == self._namespace
             process = os.getpid() if visible else 0
             channel.send(encode(Offer(send.envelope, send.number, process, address_of(send.data))))
             self._wire.watch(channel)

@@ -1,4 +1,4 @@
-"""What the sending and the receiving half of a mailbox share: their selector, and what happens when a connection ends."""
+"""Shared by the sending and the receiving half of a mailbox: the selector, and the reaction to the end of a connection."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Wire:
 
 
 def outcome(error: str) -> MismatchError | None:
-    """What a message fails with that does not fit; None for ""."""
+    """The error of a message that does not fit; None for ""."""
     return MismatchError(error, reason=error) if error else None
 
 

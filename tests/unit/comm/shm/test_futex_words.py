@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod.comm.shm import words as module
+from horovod.comm.shm import futex_words as module
 from horovod.comm.shm.arena import Arena
-from horovod.comm.shm.words import ASLEEP, PACKED, PROPOSAL, Words, word_index
+from horovod.comm.shm.futex_words import ASLEEP, PACKED, PROPOSAL, FutexWords, word_index
 from unit.control.concurrent_ranks import ConcurrentCalls, wait_until
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="shared memory needs Linux")
@@ -23,7 +23,7 @@ LOST_SECONDS = 30.0
 """A sleep that nobody ends; no other lasts so long."""
 
 
-def volley(words: Words, rank: int, seed: int) -> bool:
+def volley(words: FutexWords, rank: int, seed: int) -> bool:
     """Answer each of the other rank's numbers with the same one, asleep or on the way to sleep; False if a wake was lost."""
     mine, other = word_index(rank, PROPOSAL), word_index(1 - rank, PROPOSAL)
     chance = random.Random(seed)
@@ -57,7 +57,7 @@ def test_no_wake_is_lost(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
         pass_fds=[arena.descriptor],
     )
     try:
-        words = Words(arena.words, arena.address, 0, 2)
+        words = FutexWords(arena.words, arena.address, 0, 2)
         assert volley(words, 0, seed=0)
         assert peer.wait(LOST_SECONDS) == 0
         assert not any(arena.words[word_index(rank, kind)] for rank in range(2) for kind in (PACKED, ASLEEP))
@@ -68,7 +68,7 @@ def test_no_wake_is_lost(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_word_of_anybody_can_be_overwritten_and_wakes_its_sleeper(arena: Arena) -> None:
-    words = Words(arena.words, arena.address, 0, 2)
+    words = FutexWords(arena.words, arena.address, 0, 2)
     index = word_index(1, PROPOSAL)
     sleeping = ConcurrentCalls(lambda: words.sleep(index, 0, LOST_SECONDS))
     wait_until(lambda: arena.words[word_index(0, ASLEEP)] == 1, "asleep")
@@ -82,4 +82,4 @@ def test_a_word_of_anybody_can_be_overwritten_and_wakes_its_sleeper(arena: Arena
 if __name__ == "__main__":
     shared = Arena.attach(int(sys.argv[1]), int(sys.argv[2]), 4096)
     module.LONGEST_SLEEP_SECONDS = 2 * LOST_SECONDS
-    sys.exit(not volley(Words(shared.words, shared.address, 1, 2), 1, seed=1))
+    sys.exit(not volley(FutexWords(shared.words, shared.address, 1, 2), 1, seed=1))

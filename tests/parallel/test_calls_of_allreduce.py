@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from count_calls_of_allreduce import LARGE, SMALL, count, files
 from ranks import RankPool
-from way_of_an_allreduce import LARGE, SMALL, count, files
 
 DESIGN = Path(__file__).resolve().parents[2] / "docs" / "design.md"
 ROOM = 1.1
@@ -26,7 +26,7 @@ all may be, and then they are made again."""
     ],
     ids=["4 KB", "40 MB"],
 )
-def test_the_way_of_an_allreduce_is_no_longer_than_the_design_page_says(
+def test_an_allreduce_enters_no_more_functions_than_the_design_page_says(
     nbytes: int, calls: int, words: str, ranks: Callable[..., RankPool]
 ) -> None:
     said = re.search(words, DESIGN.read_text())

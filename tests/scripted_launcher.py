@@ -11,10 +11,10 @@ from horovod.common.elastic import HostUpdateResult, connect, disconnect
 from horovod.core import config
 
 
-class Places:
+class ScriptedLauncher:
     """An elastic launcher for the ranks of a pool: knows which processes each round consists of.
 
-    A block in which the process follows it. It begins with the place of the first round; the block calls ``init()``.
+    A block in which the process follows it. It begins with the ranks of the first round; the block calls ``init()``.
 
     Args:
         rounds: of each, the numbers that its processes have in the pool, in the order of their ranks.
@@ -53,7 +53,7 @@ class Places:
         news, self.news = self.news, HostUpdateResult.no_update
         return news
 
-    def __enter__(self) -> Places:
+    def __enter__(self) -> ScriptedLauncher:
         self.next(None)
         connect(self, self)
         return self

@@ -1,4 +1,5 @@
-"""Words of shared memory with which ranks wait for each other: one rank writes each word, others read it and wait for it.
+"""Futex words: 64-bit words of shared memory with which ranks wait for each other. One rank writes a word; others read it and
+sleep until it changes.
 
 They are at the beginning of a shared memory. Every rank has a line of 128 bytes with 64-bit words. Each memory uses those of
 its purpose::
@@ -13,9 +14,9 @@ writes a word checks first whether any rank sleeps::
     writer                              sleeper
     word = value                        asleep = 1
     (a full fence)                      (a full fence: the kernel's, before it compares)
-    wake, if anybody is asleep          sleep while the word is what was seen
+    wake, if any rank is asleep         sleep while the word is what was seen
 
-In whatever order that happens, the writer sees the sleeper, or the kernel sees the new value. Only one thread of a rank waits
+In every order of these steps, the writer sees the sleeper, or the kernel sees the new value. Only one thread of a rank waits
 on these words at a time.
 
 The system call is Linux's futex, through ctypes. Rejected alternatives: POSIX semaphores and process-shared mutexes need a libc
@@ -41,8 +42,8 @@ GIVEN_UP = 6
 ASLEEP = 7
 
 LINE_WORDS = 16
-WORD = 8
-"""Bytes of a word."""
+WORD_BYTES = 8
+"""The size of a word."""
 
 _FUTEX_BITS = 0xFFFFFFFF
 LONGEST_SLEEP_SECONDS = 1.0
@@ -51,7 +52,7 @@ LONGEST_SLEEP_SECONDS = 1.0
 
 _FUTEX_WAIT = 0
 _FUTEX_WAKE = 1
-_EVERYBODY = 2**31 - 1
+_ALL_SLEEPERS = 2**31 - 1
 _SYSCALL_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 _NUMBER = _SYSCALL_NUMBERS.get(platform.machine(), -1)
 
@@ -83,7 +84,7 @@ def _wait(address: int, value: int, seconds: float) -> None:
 
 def _wake(address: int) -> None:
     """Wake all threads that sleep on the word at ``address``."""
-    _waking(_NUMBER, address, _FUTEX_WAKE, _EVERYBODY, None)
+    _waking(_NUMBER, address, _FUTEX_WAKE, _ALL_SLEEPERS, None)
 
 
 weakly_ordered = platform.machine() not in ("x86_64", "AMD64")
@@ -98,20 +99,20 @@ def fence() -> None:
 
 
 def word_bytes(size: int) -> int:
-    """How much memory the words of ``size`` ranks take."""
-    return size * LINE_WORDS * WORD
+    """How many bytes the words of ``size`` ranks take."""
+    return size * LINE_WORDS * WORD_BYTES
 
 
 def word_index(rank: int, kind: int) -> int:
-    """The index of a rank's word."""
+    """The index of a rank's word of this kind (:data:`PACKED` and so on)."""
     return rank * LINE_WORDS + kind
 
 
-class Words:
-    """The words as one rank uses them.
+class FutexWords:
+    """All ranks' futex words, as one rank uses them.
 
     Args:
-        words: all of them, shared, at ``address``.
+        words: the shared memory, at ``address``, as 64-bit words.
         rank, size: this rank in the group.
     """
 
@@ -127,7 +128,7 @@ class Words:
         if weakly_ordered:
             fence()
             self.values[index] = value
-            _wake(self._address + index * WORD)
+            _wake(self._address + index * WORD_BYTES)
             return
         values, lock = self.values, self._lock
         values[index] = value
@@ -135,20 +136,20 @@ class Words:
         lock.release()
         for sleeper in self._sleepers:
             if values[sleeper]:
-                _wake(self._address + index * WORD)
+                _wake(self._address + index * WORD_BYTES)
                 return
 
     def overwrite(self, index: int, value: int) -> None:
         """Write a word of any rank, and wake all that sleep on it. Any thread."""
         self.values[index] = value
-        _wake(self._address + index * WORD)
+        _wake(self._address + index * WORD_BYTES)
 
     def sleep(self, index: int, seen: int, seconds: float) -> None:
         """Sleep until a word differs from ``seen``, for at most ``seconds``; may return early."""
         values = self.values
         values[self._asleep] = 1
         try:
-            _wait(self._address + index * WORD, seen & _FUTEX_BITS, min(seconds, LONGEST_SLEEP_SECONDS))
+            _wait(self._address + index * WORD_BYTES, seen & _FUTEX_BITS, min(seconds, LONGEST_SLEEP_SECONDS))
         finally:
             values[self._asleep] = 0
 

@@ -1,11 +1,11 @@
-"""Counts what one allreduce runs through: the files and functions of ``src/horovod`` that a blocking ``hvd.allreduce`` of a
+"""Counts the files and functions of ``src/horovod`` that a blocking ``hvd.allreduce`` of a
 PyTorch tensor enters on rank 0 of two on one host, in all threads of that rank, once the same call has been made often before.
 
-    python tests/way_of_an_allreduce.py           # the numbers, for tensors of 4 KB and of 40 MB, without and with a name
-    python tests/way_of_an_allreduce.py --names   # and what is counted
+    python tests/count_calls_of_allreduce.py           # the numbers, for tensors of 4 KB and of 40 MB, without and with a name
+    python tests/count_calls_of_allreduce.py --names   # and what is counted
 
 A function counts once a call, however often it is entered. So does a lambda, a generator or a comprehension that Python runs
-in a frame. A call for which a rank is late goes another way, so of many calls the one that enters the fewest counts.
+in a frame. A call for which a rank is late enters others, so the one of many calls that enters the fewest counts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _measure(nbytes: int, named: bool, calls: int) -> list[Function]:
             entered[frame.f_code] = None
 
     root = str(Path(horovod.__file__).parent) + "/"
-    name = f"way.of.{nbytes}" if named else None
+    name = f"calls.of.{nbytes}" if named else None
     threading.setprofile(note)  # for the threads that init() starts
     sys.setprofile(note)
     try:

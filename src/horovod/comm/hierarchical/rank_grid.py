@@ -23,7 +23,7 @@ class RankGrid:
         rank: this one.
         hosts: the ranks of each host, ascending; hosts in the order of their first ranks.
         host: the index of this rank's host.
-        place: this rank's index on its host.
+        index: this rank's index on its host.
         columns: how many there are.
         column: the ranks of this rank's column, by host; None if it is in none.
     """
@@ -31,22 +31,22 @@ class RankGrid:
     rank: int
     hosts: tuple[tuple[int, ...], ...]
     host: int
-    place: int
+    index: int
     columns: int
     column: tuple[int, ...] | None
 
     @classmethod
     def of(cls, names: Sequence[str], rank: int) -> RankGrid:
-        """The placement of a group from its ranks' host names."""
+        """The grid of a group, from its ranks' host names."""
         ranks: dict[str, list[int]] = {}
         for number, name in enumerate(names):
             ranks.setdefault(name, []).append(number)
         hosts = tuple(tuple(each) for each in ranks.values())
         host = list(ranks).index(names[rank])
-        place = hosts[host].index(rank)
+        index = hosts[host].index(rank)
         columns = min(len(each) for each in hosts)
-        column = tuple(each[place] for each in hosts) if place < columns else None
-        return cls(rank, hosts, host, place, columns, column)
+        column = tuple(each[index] for each in hosts) if index < columns else None
+        return cls(rank, hosts, host, index, columns, column)
 
     def shares(self, length: int, host: int | None = None) -> list[int]:
         """How many of ``length`` elements each rank of this host owns; 0 for a rank in no column."""
