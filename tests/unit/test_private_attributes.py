@@ -60,12 +60,8 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "unit/mxnet/ops/test_engine.py": ({"_pushed"}, "what is held while MXNet uses it"),
     "unit/observe/test_call_site.py": ({"_lines", "_users"}, "tables that would grow for ever"),
     "unit/observe/test_timeline.py": ({"_events", "_rows"}, "tables that would grow for ever"),
-    # What an optimizer in training has done so far.
+    "parallel/torch/test_optimizer_adversaries.py": ({"_horovod"}, "that no bucket waits for its gradients"),
     "parallel/torch/test_bucket_compression.py": ({"_horovod"}, "forgets what compression has left out"),
-    "parallel/torch/test_optimizer_adversaries.py": ({"_horovod"}, "that nothing was sent"),
-    "parallel/torch/test_optimizer_arguments.py": ({"_horovod"}, "the number of buckets"),
-    "parallel/torch/test_optimizer_parameters.py": ({"_horovod"}, "the sizes of buckets, and that all is let go of"),
-    "parallel/torch/test_optimizer_rules.py": ({"_horovod"}, "what was sent in the middle of a backward pass"),
 }  # fmt: skip
 """By file of the tests, the names that it uses, and what for. A test that can do without does not belong here."""
 
