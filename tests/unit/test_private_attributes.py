@@ -58,7 +58,6 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "parallel/tensorflow/test_saved_models.py": ({"_in_flight", "_queues"}, "that an operation ends with its graph"),
     "unit/comm/test_hierarchical.py": ({"_workspace"}, "the size of memory that NumPy has"),
     "unit/mxnet/ops/test_engine.py": ({"_pushed"}, "what is held while MXNet uses it"),
-    "unit/observe/test_call_site.py": ({"_lines", "_users"}, "tables that would grow for ever"),
     "unit/observe/test_timeline.py": ({"_events", "_rows"}, "tables that would grow for ever"),
     "parallel/torch/test_optimizer_adversaries.py": ({"_horovod"}, "that no bucket waits for its gradients"),
     "parallel/torch/test_bucket_compression.py": ({"_horovod"}, "forgets what compression has left out"),
