@@ -76,7 +76,7 @@ def find_unreachable(own: Endpoint, endpoints: Sequence[Endpoint], seconds: floa
     return findings
 
 
-def usable(endpoints: Sequence[Endpoint], findings: Sequence[Findings]) -> list[Endpoint]:
+def without_unreachable_addresses(endpoints: Sequence[Endpoint], findings: Sequence[Findings]) -> list[Endpoint]:
     """The endpoints without the addresses at which a host in the same network got no answer.
 
     Args:

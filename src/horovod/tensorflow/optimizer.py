@@ -43,7 +43,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._optimizer = optimizer
         self._reduction = reduction
         self._warning = ChangeWarning("apply_gradients() of the distributed optimizer")
-        self._made = reduced_marks.now()
+        self._made = reduced_marks.next_number()
         reduced_marks.watch_tapes()
         self._local = LocalSources(reduction.process_set, scale_local)
         self._aggregation: LocalGradientAggregationHelper | None = None

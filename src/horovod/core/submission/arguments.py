@@ -91,7 +91,7 @@ def loose_truth(value: Any, what: str) -> bool:
         raise _wrong(value, what, "True or False") from None
 
 
-def truth(value: Any, what: str) -> bool:
+def flag_value(value: Any, what: str) -> bool:
     """A flag: a bool, also of NumPy or of a tensor without dimensions; 0 or 1.
 
     Raises:

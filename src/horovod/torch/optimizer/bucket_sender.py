@@ -172,7 +172,7 @@ def is_sparse(slot: Slot) -> bool:
     return gradient is not None and gradient.layout is not torch.strided
 
 
-def nothing(slot: Slot) -> torch.Tensor:
+def zero_gradient(slot: Slot) -> torch.Tensor:
     """Zeros in the form of a parameter's gradient."""
     parameter = slot.parameter
     if not slot.sparse:

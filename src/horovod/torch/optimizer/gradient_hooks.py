@@ -20,7 +20,7 @@ def _stop_coming(identifier: int) -> None:
         handle.remove()
 
 
-def taken() -> int:
+def hook_changes() -> int:
     """The number of times that an optimizer of this process has taken a hook from another or has removed one."""
     return _taken
 

@@ -89,7 +89,7 @@ _participants: weakref.WeakValueDictionary[int, Participant] = weakref.WeakValue
 _count = count()
 
 
-def enrol(participant: Participant) -> None:
+def register_optimizer(participant: Participant) -> None:
     """Let rounds find an optimizer by its name, as long as it exists."""
     _participants[next(_count)] = participant
 
