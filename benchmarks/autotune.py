@@ -1,17 +1,18 @@
 """How close autotuning comes, from deliberately bad settings, to the best that is set by hand.
 
-    python benchmarks/autotune.py [--np 2] [--steps 4] [--rounds 3] [--json PATH]
+    python benchmarks/autotune.py [--np 2] [--steps 4] [--rounds 10] [--json PATH]
 
 The model is the communication-bound MLP of ``workloads.py``, in PyTorch.
 
 1. A short job leaves a file of an unfinished search, whose settings are then replaced by ``BAD``: a search goes on from them.
 2. A job tunes, from there, until it is over.
-3. Jobs with settings set by hand take turns, among them what was chosen and what was bad: ``--rounds`` jobs of each. The
-   speed of each is the median over the rounds of steps a second. Ratios are taken within each round.
+3. One job compares settings set by hand, what was chosen, and what was bad: in each of ``--rounds`` rounds it calls
+   ``hvd.init()`` with each in turn and trains for a second or two, so they are compared within the same half minute. The speed
+   of each is the median over the rounds of steps a second. Ratios are taken within each round.
 
 With ``--json`` a record is written. If it is there already, the program goes on from it: it does not tune again, and adds
-rounds. So ``--rounds 0`` and then ``--rounds 1``, several times, measure in portions. ``--retune`` tunes again; what was
-measured of settings set by hand stays. A choice that is one of these needs no jobs of its own.
+rounds. ``--retune`` tunes again; what was measured of settings set by hand stays. A choice that is one of these is not
+measured twice.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ BY_HAND = [
     for bucket, direct in product((4 << 20, 16 << 20, UNLIMITED), ("auto", "always", "never"))
 ]
 """The default threshold everywhere: with large buckets it does not matter here."""
+CASES = "AUTOTUNE_CASES"
+"""The variable that gives the worker the environments to compare."""
 CHOSEN = "chosen"
 """What the record calls the choice, where it is none of these."""
 
@@ -46,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--np", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4, help="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE (default: 4)")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--json", type=Path, metavar="PATH")
     parser.add_argument("--retune", action="store_true", help="tune again, though the record has a choice")
     options = parser.parse_args()
@@ -66,14 +69,12 @@ def main() -> None:
     speeds = record["speeds"]
     if len({len(speeds.get(name, ())) for name in cases}) > 1:
         speeds.clear()  # rounds must have all of them
-    for _ in range(options.rounds):
-        number = len(next(iter(speeds.values()), ()))
-        order = list(cases)
-        found = {}
-        for name in [*order[number % len(order) :], *order[: number % len(order)]]:
-            found[name] = run(options.np, environment(cases[name]))[0]
-        for name, speed in found.items():
-            speeds.setdefault(name, []).append(speed)
+    if options.rounds:
+        variables = json.dumps({name: environment(settings) for name, settings in cases.items()})
+        output = run(options.np, {CASES: variables}, "compare", options.rounds)
+        (line,) = re.findall(r"\{.*\}", output)
+        for name, found in json.loads(line).items():
+            speeds.setdefault(name, []).extend(found)
         keep(record, options.json)
     if speeds:
         for name, speed, ratio in judged(record):
@@ -107,12 +108,12 @@ def tune(folder: Path, options: argparse.Namespace) -> tuple[dict[str, int | str
         "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
         "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": str(options.steps),
     }
-    run(options.np, env, steps=18 * options.steps)
+    run(options.np, env, "tune", 18 * options.steps)
     content = json.loads(file.read_text())
     assert not content["finished"]
     content["settings"].update(BAD)
     file.write_text(json.dumps(content))
-    _, output = run(options.np, env, steps=0)
+    output = run(options.np, env, "tune", 0)
     content = json.loads(file.read_text())
     assert content["finished"]
     (said,) = re.findall(r"autotuning is over.*", output)
@@ -139,17 +140,26 @@ def shown(settings: dict[str, int | str]) -> str:
     return f"{size}, batches {int(settings['fusion_threshold']) / 2**20:g} MiB, reads {settings['shm_direct']}"
 
 
-def run(ranks: int, env: dict[str, str], steps: int = 30) -> tuple[float, str]:
-    """Steps a second of one job, and what it says; ``steps`` of 0: until autotuning is over."""
-    command = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), sys.executable, WORKER, str(steps)]
+def run(ranks: int, env: dict[str, str], mode: str, number: int) -> str:
+    """What one job of ``autotune_worker.py`` prints."""
+    command = [
+        sys.executable,
+        "-m",
+        "horovod.runner.launch",
+        "-np",
+        str(ranks),
+        sys.executable,
+        WORKER,
+        mode,
+        str(number),
+    ]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     done = subprocess.run(
         command, env={**clean, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800
     )
     if done.returncode:
         sys.exit(done.stdout)
-    (speed,) = re.findall(r"([\d.]+) steps/s", done.stdout)
-    return float(speed), done.stdout
+    return done.stdout
 
 
 if __name__ == "__main__":

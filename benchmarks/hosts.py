@@ -1,6 +1,6 @@
 """Allreduces between two hosts by each engine, over links of given speeds. Needs root, and the tests' virtual hosts:
 
-    PYTHONPATH=tests python benchmarks/hosts.py [--rates 1gbit none] [--ranks 2] [--networks 1] [--rounds 3] [--json PATH]
+    PYTHONPATH=$PWD/tests python benchmarks/hosts.py [--rates 1gbit none] [--ranks 2] [--networks 1] [--rounds 3] [--json PATH]
 
 The hosts are namespaces on this machine, joined by virtual cables that a token bucket filter limits. Each job reduces a tensor
 of 64 MB, and the 161 gradients of ResNet-50 (102 MB) submitted at once, in turn with one plain socket over each network, which

@@ -173,6 +173,23 @@ def of_autotuning(record: Record) -> Iterator[str]:
     yield f"    {record['said']}"
 
 
+def of_hosts(record: Record) -> Iterator[str]:
+    """One row an engine on a link: the plain sockets beside it, the tensor, its share of their speed, the gradients."""
+    size = record["bytes"]
+    whole = f"{in_units(size)} allreduce, ms"
+    yield f"| link, ranks | engine | plain sockets, ms | {whole} | share of the link | ResNet-50's gradients, ms |"
+    yield "|---|---|---:|---:|---:|---:|"
+    before = ""
+    for row in record["results"]:
+        link = "not limited" if row["rate"] == "none" else row["rate"].replace("gbit", " Gbit/s")
+        link += f", {row['networks']} networks" * (row["networks"] > 1) + f", 2 x {row['ranks']}"
+        share = row["received"] / size * row["socket"] / row["whole"]
+        milliseconds = " | ".join(f"{1e3 * row[name]:.0f}" for name in ("socket", "whole"))
+        shown = "" if link == before else link
+        yield f"| {shown} | {row['engine']} | {milliseconds} | {100 * share:.0f} % | {1e3 * row['resnet']:.0f} |"
+        before = link
+
+
 def of_torch_distributed(record: Record) -> Iterator[str]:
     """A table of steps of DDP, and one of collectives, a row an operation and a column a size."""
     step = f"a step of DDP on {record['ranks']} ranks"
@@ -222,6 +239,7 @@ TABLES: dict[str, Callable[[Record], Iterator[str]]] = {
     "training": of_training,
     "training-tensorflow": of_training,
     "training-keras": of_training,
+    "hosts": of_hosts,
     "elastic": of_recovery,
     "many_ranks": of_many_ranks,
     "scale": of_scale,

@@ -136,7 +136,10 @@ def written(page: Page, package: griffe.Module) -> str:
     """The whole page."""
     module = named(package, page.module)
     reference = Reference(module)
-    lines = [f"# {page.title}", "", inline(_docstring(module).split("\n\n")[0].split("::")[0].strip(), {}), ""]
+    lines = [f"# {page.title}", ""]
+    first = _docstring(module).split("\n\n")[0].split("::")[0].strip()
+    if first.rstrip(".") not in page.title:
+        lines += [inline(first, {}), ""]
     sections = list(reference.sections())
     lines += [f"- [{title}](#{anchor(title)}): " + ", ".join(f"[`{n}`](#{anchor(n)})" for n in names)
               for title, names in sections]  # fmt: skip

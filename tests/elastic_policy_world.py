@@ -17,7 +17,7 @@ from horovod.runner.elastic.decisions import (
     StartProcess,
     StopProcess,
 )
-from horovod.runner.elastic.job_state import Limits
+from horovod.runner.elastic.job_state import JobState, Limits
 from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.hosts.slots import HostInfo, SlotInfo
 from horovod.runner.policy import Say, Wake
@@ -39,7 +39,7 @@ class PolicyWorld:
         fixed: bool = False,
     ) -> None:
         limits = Limits(start or least, least, most, resets, 600.0, 30.0, fixed)
-        self.policy = ElasticPolicy(limits, Blacklist(cooldown, lambda: 0.5))
+        self.policy = ElasticPolicy(JobState(limits, Blacklist(cooldown, lambda: 0.5)))
         self.alive: dict[int, str] = {}
         self.asked: dict[int, int] = {}
         self.assignments: dict[int, SlotInfo] = {}  # of those in the round that runs

@@ -29,7 +29,7 @@ class Cluster:
     def __init__(self, hosts: Hosts, launcher: Launcher) -> None:
         self.hosts = hosts
         self.folder = launcher.folder
-        self._launcher = launcher
+        self.launcher = launcher
 
     def script(self, text: str) -> str:
         """A program for the ranks, which may import :mod:`cluster.plain` as ``plain``."""
@@ -48,14 +48,14 @@ class Cluster:
         command = f"ssh {ssh} -F {self.hosts.folder / config}"
         process = subprocess.Popen(
             self.hosts.on(on, sys.executable, "-m", "horovod.runner.launch", *words, folder=self.folder),
-            env=self._launcher.environment(HOROVOD_SSH_COMMAND=command, **extra),
+            env=self.launcher.environment(HOROVOD_SSH_COMMAND=command, **extra),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        self._launcher.started.append(process)
+        self.launcher.started.append(process)
         return process
 
     def run(self, *words: str | Path, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -65,14 +65,14 @@ class Cluster:
         """Any other program on hostA, its output in pipes."""
         process = subprocess.Popen(
             self.hosts.on("hostA", *words, folder=self.folder),
-            env=self._launcher.environment(**extra),
+            env=self.launcher.environment(**extra),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
-        self._launcher.started.append(process)
+        self.launcher.started.append(process)
         return process
 
     @staticmethod
@@ -81,7 +81,7 @@ class Cluster:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def await_line(self, process: subprocess.Popen[str], text: str, times: int = 1) -> None:
-        self._launcher.await_line(process, text, times)
+        self.launcher.await_line(process, text, times)
 
     @staticmethod
     def launcher_of(process: subprocess.Popen[str]) -> int:

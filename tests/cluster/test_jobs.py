@@ -96,7 +96,7 @@ def test_a_function_returns_the_results_of_all_hosts_in_the_order_of_ranks(clust
         "num_proc=4, hosts='hostC:1,hostA:1,hostB:2'))"
     )
     command = f"ssh -F {cluster.hosts.folder / 'ssh_config'}"
-    environment = cluster._launcher.environment(HOROVOD_SSH_COMMAND=command)
+    environment = cluster.launcher.environment(HOROVOD_SSH_COMMAND=command)
     done = subprocess.run(
         cluster.hosts.on("hostA", sys.executable, "-c", program, folder=cluster.folder),
         env=environment, capture_output=True, text=True, timeout=60,

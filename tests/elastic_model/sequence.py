@@ -198,7 +198,7 @@ def _calm(world: World) -> Ended:
 
 def _waits_for_a_script(world: World) -> bool:
     """Whether all that is left are processes that compute on after others have done their work, as they may."""
-    job = world.policy._job
+    job = world.job
     training = [each for each in job.processes.values() if isinstance(each.state, Training)]
     return (
         isinstance(job.phase, Finishing | Running)
@@ -208,7 +208,7 @@ def _waits_for_a_script(world: World) -> bool:
 
 
 def _check_end(world: World) -> None:
-    job = world.policy._job
+    job = world.job
     if world.policy.stopped.startswith("no rank is left"):
         left = [rank.number for rank in world.ranks.values() if rank.rounds and not rank.stopped]
         assert not left or world.all_ended, f"{left} have the state"
@@ -216,7 +216,7 @@ def _check_end(world: World) -> None:
 
 
 def _describe(world: World) -> str:
-    job = world.policy._job
+    job = world.job
     states = {
         each.number: (each.state, "stopped" if _is_stopped(world, each.number) else "")
         for each in job.processes.values()

@@ -23,7 +23,7 @@ from horovod.runner.elastic.decisions import (
     StartProcess,
     StopProcess,
 )
-from horovod.runner.elastic.job_state import Limits, Running
+from horovod.runner.elastic.job_state import JobState, Limits, Running
 from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.policy import EndAll, Say, Wake
@@ -85,7 +85,8 @@ class World:
     def __init__(self, settings: Settings, pick: Pick) -> None:
         self.settings = settings
         self.pick = pick
-        self.policy = ElasticPolicy(settings.limits, Blacklist(settings.cooldown, lambda: 0.5))
+        self.job = JobState(settings.limits, Blacklist(settings.cooldown, lambda: 0.5))
+        self.policy = ElasticPolicy(self.job)
         self.ranks: dict[int, Rank] = {}  # those that have not ended
         self.unstarted: dict[int, str] = {}
         self.exits: dict[int, Exit] = {}  # that the launcher has not seen
@@ -355,7 +356,7 @@ class World:
         kind, what = key
         self.note(f"timer {what}")
         if kind == "policy":
-            phase = self.policy._job.phase
+            phase = self.job.phase
             self.do(self.policy.woken(what))
             if isinstance(phase, Running):
                 assert not self.policy.stopped, "a round runs"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -46,8 +46,11 @@ def work(victim: int, number: int) -> Told:
     from horovod.comm.reduction import ReduceOp
     from horovod.common import basics
     from horovod.control import mesh
+    from horovod.control.channel import Channel
+    from horovod.control.liveness_monitor import LivenessMonitor
+    from horovod.control.liveness_tree import LivenessTree
     from horovod.core.errors import RankLostError
-    from horovod.core.lifecycle import context
+    from horovod.core.lifecycle import context, watching
     from horovod.core.requests.tensor import Tensor
     from horovod.core.submission import collectives
     from leaks import Inventory, left_behind
@@ -56,11 +59,19 @@ def work(victim: int, number: int) -> Told:
     os.environ["HOROVOD_HOSTNAME"] = HOSTS[rank]
     namespace = mesh.own_process_namespace()
     mesh.own_process_namespace = lambda: namespace + HOSTS[rank]  # type: ignore[attr-defined]
+    links: list[int] = []
+
+    class NotingMonitor(LivenessMonitor):
+        def __init__(
+            self, rank: int, tree: LivenessTree, channels: Mapping[int, Channel], *rest: Any, **more: Any
+        ) -> None:
+            links.extend(sorted(channels))
+            super().__init__(rank, tree, channels, *rest, **more)
+
+    watching.LivenessMonitor = NotingMonitor  # type: ignore[misc]
     before = Inventory.take()
     basics.init()
-    watching = context.current()._watching
-    assert watching is not None and watching._monitor is not None
-    links = sorted([*watching._monitor._links.above, *watching._monitor._links.links_below])
+    watching.LivenessMonitor = LivenessMonitor  # type: ignore[misc]
     text = ""
     try:
         for step in range(10**6):
@@ -105,3 +116,17 @@ def test_a_rank_that_is_stopped(pools: Pools) -> None:
     finally:
         for pool in made:
             pool.close()
+
+
+def test_a_host_whose_relays_are_both_stopped(ranks: Callable[..., RankPool]) -> None:
+    """The ranks behind them see it and cannot say so, and rank 0 waits ten times the timeout; both name one of the two."""
+    pool = ranks(SIZE, {**SETTINGS, config.TIMEOUT_SECONDS: "1.5"})
+    for victim in (2, 3):
+        pool.start(work, victim, signal.SIGSTOP, ranks=[victim])
+    survivors = [rank for rank in range(SIZE) if rank not in (2, 3)]
+    found = dict(zip(survivors, pool.start(work, 2, signal.SIGSTOP, ranks=survivors).results(LIMIT), strict=True))
+    for rank, reason in {0: "unreachable", 1: "unreachable", 4: "stopped", 5: "stopped"}.items():
+        named = rf"Horovod: rank [23] \(host b, process \d+\) failed: it does not answer any more: .*{reason}"
+        assert re.match(named, found[rank].text), found[rank].text
+    assert found[0].text == found[1].text
+    assert [each.left for each in found.values()] == [[]] * 4

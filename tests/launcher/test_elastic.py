@@ -24,8 +24,8 @@ plan = json.loads((folder / "plan.json").read_text())
 process, pid = os.environ["HOROVOD_ELASTIC_PROCESS"], os.getpid()
 sizes = []
 if plan.get("dies_connecting") == process:  # when the ranks have met, and before they are connected
-    from horovod.core.lifecycle.generation import Generation
-    Generation._connect = lambda *_: os.kill(pid, signal.SIGKILL)
+    from horovod.control.mesh import Mesh
+    Mesh.connect = lambda *_: os.kill(pid, signal.SIGKILL)
 basics.init()
 state = ObjectState(broadcast_object, basics.rank, step=0, weight=1.0)
 

@@ -24,8 +24,10 @@ from pathlib import Path
 from horovod.common import basics
 from horovod.common.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, Reset, run_fn
 from horovod.common.objects import allgather_object, broadcast_object
-from horovod.core.lifecycle.elastic_process import ElasticProcess, this_process
-from horovod.core.lifecycle.generation import Generation
+from horovod.control.elastic_messages import told_key
+from horovod.control.mesh import Mesh
+from horovod.control.rendezvous.client import RendezvousClient
+from horovod.core.lifecycle.elastic_process import this_process
 
 folder, scene, STEPS = Path(sys.argv[1]), sys.argv[2], 12
 process, host = os.environ["HOROVOD_ELASTIC_PROCESS"], os.environ["HOROVOD_HOSTNAME"]
@@ -47,13 +49,14 @@ def is_there(name):
 def hears_of_hosts():
     return this_process()._listener._hosts
 
-tell = ElasticProcess._tell
-def tell_and_note(self, client, told):
-    tell(self, client, told)  # returns when the launcher has it
-    (folder / f"ready.{process}").touch()
-ElasticProcess._tell = tell_and_note
+put = RendezvousClient.put
+def put_and_note(self, key, value, **options):
+    put(self, key, value, **options)  # returns when the launcher has it
+    if key == told_key(int(process)):
+        (folder / f"ready.{process}").touch()
+RendezvousClient.put = put_and_note
 
-connect = Generation._connect
+connect = Mesh.connect
 def connect_or_die(self, *arguments):
     if os.environ["HOROVOD_ELASTIC_ROUND"] == "2" and process == "1":
         set_hosts("alpha:1\\nbeta:1\\ndelta:1\\n")
@@ -61,7 +64,7 @@ def connect_or_die(self, *arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return connect(self, *arguments)
 if scene == "retry":
-    Generation._connect = connect_or_die
+    Mesh.connect = connect_or_die
 
 basics.init()
 state = ObjectState(broadcast_object, basics.rank, step=0, weight=1.0)

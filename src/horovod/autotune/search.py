@@ -1,13 +1,17 @@
 """Chooses which settings to try next. Pure, and the same from run to run: optuna's sampler has a fixed seed.
 
+The speed of a machine drifts by more than good settings differ, within minutes. So the search measures a *reference*, the first
+of the defaults, between any two trials. The score of a trial is its speed divided by the mean of the reference around it.
+
 The search has four kinds of trials, in this order:
 
 1. the settings that the job begins with;
 2. points that are known to be good;
 3. suggestions of optuna's tree-structured Parzen estimator, until the number of trials is used up, or ``PATIENCE`` trials have
    found nothing better, or everything has been tried;
-4. the best few, the better of the defaults, and the first again, in turns, of which one is chosen. So a quiet minute of the
-   machine does not decide. If the defaults are as fast as the best, within the noise, they are chosen.
+4. the best few, and the defaults and the first settings if they are near, in turns. The scores of these turns alone decide: an
+   earlier score that was high by chance is why some settings get here. If the defaults are as fast as the best, within the
+   noise, they are chosen.
 """
 
 from __future__ import annotations
@@ -29,9 +33,11 @@ _BETTER = 1.01
 """The ratio to the best speed that counts as an improvement."""
 _FINALISTS = 3
 _REPEATS = 4
-"""How many of the best settings are measured again, beside the first, and how often."""
+"""How many of the best settings are measured again, and how often."""
+_NEAR = 0.9
+"""What is measured again: so many times the best."""
 _ALIKE = 0.98
-"""Settings count as equally fast up to this multiple of the best time."""
+"""Settings count as equally fast down to this share of the best speed."""
 _SUGGESTIONS = 50
 """How often optuna is asked again for settings that were not tried yet."""
 _AT_RANDOM = 6
@@ -65,34 +71,44 @@ class Search:
         self.space = space
         self._start = start
         self._left = trials
-        self._scores: dict[TunedSettings, list[float]] = {}
         self._points = [space.at(start, point) for point in space.first_points(default)]
-        self._of_defaults = self._points[:OF_DEFAULTS]
+        self._defaults = self._points[:OF_DEFAULTS]
+        self._reference = self._points[0]
+        self._before = 0.0  # the speed of the reference before the present trial; 0: not measured
+        self._unscored: tuple[TunedSettings, float] | None = None  # the last trial, whose second reference is missing
+        self._speeds: dict[TunedSettings, list[float]] = {}
+        self._scores: dict[TunedSettings, list[float]] = {}
+        self._last_scores: dict[TunedSettings, list[float]] = {}  # of the last turns
+        self._turns: list[TunedSettings] | None = None
         self._study: optuna.Study | None = None
         self._noise = noise
         self._without_gain = 0
-        self._turns: list[TunedSettings] | None = None
-        self._finalists: list[TunedSettings] = []
         self._asked: TunedSettings | None = None
         self._trial: optuna.Trial | None = None
 
     @property
     def best(self) -> TunedSettings:
-        """The settings with the highest speed so far; those of the start before anything was measured. After the last turns,
-        those of the defaults if they are as quick."""
-        best = max(self._finalists or self._scores, key=self.score, default=self._start)
-        known = [each for each in self._of_defaults if each in self._finalists]
+        """The settings with the highest score so far; those of the start before there is one. After the last turns, those of
+        the defaults if they are as quick."""
+        decided = self._turns is not None and not self._turns and self._unscored is None
+        compared = (decided and self._last_scores) or self._scores
+        best = max(compared, key=self.score, default=self._start)
+        known = [each for each in self._defaults if decided and each in compared]
         alike = [each for each in known if self.score(each) >= _ALIKE * self.score(best)]
         return max(alike, key=self.score, default=best)
 
     def score(self, settings: TunedSettings) -> float:
+        """The speed of some settings as a multiple of the reference's; 0 if they were not measured."""
+        return median(self._last_scores.get(settings) or self._scores.get(settings, [0.0]))
+
+    def speed(self, settings: TunedSettings) -> float:
         """The measured speed of some settings; 0 if they were not measured."""
-        return median(self._scores.get(settings, [0.0]))
+        return median(self._speeds.get(settings, [0.0]))
 
     @property
     def measured(self) -> int:
         """How many different settings were measured."""
-        return len(self._scores)
+        return len(self._speeds)
 
     @property
     def gain(self) -> float:
@@ -102,26 +118,44 @@ class Search:
 
     def ask(self) -> TunedSettings | None:
         """The settings to measure next; None if the search is over."""
-        self._asked = self._next()
+        self._asked = self._reference if self._unscored is not None else self._next()
         return self._asked
 
-    def tell(self, score: float) -> None:
+    def tell(self, speed: float) -> None:
         """Note the speed that was measured with the settings of the last :meth:`ask`."""
-        asked, best = self._asked, self.best
+        asked = self._asked
         assert asked is not None, "nothing was asked for"
-        better = score > _BETTER * self.score(best)
-        self._scores.setdefault(asked, []).append(score)
+        self._speeds.setdefault(asked, []).append(speed)
+        if asked != self._reference:
+            self._unscored = asked, speed
+            return
+        if asked not in self._scores:
+            self._scores[asked] = [1.0]
+            self._learn(asked, 1.0)
+        if self._unscored is not None:
+            settings, measured = self._unscored
+            self._unscored = None
+            self._scored(settings, measured / ((self._before + speed) / 2 if self._before else speed))
+        else:
+            self._left -= 1
+        self._before = speed
+
+    def _scored(self, settings: TunedSettings, score: float) -> None:
+        """A trial has its score."""
         if self._turns is not None:
+            self._last_scores.setdefault(settings, []).append(score)
             return
         self._left -= 1
         if self._trial is not None:
+            better = score > _BETTER * self.score(self.best)
             self._without_gain = 0 if better else self._without_gain + 1
-        self._learn(asked, score)
+        self._scores[settings] = [score]
+        self._learn(settings, score)
 
     def _next(self) -> TunedSettings | None:
         self._trial = None
         if self._turns is None:
-            if self._left > 0 and not self._scores:
+            if self._left > 0 and not self._speeds:
                 return self._start
             while self._left > 0 and self._points:
                 point = self._points.pop(0)
@@ -131,11 +165,18 @@ class Search:
                 suggested = self._suggested()
                 if suggested is not None:
                     return suggested
-            ranking = sorted(self._scores, key=self.score, reverse=True)
-            known = [each for each in ranking if each in self._of_defaults][:1]
-            self._finalists = [*dict.fromkeys([*ranking[:_FINALISTS], *known, self._start])] if ranking else []
-            self._turns = self._finalists * _REPEATS if len(self._finalists) > 1 else []
+            self._turns = self._last_turns()
         return self._turns.pop(0) if self._turns else None
+
+    def _last_turns(self) -> list[TunedSettings]:
+        """The best few and what the choice falls back to, each several times, every second turn in reverse."""
+        ranking = sorted(self._scores, key=self.score, reverse=True)
+        near = [each for each in ranking if self.score(each) >= _NEAR * self.score(ranking[0])]
+        known = [each for each in (*self._defaults, self._start) if each in near]
+        others = [each for each in dict.fromkeys([*near[:_FINALISTS], *known]) if each != self._reference]
+        if others:
+            self._last_scores[self._reference] = [1.0]
+        return [each for turn in range(_REPEATS) for each in (reversed(others) if turn % 2 else others)]
 
     def _suggested(self) -> TunedSettings | None:
         """Optuna's suggestion, if it was not tried yet."""

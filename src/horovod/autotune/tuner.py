@@ -195,9 +195,9 @@ class Tuner:
         if not search.measured:
             self._records.say("autotuning has nothing to choose between")
             return
-        self._records.trial(best, search.score(best))
+        self._records.trial(best, search.speed(best))
         chosen = self._describe(search.space, best)
-        speed = f"{search.score(best) / 1e6:.0f} MB/s"
+        speed = f"{search.speed(best) / 1e6:.0f} MB/s"
         gained = (
             f"{search.gain:.0%} faster than what the job began with"
             if search.gain > 0

@@ -35,7 +35,7 @@ SUSPICIOUS_CHECKS = 2
 
 UNRESPONSIVE = (
     "it does not answer any more: its process is stopped, starved or swapped out, or its host is unreachable. No other "
-    "rank runs on its host and could tell"
+    "rank of its host answers and could tell"
 )
 
 UNABLE = (

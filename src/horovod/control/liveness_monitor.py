@@ -172,6 +172,10 @@ class LivenessMonitor:
         self._links.close()
         self._wake_up.close()
 
+    def peers(self) -> list[int]:
+        """The ranks that this one pings: those above it, or else those below it that have not left. Any thread."""
+        return self._links.above or self._links.below
+
     def descriptors(self) -> list[int]:
         """The descriptors that a forked child must close."""
         return self._links.descriptors() + self._wake_up.descriptors()
@@ -298,7 +302,7 @@ class LivenessMonitor:
         self.call_sites[self._rank] = self._where()
         self.thread_lines[self._rank] = self._threads()
         self.awaited[self._rank] = self._awaited()
-        asked = self._detector.ask(self._links.above or self._links.below, time.monotonic())
+        asked = self._detector.ask(self.peers(), time.monotonic())
         self._links.send(asked, Ping(list(about)))
 
     def _inspect_unresponsive_peers(self) -> None:

@@ -261,7 +261,7 @@ def _add_elastic(parser: Parser) -> None:
     flag(group, "--max-np", "--max-num-proc", type=_positive, dest="max_num_proc", metavar="N",
          help="the most ranks (default: all slots)")  # fmt: skip
     flag(group, "--slots-per-host", type=_positive, dest="slots", metavar="N",
-         help="slots of hosts that the discovery script prints without")  # fmt: skip
+         help="slots of each host that the discovery script prints without a number")  # fmt: skip
     flag(group, "--elastic-timeout", type=_positive, metavar="S",
          help=f"seconds to wait for enough slots, or ranks (default: {config.ELASTIC_TIMEOUT}, else 600)")  # fmt: skip
     flag(group, "--reset-limit", type=_not_negative, metavar="N",

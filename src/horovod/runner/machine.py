@@ -53,17 +53,17 @@ def _is_own_address(address: str) -> bool:
     return True
 
 
-def usable_cores() -> int:
-    """Cores this process may use: its affinity mask, and no more than its control group's quota."""
+def usable_cores(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores this process may use: its affinity mask, and no more than the quota in ``control_groups``, rounded up."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # no affinity on this operating system
         cores = os.cpu_count() or 1
-    quota = _quota()
+    quota = _quota(control_groups)
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
-def _quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+def _quota(root: Path) -> float | None:
     """Cores' worth of time the container may use; None where there is no limit or none that can be read."""
     try:
         limit, period = (root / "cpu.max").read_text().split()

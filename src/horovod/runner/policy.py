@@ -19,6 +19,9 @@ _REPORTED_SECONDS = 1.0
 _FINAL_OUTPUT_SECONDS = 1.0
 """How long ranks that still run have, after the first failure, to end by themselves: the runtime has reported it to them, so
 they raise, print where they were, and release what they hold."""
+_INTERRUPT_SECONDS = 1.0
+"""If the rank that Ctrl-C went to ends within this time, Ctrl-C was meant for the job, or came too late for the rank."""
+_INTERRUPT = "interrupt"
 
 
 class Say(NamedTuple):
@@ -76,6 +79,7 @@ class Policy(ABC):
         self._reader = reader
         self._batch_job = batch_job
         self._interrupt_passed_on = False
+        self._just_interrupted = False  # within the last _INTERRUPT_SECONDS
         self.exits: dict[int, Exit] = {}
         self.first_failure: FirstFailure | None = None
         self.interrupted = 0
@@ -123,13 +127,16 @@ class Policy(ABC):
     def interrupt_passed_on(self) -> list[Decision]:
         """Ctrl-C went to the rank that reads from the terminal, because it may mean that rank."""
         first, self._interrupt_passed_on = not self._interrupt_passed_on, True
+        self._just_interrupted = True
+        settled = Wake(_INTERRUPT, _INTERRUPT_SECONDS)
         if not first:
-            return []
+            return [settled]
         return [
             Say(
                 f"horovodrun: Ctrl-C went to rank {self._reader}, which reads from this terminal; press it twice within a "
                 "second to end the job"
-            )
+            ),
+            settled,
         ]
 
     def _end_all(self) -> list[Decision]:
@@ -168,7 +175,7 @@ class StaticPolicy(Policy):
         self.exits[rank] = end
         if self.ending:
             return []
-        if self._interrupt_passed_on and rank == self._reader and end.code == 128 + signal.SIGINT:
+        if rank == self._reader and self._interrupt_ended_it(end):
             self.interrupted = signal.SIGINT
             return self._end_all()
         if self.first_failure is not None:  # this rank has ended because of it
@@ -177,7 +184,15 @@ class StaticPolicy(Policy):
             self._first_failed = rank
         return self._name_first_failure(reported, wait_for_it=True)
 
+    def _interrupt_ended_it(self, end: Exit) -> bool:
+        """Whether the job ends because its reader has: Ctrl-C ended it, or found it at its end while others run."""
+        if self._just_interrupted and self._running:
+            return True
+        return self._interrupt_passed_on and end.code == 128 + signal.SIGINT
+
     def woken(self, reason: str, reported: ReportedFailure | None) -> list[Decision]:
+        if reason == _INTERRUPT:
+            self._just_interrupted = False
         if self.ending:
             return []
         if reason == "reported" and self.first_failure is None:

@@ -73,9 +73,9 @@ def loads(data: bytes) -> Any:
     return pickle.loads(data)
 
 
-def to_parts(key: str, data: bytes) -> list[tuple[str, bytes]]:
-    """Values to store, in this order: the parts, and under ``key`` itself their number, when all are there."""
-    parts = [data[start : start + _PART_BYTES] for start in range(0, len(data), _PART_BYTES)]
+def to_parts(key: str, data: bytes, size: int = _PART_BYTES) -> list[tuple[str, bytes]]:
+    """Values to store, in this order: parts of at most ``size`` bytes, and under ``key`` their number, when all are there."""
+    parts = [data[start : start + size] for start in range(0, len(data), size)]
     return [*((f"{key}/{index}", part) for index, part in enumerate(parts)), (key, str(len(parts)).encode())]
 
 

@@ -19,7 +19,7 @@ from regression import MAKERS, assert_same_on_all_ranks, batches, network, train
 
 pytest.importorskip("optuna")
 
-STEPS = 200
+STEPS = 500
 """More than a search of TRIALS needs, whatever is measured."""
 TRIALS = 8
 
@@ -90,7 +90,9 @@ def test_training_is_the_same_while_settings_change(job: Any, tmp_path: Path) ->
     kept = read(tmp_path / "choice.json")
     assert kept is not None and kept.finished and kept.settings == tried[-1]
     lines = (tmp_path / "log.csv").read_text().splitlines()
-    assert 2 <= len(lines) <= 1 + TRIALS + 5 * 4 + 1, "the heading, the trials, the last turns, the choice"
+    assert 2 <= len(lines) <= 1 + 2 * TRIALS + 2 * 5 * 4 + 1, (
+        "heading, trials, last turns, a reference each; the choice"
+    )
 
 
 def test_the_next_run_begins_with_what_was_kept(job: Any, tmp_path: Path) -> None:

@@ -66,15 +66,32 @@ def job(
 
 
 class Simulation:
-    """Steps of a job with buckets of 25 MiB, and what its coordinator does with what is due."""
+    """Steps of a job with buckets of 25 MiB, and what its coordinator does with what is due.
 
-    def __init__(self, tuner: Tuner, initial: TunedSettings, speed: Surface, noise: float = 0.0, seed: int = 0) -> None:
+    Args:
+        noise: each collective's speed is off by up to this share.
+        drift: the speed of the machine falls by up to this share and rises again, within ``period`` seconds.
+    """
+
+    def __init__(
+        self,
+        tuner: Tuner,
+        initial: TunedSettings,
+        speed: Surface,
+        noise: float = 0.0,
+        seed: int = 0,
+        drift: float = 0.0,
+        period: float = 60.0,
+    ) -> None:
         self.tuner = tuner
         self.settings = initial
         self.changes: list[tuple[int, TunedSettings]] = []
         self._speed = speed
         self._noise = noise
+        self._drift = drift
+        self._period = period
         self._random = random.Random(seed)
+        self._phase = self._random.random()
         self._now = 0.0
         self._step = 0
 
@@ -94,4 +111,5 @@ class Simulation:
                 self.settings = due.settings
                 self.changes.append((bucket, due.settings))
             speed = self._speed(self.settings) * (1 + self._noise * self._random.uniform(-1, 1))
+            speed *= 1 - self._drift * (0.5 + 0.5 * math.sin(2 * math.pi * (self._now / self._period + self._phase)))
             self._now += STEP_BYTES / 4 / speed

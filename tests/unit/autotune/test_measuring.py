@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,8 +40,10 @@ def test_one_slow_measurement_does_not_count(slowness: float) -> None:
 
 def test_names_that_never_come_again_end_no_trial_and_fill_no_memory() -> None:
     meter = Meter(1)
-    assert all(meter.seen(str(number), 1, float(number)) is None for number in range(250_000))
-    assert len(meter._seen) <= 100_001
+    names = [str(number) for number in range(250_000)]
+    assert all(meter.seen(name, 1, float(number)) is None for number, name in enumerate(names))
+    unknown, *counts = [sys.getrefcount(name) for name in ["unknown"[1:], *names]]
+    assert 0 < sum(count > unknown + 1 for count in counts) <= 100_001  # that anything but the list refers to
 
 
 def test_rare_requests_are_not_measured() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -15,11 +14,22 @@ import pytest
 from horovod.control.channel import Channel, ChannelClosed, frame
 from horovod.control.failure import ENGINE, Cause, FailureKind
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS, STUCK, UNRESPONSIVE
-from horovod.control.liveness_messages import Bye, Failure, FailureReport, NoProgress, Ping, Pong, decode, encode
+from horovod.control.liveness_messages import (
+    Bye,
+    DumpRequest,
+    Failure,
+    FailureReport,
+    NoProgress,
+    Ping,
+    Pong,
+    decode,
+    encode,
+)
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED, STOPPED
 from unit.control.concurrent_ranks import wait_until
+from unit.control.monitors import CountingPoll, polling_with
 
 ANSWER = 0.15
 """Seconds that a peer may take to answer, where a test is about one that does not."""
@@ -38,18 +48,28 @@ class Rank:
         self.failed = threading.Event()
         self.seen: dict[int, str] = {}
         """What it sees of the processes of others, as far as it sees them."""
-        self.monitor = LivenessMonitor(
-            rank,
-            tree or LivenessTree(max([rank, *links]) + 1),
-            links,
-            answer_seconds,
-            0,
-            lambda: f"train.py:{rank} in step",
-            lambda other: self.seen.get(other),
-            lambda other: f"rank {other} (host h{other}, process 1{other})",
-            self.failure,
-        )
+        self.looked_at: list[int] = []
+        self.where: Callable[[], str] = lambda: f"train.py:{rank} in step"
+        self.on_dump: Callable[[], None] = lambda: None
+        self.polls = CountingPoll()
+        with polling_with(self.polls):
+            self.monitor = LivenessMonitor(
+                rank,
+                tree or LivenessTree(max([rank, *links]) + 1),
+                links,
+                answer_seconds,
+                0,
+                lambda: self.where(),
+                self.look,
+                lambda other: f"rank {other} (host h{other}, process 1{other})",
+                self.failure,
+                on_dump=lambda why, reason: self.on_dump(),
+            )
         self.left = False
+
+    def look(self, other: int) -> str | None:
+        self.looked_at.append(other)
+        return self.seen.get(other)
 
     def failure(self, rank: int, reason: str, cause: Cause) -> None:
         self.failures.append((rank, reason))
@@ -68,13 +88,7 @@ class Rank:
     def die(self) -> None:
         """As the kernel ends a killed process: its connections close without a word."""
         self.left = True
-        self.monitor._leaving = True
-        self.monitor._post(lambda: None)
-        if self.monitor._thread.ident is not None:
-            self.monitor._thread.join(10)
-        for link in self.links.values():
-            link.close()
-        self.monitor._wake_up.close()
+        self.polls.kill(self.monitor, self.links)
 
 
 class Peer:
@@ -153,7 +167,6 @@ def test_a_rank_that_dies_is_named_the_same_everywhere(job: Job) -> None:
     ranks[2].die()
     survivors = [ranks[0], ranks[1], ranks[3]]
     assert [rank.wait() for rank in survivors] == [(2, KILLED)] * 3
-    assert ranks[2].failures == []
 
 
 def test_rank_0_that_dies_is_named_by_each(job: Job) -> None:
@@ -319,8 +332,9 @@ def test_a_stuck_rank_that_answers_is_blamed_after_repeated_reports(job: Job) ->
     ranks = job.star(3)
     for times in range(1, NO_PROGRESS_REPORTS + 1):
         assert ranks[0].failures == []
+        ranks[0].monitor.call_sites.clear()
         ranks[2].monitor.report_no_progress(1, "no progress", times)
-        wait_until(lambda times=times: ranks[0].monitor._detector._counts.get((2, 1)) == times, "the answers of all")
+        wait_until(lambda: len(ranks[0].monitor.call_sites) == 3, "the answers of all")
     assert [rank.wait() for rank in ranks] == [(1, STUCK.format("no progress"))] * 3
 
 
@@ -334,7 +348,7 @@ def test_reports_after_rank_0_has_left_are_decided_here(job: Job) -> None:
     rank, peers = job.alone(2, [0])
     peers[0].say(Bye())
     peers[0].channel.close()
-    wait_until(lambda: not rank.monitor._links, "the good-bye")
+    wait_until(lambda: not rank.monitor.peers(), "the good-bye")
     for times in range(1, NO_PROGRESS_REPORTS + 1):
         assert rank.failures == []
         rank.monitor.report_no_progress(1, "no progress", times)
@@ -399,7 +413,7 @@ def test_a_member_whose_rank_0_is_gone_in_good_order_decides_itself(job: Job) ->
     rank, peers = job.alone(1, [0])
     peers[0].say(Bye())
     peers[0].channel.close()
-    wait_until(lambda: not rank.monitor._links, "the good-bye")
+    wait_until(lambda: not rank.monitor.peers(), "the good-bye")
     rank.monitor.report(2, "I saw it fail", suspected=True)
     assert rank.wait() == (2, "I saw it fail")
 
@@ -412,12 +426,13 @@ def test_good_bye_and_then_the_end_is_no_failure(job: Job) -> None:
 
 
 def test_a_rank_that_left_is_neither_asked_nor_missed(job: Job) -> None:
-    ranks = job.star(3)
+    ranks = job.star(3, ANSWER)
     ranks[1].leave()
-    wait_until(lambda: 1 not in ranks[0].monitor._links, "the good-bye")
+    wait_until(lambda: 1 not in ranks[0].monitor.peers(), "the good-bye")
     ranks[0].monitor.probe()
     wait_until(lambda: 2 in ranks[0].monitor.call_sites, "the answer")
-    assert ranks[0].monitor._detector.due() is None
+    threading.Event().wait(ANSWER * 2)
+    assert 1 not in ranks[0].looked_at
     assert ranks[0].failures == []
     ranks[2].monitor.report(1, "it had left before")
     assert ranks[0].wait() == ranks[2].wait() == (1, "it had left before")
@@ -451,38 +466,22 @@ def test_several_ranks_that_die_in_one_moment_leave_rank_0_on_watch(job: Job, ca
     assert caplog.text == ""
 
 
-class CountingPoll:
-    """A poll object that counts how often it was asked."""
-
-    def __init__(self, poll: select.poll) -> None:
-        self._poll = poll
-        self.count = 0
-
-    def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
-        self.count += 1
-        return self._poll.poll(milliseconds)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._poll, name)
-
-
 def assert_asleep(rank: Rank) -> None:
     """The liveness monitor does not go round and round."""
-    poll = CountingPoll(rank.monitor._poll)
-    rank.monitor._poll = poll  # type: ignore[assignment]
-    rank.monitor._post(lambda: None)
+    before = rank.polls.count
     threading.Event().wait(0.2)
-    assert poll.count < 10
+    assert rank.polls.count - before < 10
 
 
 def test_a_member_whose_report_found_rank_0_dead_sleeps_afterwards(job: Job) -> None:
     rank, peers = job.alone(1, [0], ANSWER)
 
-    def remote_call() -> None:  # in one turn, so that the sending is what notices
+    def close_and_report() -> None:  # on the monitor's thread, so that the sending is what notices
         peers[0].channel.close()
-        rank.monitor._reported(FailureReport(2, "failed", False))
+        rank.monitor.report(2, "failed")
 
-    rank.monitor._post(remote_call)
+    rank.on_dump = close_and_report
+    peers[0].say(DumpRequest("stall", "it is slow"))
     assert rank.wait() == (0, KILLED)
     threading.Event().wait(ANSWER * 2 + 0.05)
     assert_asleep(rank)
@@ -520,7 +519,7 @@ def test_several_messages_in_one_piece(job: Job) -> None:
     pieces = b"".join(frame(encode(message)) for message in (Ping(), Ping(), Failure(2, "w"), Bye()))
     peers[0].channel.socket.send(pieces)
     assert rank.wait() == (2, "w")
-    wait_until(lambda: not rank.monitor._links, "the good-bye")
+    wait_until(lambda: not rank.monitor.peers(), "the good-bye")
     assert [type(peers[0].hear()) for _ in range(3)] == [Pong, Pong, type(None)]
 
 
@@ -528,7 +527,7 @@ def test_leaving_says_good_bye_ends_the_thread_and_closes_the_connections(job: J
     rank, peers = job.alone(1, [0])
     rank.leave()
     assert [peers[0].hear(), peers[0].hear()] == [Bye(), None]
-    assert not rank.monitor._thread.is_alive()
+    assert "horovod-liveness" not in [thread.name for thread in threading.enumerate()]
     assert rank.links[0].fileno() == -1
 
 
@@ -575,7 +574,7 @@ def test_a_bug_in_the_watch_itself_is_told_to_everybody(job: Job, caplog: pytest
     def broken() -> str:
         raise RuntimeError("no idea where")
 
-    rank.monitor._where = broken
+    rank.where = broken
     peers[1].say(Ping())
     assert rank.wait() == (0, "its liveness monitor failed: RuntimeError('no idea where')")
     assert peers[1].hear() == Failure(0, rank.failures[0][1], ENGINE)
@@ -603,6 +602,6 @@ def test_a_question_right_before_the_good_bye_is_no_failure(job):
     peers[0].say(Bye())
     peers[0].channel.close()
     rank.monitor.start()
-    wait_until(lambda: not rank.monitor._links, "the end")
+    wait_until(lambda: not rank.monitor.peers(), "the end")
     rank.leave()
     assert rank.failures == []

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED, STOPPED
 from unit.control.concurrent_ranks import wait_until
+from unit.control.monitors import HeldUpPoll, polling_with
 
 HOSTS = "aabbbb"
 TREE = LivenessTree(6, [[2, 3, 4, 5]])
@@ -42,20 +42,21 @@ class SimulatedHostRank:
         self.ended = self.left = False
         self.dumps: list[str] = []
         self.progress: list[tuple[int, bytes]] = []
-        self.monitor = LivenessMonitor(
-            rank,
-            TREE,
-            channels,
-            answer_seconds,
-            0,
-            lambda: f"train.py:{rank}",
-            lambda other: job.look(rank, other),
-            lambda other: f"rank {other}",
-            self._fail,
-            on_dump=lambda why, reason: self.dumps.append(reason),
-            on_progress=lambda other, body: self.progress.append((other, body)),
-        )
-        self.monitor._poll = HeldUpPoll(self.monitor._poll, self.runs)  # type: ignore[assignment]
+        self.polls = HeldUpPoll(self.runs)
+        with polling_with(self.polls):
+            self.monitor = LivenessMonitor(
+                rank,
+                TREE,
+                channels,
+                answer_seconds,
+                0,
+                lambda: f"train.py:{rank}",
+                lambda other: job.look(rank, other),
+                lambda other: f"rank {other}",
+                self._fail,
+                on_dump=lambda why, reason: self.dumps.append(reason),
+                on_progress=lambda other, body: self.progress.append((other, body)),
+            )
         self.monitor.start()
 
     def _fail(self, rank: int, reason: str, cause: Cause) -> None:
@@ -76,24 +77,7 @@ class SimulatedHostRank:
     def die(self) -> None:
         """As the kernel ends a killed process: its connections close without a word."""
         self.left = self.ended = True
-        self.monitor._leaving = True
-        self.monitor._post(lambda: None)
-        self.monitor._thread.join(10)
-        self.monitor._links.close()
-        self.monitor._wake_up.close()
-
-
-class HeldUpPoll:
-    """A poll object that finds nothing while its rank is stopped."""
-
-    def __init__(self, poll: select.poll, runs: threading.Event) -> None:
-        self._poll = poll
-        self._runs = runs
-
-    def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
-        found = self._poll.poll(milliseconds)
-        self._runs.wait(30)
-        return found
+        self.polls.kill(self.monitor, self.channels)
 
 
 class SimulatedHosts:
@@ -192,7 +176,7 @@ def test_a_relay_that_is_lost_after_the_other_leaves_the_ranks_behind_them_to_na
 ) -> None:
     job = started()
     job.ranks[2].leave()
-    wait_until(lambda: 2 not in job.ranks[5].monitor._links, "the good-bye")
+    wait_until(lambda: 2 not in job.ranks[5].monitor.peers(), "the good-bye")
     job.ranks[3].die()
     assert job.told(2, 3) == {(3, KILLED)}
     assert job.ranks[2].failures == []
@@ -224,9 +208,9 @@ def test_a_relay_that_leaves_at_once_passes_on_what_it_has_been_sent(started: Ca
     job = started()
     body = os.urandom(1_000_000)
     job.ranks[5].monitor.report_progress(body)
-    wait_until(lambda: job.ranks[0].progress or job.ranks[2].monitor._links._channels[0].wants_write, "the report")
+    wait_until(lambda: job.ranks[0].progress or job.ranks[2].channels[0].wants_write, "the report")
     job.ranks[2].leave()
-    wait_until(lambda: 2 not in job.ranks[0].monitor._links, "the good-bye")
+    wait_until(lambda: 2 not in job.ranks[0].monitor.peers(), "the good-bye")
     assert job.ranks[0].progress == [(5, body)]
     assert not any(rank.failures for rank in job.ranks)
 
@@ -266,9 +250,9 @@ def test_a_rank_that_answers_and_stays_stuck_is_to_blame_after_some_complaints_o
 ) -> None:
     job = started()
     for times in range(1, NO_PROGRESS_REPORTS + 1):
+        job.ranks[0].monitor.call_sites.clear()
         job.ranks[5].monitor.report_no_progress(1, "no progress", times)
-        counts = job.ranks[0].monitor._detector._counts
-        wait_until(lambda times=times, counts=counts: counts.get((5, 1)) == times, "the answers of all")
+        wait_until(lambda: len(job.ranks[0].monitor.call_sites) == 6, "the answers of all")
     assert job.told() == {(1, STUCK.format("no progress"))}
 
 
@@ -280,8 +264,7 @@ def test_leaving_in_any_order_is_no_failure_and_ranks_that_left_are_not_pinged(
     for rank in order:
         job.ranks[rank].leave()
         if not job.ranks[0].left and rank:
-            links = job.ranks[0].monitor._links
-            wait_until(lambda rank=rank, links=links: rank not in links.below, "the good-bye")
+            wait_until(lambda rank=rank: rank not in job.ranks[0].monitor.peers(), "the good-bye")
             job.ranks[0].monitor.call_sites.clear()
             job.ranks[0].monitor.probe()
             here = {each.rank for each in job.ranks if not each.left}
@@ -310,7 +293,7 @@ def test_a_relay_that_speaks_for_others_than_its_host_is_to_blame(
     started: Callable[..., SimulatedHosts], message: Forwarded
 ) -> None:
     job = started()
-    job.ranks[2].monitor._post(lambda: job.ranks[2].monitor._links.send_by([0], message))
+    job.ranks[2].channels[0].send(encode(message))  # its monitor has nothing to send
     for rank in (0, 1, 3):
         lost, reason = job.ranks[rank].told()
         assert lost == 2 and reason.startswith("it sent an invalid message")

@@ -133,3 +133,9 @@ def test_a_variable_is_named_in_one_place() -> None:
     assert len(named) > 100
     assert not {module: found for module, found in named.items() if found}
     assert not {module: found for module, found in undeclared.items() if found}
+
+
+def test_the_variables_that_must_be_the_same_on_all_ranks_are_listed() -> None:
+    said = re.search(r"must be the same on all ranks: (.+?)\. Otherwise", TABLE.read_text(), re.DOTALL)
+    assert said is not None
+    assert sorted(re.findall(r"`(\w+)`", said[1])) == sorted(Config().common())

@@ -183,6 +183,7 @@ class Set:
         communicator: Communicator,
         config: Config,
         proposals: Proposals | None = None,
+        placement: CpuPlacement | None = None,
     ) -> Rank:
         watch, stopped, noting = Watch(), [], Noting(communicator)
         channels = {member: Channel(connection) for member, connection in connections.items()}
@@ -190,7 +191,8 @@ class Set:
         def on_stopped(rank: int, reason: str, interrupted: bool) -> None:
             stopped.append((rank, reason, interrupted))
 
-        placement = CpuPlacement(spins=len(ranks) <= len(os.sched_getaffinity(0)))  # all ranks are in this process
+        if placement is None:
+            placement = CpuPlacement(spins=len(ranks) <= len(os.sched_getaffinity(0)))  # all ranks are in this process
         worker = WorkerThread(
             f"test-{index}", ranks, index, channels, noting, config, watch, on_stopped, placement, proposals
         )
@@ -199,9 +201,8 @@ class Set:
 
     @staticmethod
     def _end(worker: WorkerThread) -> None:
-        if worker._thread.ident is not None:
-            worker.abort(HorovodInternalError("the test is over"))
-            assert worker.join(10)
+        worker.abort(HorovodInternalError("the test is over"))
+        assert worker.join(10)
         worker.close()
 
     def whole(
@@ -237,13 +238,27 @@ class Set:
         return made
 
     def part(
-        self, index: int, size: int, start: bool = True, proposals: Proposals | None = None, **settings: Any
+        self,
+        index: int,
+        size: int,
+        start: bool = True,
+        proposals: Proposals | None = None,
+        placement: CpuPlacement | None = None,
+        send_buffer: int = 0,
+        **settings: Any,
     ) -> tuple[Rank, dict[int, Peer]]:
-        """One worker thread, with an engine that needs no peers; the test speaks for the others."""
+        """One worker thread, with an engine that needs no peers; the test speaks for the others.
+
+        Args:
+            send_buffer: bytes that each of its sockets holds; 0: what the kernel gives.
+        """
         others = range(1, size) if index == 0 else [0]
         pairs = {member: socket.socketpair() for member in others}
         links = {member: pair[0] for member, pair in pairs.items()}
-        rank = self.worker(range(size), index, links, SingleCommunicator(), Config(**settings), proposals)
+        if send_buffer:
+            for link in links.values():
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        rank = self.worker(range(size), index, links, SingleCommunicator(), Config(**settings), proposals, placement)
         peers = {member: Peer(pair[1]) for member, pair in pairs.items()}
         for peer in peers.values():
             self._stack.callback(peer.channel.close)
@@ -279,6 +294,12 @@ class Peer:
         order = decode_from_coordinator(self.hear())
         assert isinstance(order, Order)
         return order.batches
+
+    def ordered_by_now(self) -> list[list[Any]]:
+        """The batches of all orders that have arrived as a whole."""
+        orders = [decode_from_coordinator(body) for body in self.channel.receive()]
+        assert all(isinstance(order, Order) for order in orders)
+        return [batch for order in orders if isinstance(order, Order) for batch in order.batches]
 
     def announced(self) -> list[Any]:
         message = decode_from_member(self.hear())
@@ -340,6 +361,23 @@ def asleep(ranks: Sequence[Rank]) -> Sequence[Rank]:
 def is_asleep(worker: WorkerThread) -> bool:
     """Whether the worker thread sleeps until something wakes it."""
     return worker._requests._state is WorkerState.ASLEEP
+
+
+def await_decision(coordinator: Rank, members: int) -> Callable[[], None]:
+    """Returns a function that waits until all members have announced the next request. Call it before they submit."""
+    timeline = NotingTimeline()
+    coordinator.worker.role.timeline = timeline
+    return lambda: wait_until(lambda: timeline.calls.count("ready") >= members, "the decision")
+
+
+class NotingTimeline:
+    """Stands in for the timeline: notes the names of the methods that a coordinator calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.calls.append(name)
 
 
 def threads_of(rank: Rank) -> list[str]:

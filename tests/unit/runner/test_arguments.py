@@ -11,7 +11,7 @@ import pytest
 import horovod
 from horovod.core import config
 from horovod.core.config import Config
-from horovod.runner import check_build, help_text, probes
+from horovod.runner import help_text, probes
 from horovod.runner.arguments import parse
 from horovod.runner.launch import main, run_commandline
 from horovod.runner.options import Options
@@ -322,8 +322,13 @@ def test_defaults_in_the_help_are_those_of_the_runtime() -> None:
 
 def test_check_build_needs_no_np(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "SECONDS", 60.0)  # of a machine that is busy
-    for name in ("TensorFlow", "Keras"):  # whose imports take long; that of PyTorch is tried
-        monkeypatch.setitem(check_build._FRAMEWORKS, name, ("json", "", ""))
+    real = probes.framework
+
+    def framework(module: str, *words: str) -> probes.ProbeResult:
+        """Of TensorFlow and Keras the import takes long; that of PyTorch is tried."""
+        return real("json", "", "") if module in ("tensorflow", "keras") else real(module, *words)
+
+    monkeypatch.setattr(probes, "framework", framework)
     assert run_commandline(["--check-build"]) == 0
     text = capsys.readouterr().out
     assert text.startswith(f"Horovod v{horovod.__version__}:\n\nAvailable Frameworks:\n    [")

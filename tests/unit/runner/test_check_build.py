@@ -99,10 +99,10 @@ def test_engines_are_tried_with_a_job_that_has_time_on_a_busy_machine(monkeypatc
     assert not broken.usable and "there is no such engine" in broken.detail
 
 
+ENGINES = ("Shared memory (built in)", "TCP (built in)")
+PROGRAMS = ("ssh", "mpirun", "srun", "jsrun", "torchrun", "kubectl")
 FINDINGS = {
-    **dict.fromkeys(
-        ("TensorFlow", "PyTorch", "Keras", *check_build._ENGINES, *check_build._PROGRAMS), ProbeResult(True, "1.0")
-    ),
+    **dict.fromkeys(("TensorFlow", "PyTorch", "Keras", *ENGINES, *PROGRAMS), ProbeResult(True, "1.0")),
     "MXNet": ProbeResult(False, "not installed", "pip install mxnet"),
 }
 
@@ -121,7 +121,7 @@ def test_the_first_lines_are_those_that_tools_know() -> None:
 
 def test_where_no_engine_works_nothing_is_said_to_work() -> None:
     text = check_build.render(
-        {**FINDINGS, **dict.fromkeys(check_build._ENGINES, ProbeResult(False, "a job of two ranks failed: x"))}
+        {**FINDINGS, **dict.fromkeys(ENGINES, ProbeResult(False, "a job of two ranks failed: x"))}
     )
     assert "[ ] Gloo" in text.split("Operations")[0] and "[ ] horovodrun" in text
     assert "  Shared memory (built in): a job of two ranks failed: x\n" in text

@@ -11,12 +11,14 @@ import pytest
 
 from horovod.control.channel import frame
 from horovod.control.dial import dial
-from horovod.control.rendezvous.messages import PURPOSE
+from horovod.control.rendezvous import server as server_module
+from horovod.control.rendezvous.messages import PURPOSE, Get, Request, decode_request
+from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import make_secret
 from horovod.runner.common.service import compute_service
 from horovod.runner.common.service.compute_service import Addresses, ComputeClient, ComputeService
 from horovod.runner.common.util.timeout import TimeoutException
-from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently
+from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
 from unit.control.unauthenticated_clients import BAD_CLIENTS, visited_by
 
 KEY = make_secret()
@@ -28,6 +30,19 @@ def service() -> Iterator[ComputeService]:
     """Two dispatchers with three workers each."""
     with ComputeService(2, 3, KEY, nics={"lo"}) as made:
         yield made
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> list[RendezvousServer]:
+    """Those of the services that the test makes."""
+    made: list[RendezvousServer] = []
+
+    def make(*arguments: Any) -> RendezvousServer:
+        made.append(RendezvousServer(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(compute_service, "RendezvousServer", make)
+    return made
 
 
 @pytest.fixture
@@ -124,15 +139,19 @@ def test_all_hear_of_the_end(service: ComputeService, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("impatient")
-def test_waiting_clients_are_told_of_the_end_of_the_service() -> None:
+def test_waiting_clients_are_told_of_the_end_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+
+    def decode(body: bytes) -> Request:
+        asked.append(decode_request(body))
+        return asked[-1]
+
+    monkeypatch.setattr(server_module, "decode_request", decode)
     service = ComputeService(1, 1, KEY, nics="lo")
     waiting = ConcurrentCalls(*[client(service).wait_for_shutdown] * 4)
+    # Until all wait, so that none comes to a closed door.
+    wait_until(lambda: sum(isinstance(each, Get) for each in asked) == 4, "all waiting")
     client(service).register_dispatcher(0, "grpc://localhost:1")
-    # Until all wait, so that none comes to a closed door; a guest may have come to look, and go again.
-    for _ in range(200):
-        if sum(map(len, list(service._server._waiting.values()))) == 4:
-            break
-        waiting._threads[0].join(0.05)
     service.shutdown()
     service.shutdown()
     assert waiting.results() == [None] * 4
@@ -141,14 +160,18 @@ def test_waiting_clients_are_told_of_the_end_of_the_service() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_service_that_vanished(service: ComputeService) -> None:
+def test_a_service_that_vanished(servers: list[RendezvousServer]) -> None:
+    service = ComputeService(2, 3, KEY, nics={"lo"})
+    (server,) = servers
     one = client(service)
     one.register_dispatcher(0, "grpc://localhost:1")
     waiting = ConcurrentCalls(one.wait_for_shutdown)
-    service._server.stop()
+    server.stop()
     (outcome,) = waiting.outcomes()
     assert isinstance(outcome, ConnectionError) and "has ended" in str(outcome)
-    service._ended = True
+    with pytest.raises(ConnectionError):
+        service.shutdown()
+    service.shutdown()
 
 
 @pytest.mark.usefixtures("impatient")
@@ -184,10 +207,10 @@ def test_invalid_messages_with_the_key_end_only_their_connection(service: Comput
     assert waiting.results() == ["grpc://localhost:1"]
 
 
-def test_addresses_are_of_the_interfaces_asked_for() -> None:
+def test_addresses_are_of_the_interfaces_asked_for(servers: list[RendezvousServer]) -> None:
     with ComputeService(1, 1, KEY, nics=["lo"]) as service:
         assert [host for host, _ in service.addresses()["lo"]] == ["127.0.0.1"]
-        assert service._server.address == first_address(service.addresses())
+        assert servers[0].address == first_address(service.addresses())
         assert client(service).own_address() == "127.0.0.1"
     with ComputeService(1, 1, KEY) as service:
         everywhere = [host for entries in service.addresses().values() for host, _ in entries]

@@ -30,17 +30,20 @@ def test_a_name_without_address() -> None:
     [
         ({}, None),
         ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "150000 100000\n"}, 2),
         ({"cpu.max": "nonsense"}, None),
         ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
         ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
     ],
 )
-def test_a_containers_quota(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
+def test_a_containers_quota_limits_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert machine._quota(tmp_path) == cores
+    assert machine.usable_cores(tmp_path) == (cores or 64)
 
 
 def test_usable_cores_respect_affinity() -> None:

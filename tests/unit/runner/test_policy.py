@@ -109,9 +109,32 @@ def test_a_rank_that_somebody_terminated_is_named_after_a_moment() -> None:
 def test_a_rank_that_ends_of_a_ctrl_c_it_was_given_ends_the_job_as_ctrl_c() -> None:
     policy = job(2, reader=1)
     assert "Ctrl-C went to rank 1" in words(policy.interrupt_passed_on())
-    assert policy.interrupt_passed_on() == []
+    assert words(policy.interrupt_passed_on()) == ""
     assert [type(decision) for decision in policy.ended(1, Exit(130, 2), None)] == [EndAll]
     assert policy.interrupted == signal.SIGINT and policy.first_failure is None
+
+
+@pytest.mark.parametrize("code", [0, 1, 130])
+def test_a_ctrl_c_that_finds_its_rank_at_its_end_ends_the_job(code: int) -> None:
+    policy = job(2, reader=1)
+    policy.interrupt_passed_on()
+    assert [type(decision) for decision in policy.ended(1, Exit(code), None)] == [EndAll]
+    assert policy.interrupted == signal.SIGINT and policy.first_failure is None
+
+
+def test_a_rank_that_goes_on_after_a_ctrl_c_may_end_without_the_others() -> None:
+    policy = job(2, reader=1)
+    (wake,) = [decision for decision in policy.interrupt_passed_on() if isinstance(decision, Wake)]
+    assert policy.woken(wake.reason, None) == []
+    assert policy.ended(1, Exit(0), None) == []
+    assert not policy.interrupted
+
+
+def test_the_last_rank_that_answers_a_ctrl_c_by_ending_well_has_not_been_interrupted() -> None:
+    policy = job(1, reader=0)
+    policy.interrupt_passed_on()
+    assert policy.ended(0, Exit(0), None) == []
+    assert not policy.interrupted
 
 
 def test_a_thousand_ranks_that_fall_in_any_order_have_one_failure_and_one_end() -> None:

@@ -14,9 +14,7 @@ from horovod.runner.remote_call import RemoteCall
 
 @given(st.binary(max_size=50), st.integers(1, 20))
 def test_large_values_go_in_parts(data: bytes, part: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(remote_call, "_PART_BYTES", part)
-        stored = remote_call.to_parts("key", data)
+    stored = remote_call.to_parts("key", data, part)
     assert all(len(value) <= part for key, value in stored if key != "key")
     assert stored[-1][0] == "key"  # who sees it finds all parts
     assert remote_call.from_parts("key", dict(stored).get) == data

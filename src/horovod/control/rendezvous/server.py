@@ -172,6 +172,14 @@ class RendezvousServer:
         with self._lock:
             return self._awaited
 
+    def arrived(self) -> dict[str, list[int]]:
+        """By the key of each exchange that is not complete, the ranks that wait for the others."""
+        return {key: sorted(group.values) for key, group in list(self._rendezvous_groups.items())}
+
+    def connected(self) -> int:
+        """How many clients are connected."""
+        return len(self._clients)
+
     # Everything below runs on the server's thread.
 
     def _serve(self) -> None:

@@ -317,6 +317,10 @@ class RequestEncoder:
         self._capacity = capacity
         self._known: dict[str, tuple[Request, int]] = {}
 
+    def __len__(self) -> int:
+        """How many names it has now."""
+        return len(self._known)
+
     def item(self, request: Request) -> int | Definition:
         """The item to send for ``request``."""
         known = self._known.get(request.name)
@@ -341,6 +345,10 @@ class RequestDecoder:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._known: dict[int, Request] = {}
+
+    def __len__(self) -> int:
+        """How many names it has now."""
+        return len(self._known)
 
     def requests(self, items: Iterable[int | Definition]) -> list[Request]:
         """The requests that the items stand for. An unchanged request is the same object each time.

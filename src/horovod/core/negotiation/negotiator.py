@@ -117,6 +117,11 @@ class Negotiator:
         return not self._pending and not self._joined
 
     @property
+    def remembered(self) -> int:
+        """How many names it remembers, with what was agreed on them the last time or with incomplete announcements."""
+        return len(self._tallies)
+
+    @property
     def joined(self) -> bool:
         """Whether some members have joined and others have not."""
         return bool(self._joined)

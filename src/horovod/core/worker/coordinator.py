@@ -34,7 +34,7 @@ from horovod.core.negotiation.messages import (
     decode_from_member,
     encode,
 )
-from horovod.core.negotiation.negotiator import Negotiator, ReadyRequest
+from horovod.core.negotiation.negotiator import IncompleteRequest, Negotiator, ReadyRequest
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.requests.batch import Batch
 from horovod.core.requests.devices import engine_of
@@ -350,6 +350,10 @@ class Coordinator(Role):
 
     # Stalls
 
+    def incomplete(self) -> list[IncompleteRequest]:
+        """What some members have announced and others have not, the oldest first."""
+        return self._negotiator.waiting()
+
     def milliseconds(self) -> float | None:
         if self._negotiator.has_ready:
             return max(0.0, (self._window_end - time.monotonic()) * 1000)
@@ -392,7 +396,7 @@ class Coordinator(Role):
         """Report stalls. Returns the seconds until the next inspection."""
         stalled = [
             Stalled(waiting.request.name, describe(waiting.request), waiting.since, waiting.announced, waiting.missing)
-            for waiting in self._negotiator.waiting()
+            for waiting in self.incomplete()
         ]
         text, blamed = self._inspector.report(stalled, now, self._watch.call_sites, self._watch.thread_lines)
         if text:

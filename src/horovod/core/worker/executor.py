@@ -189,11 +189,13 @@ class Executor:
             names = ", ".join(decision.name for decision, _ in batch[:3])
             self._open_events.add(completion, names, (entries, held), time.monotonic())
         self._settle()
+        tuned = self.tuned
         for entry in entries:
             if entry is not None:  # an abort has completed it, or this rank has joined
-                entry.handle.event = completion
-                entry.handle.tuned = self.tuned
-                entry.handle.complete(error or entry.error)
+                handle = entry.handle
+                handle.event = completion
+                handle.tuned = tuned
+                handle.complete(error or entry.error)
 
     def _settle(self) -> None:
         if self._requests.none():

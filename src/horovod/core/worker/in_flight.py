@@ -30,7 +30,9 @@ DUPLICATE_NAME = (
 
 _WITHDRAWN = HorovodInternalError("its inputs did not arrive on this rank")
 
-_AWAKE = WorkerState.AWAKE  # an attribute of an enumeration takes longer to look up than everything else _wakes() does
+# An attribute of an enumeration takes longer to look up than everything else _wakes() does.
+_AWAKE, _COALESCING = WorkerState.AWAKE, WorkerState.COALESCING
+_ASLEEP, _STANDBY = WorkerState.ASLEEP, WorkerState.STANDBY
 
 
 def must_wake(state: WorkerState, driven: bool, awaited: bool, seconds: float) -> bool:
@@ -41,11 +43,11 @@ def must_wake(state: WorkerState, driven: bool, awaited: bool, seconds: float) -
         awaited: the submitting thread waits for the handle next.
         seconds: the time since the last announcement.
     """
-    if state is WorkerState.ASLEEP:
-        return not (driven and awaited)
-    if state is WorkerState.COALESCING:
+    if state is _COALESCING:
         return seconds > COALESCE_SECONDS
-    return state is WorkerState.STANDBY and not driven
+    if state is _ASLEEP:
+        return not (driven and awaited)
+    return state is _STANDBY and not driven
 
 
 class InFlight:
@@ -143,8 +145,8 @@ class InFlight:
         if state is _AWAKE:
             return False
         wake = must_wake(state, entry.handle.driver is not None, awaited, entry.since - self._announced_at)
-        if wake and state is not WorkerState.STANDBY:
-            self._state = WorkerState.AWAKE
+        if wake and state is not _STANDBY:
+            self._state = _AWAKE
         return wake
 
     def withdraw(self, entry: Entry) -> bool:
@@ -207,6 +209,10 @@ class InFlight:
         """The first submission of all that are in flight."""
         with self._lock:
             return next(iter(self._known.values()), None)
+
+    def pending(self) -> int:
+        """How many are in flight."""
+        return len(self._known)
 
     def awaited(self) -> list[str]:
         """The names of those that a thread of the script waits for."""

@@ -213,6 +213,10 @@ class WorkerThread:
         """Forget a held request; False if it has failed or was released already."""
         return self._requests.withdraw(entry)
 
+    def pending(self) -> int:
+        """How many requests are in flight."""
+        return self._requests.pending()
+
     def awaited(self) -> list[str]:
         """The names of the collectives that a thread of the script waits for."""
         return self._requests.awaited()
@@ -257,8 +261,9 @@ class WorkerThread:
         self.fail(error)
 
     def join(self, seconds: float) -> bool:
-        """Wait for the thread to end; False if it has not within ``seconds``."""
-        self._thread.join(seconds)
+        """Wait for the thread to end, if it was started; False if it has not ended within ``seconds``."""
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from horovod.runner.children import Cleanup, owned
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import StartProcess
 from horovod.runner.elastic.discovery import PERIOD_SECONDS, Discovery
-from horovod.runner.elastic.job_state import Limits
+from horovod.runner.elastic.job_state import JobState, Limits
 from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.elastic.supervisor import ElasticSupervisor
 from horovod.runner.errors import UsageError
@@ -123,7 +123,9 @@ class ElasticJob(Job):
             starting=self._seconds,
             fixed=not self._changes,
         )
-        policy = ElasticPolicy(limits, Blacklist(options.cooldown_range), batch_job(self._launcher_environment))
+        policy = ElasticPolicy(
+            JobState(limits, Blacklist(options.cooldown_range)), batch_job(self._launcher_environment)
+        )
         with Cleanup() as cleanup, cleanup:
             server, secret = self._make_server(cleanup, published or {})
             mark = f"{config.SECRET_KEY}={secret}".encode()

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 
 from horovod.control.elastic_messages import Connected, Leaving, RankFailed, ReadyForRound, Told
 from horovod.runner.agent.messages import Exit
-from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import ElasticDecision, EndRound, KillProcess, StopProcess
 from horovod.runner.elastic.job_state import (
     Dismissed,
@@ -20,7 +19,6 @@ from horovod.runner.elastic.job_state import (
     Gathering,
     JobProcess,
     JobState,
-    Limits,
     Running,
     Training,
     WaitingForRound,
@@ -46,12 +44,16 @@ class ElasticPolicy(Policy):
     enough are left. Replacements and additions join later: the round that runs is interrupted when they are ready. Hosts that
     are withdrawn are given up as soon as enough ranks are left without them. Once a process has ended well, no further
     round begins.
+
+    Args:
+        job: its state, which only this policy changes.
+        batch_job: as of :class:`~horovod.runner.policy.Policy`.
     """
 
-    def __init__(self, limits: Limits, blacklist: Blacklist, batch_job: str = "") -> None:
+    def __init__(self, job: JobState, batch_job: str = "") -> None:
         super().__init__(None, batch_job)
-        self._job = JobState(limits, blacklist)
-        self._reviewer = Reviewer(self._job)
+        self._job = job
+        self._reviewer = Reviewer(job)
 
     @property
     def running(self) -> frozenset[int]:

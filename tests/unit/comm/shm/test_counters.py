@@ -12,7 +12,7 @@ import pytest
 from horovod.comm.base import Aborted, PeerFailure, Stall
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.counters import Counters
-from horovod.comm.shm.futex_words import PACKED
+from horovod.comm.shm.futex_words import PACKED, FutexWords
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="shared memory needs Linux")
 
@@ -70,13 +70,13 @@ def test_a_signal_after_an_abort_counts_for_no_rank(counters: list[Counters]) ->
 def test_an_abort_at_the_moment_of_a_signal_is_not_lost(
     counters: list[Counters], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish = counters[0]._words.publish
+    publish = FutexWords.publish
 
-    def abort_first(index: int, value: int) -> None:
+    def abort_first(words: FutexWords, index: int, value: int) -> None:
         counters[0].abort()
-        publish(index, value)
+        publish(words, index, value)
 
-    monkeypatch.setattr(counters[0]._words, "publish", abort_first)
+    monkeypatch.setattr(FutexWords, "publish", abort_first)
     with pytest.raises(Aborted):
         counters[0].signal(PACKED, 1)
     with pytest.raises(PeerFailure, match="gave up a collective"):

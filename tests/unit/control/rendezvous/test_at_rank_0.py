@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import socket
 import sys
 import time
@@ -100,11 +102,11 @@ def test_ranks_meet_again_and_again(directory: Making) -> None:
 def test_a_rank_that_waits_at_a_rank_0_that_dies_meets_the_next_one(directory: Making) -> None:
     old = directory()
     noted = b"" if old.port else b"of the old rank 0"
-    server = RendezvousServer(RendezvousAtRank0(old, b"")._handshake_secret(noted), "0.0.0.0", old.port)
+    server = RendezvousServer(hmac.digest(b"", b"rendezvous" + noted, hashlib.sha256), "0.0.0.0", old.port)
     server.start()
     old.publish(server.address[1], noted)
     waiting = ConcurrentCalls(rank(directory, 1, 2))
-    wait_until(lambda: server._rendezvous_groups, "rank 1 waiting at the old rank 0")
+    wait_until(server.arrived, "rank 1 waiting at the old rank 0")
     server.stop()
     assert rank(directory, 0, 2)()[0] == everybody(2)
     assert waiting.results()[0][0] == everybody(2)
@@ -130,7 +132,7 @@ def test_jobs_that_share_a_store_do_not_meet() -> None:
 def test_an_invalid_entry_in_the_store_is_an_error() -> None:
     with torchrun() as at:
         make = partial(TorchrunStore, "127.0.0.1", at, "run")
-        store = make()._store(5.0)
+        store = pytest.importorskip("torch.distributed").TCPStore("127.0.0.1", at, is_master=False)
         store.set("horovod/run/rank 0", b"\x80\x04K*.")
         store.add("horovod/run/rank 0 published", 1)
         with pytest.raises(RendezvousError, match="not written by this version of Horovod"):

@@ -99,8 +99,8 @@ def test_the_launchers_server_serves_generation_after_generation() -> None:
         at = LauncherServer(server.address, b"secret")
         for generation in (1, 2, 3):
             assert run_concurrently(*ranks(at, 3, generation)) == expected(3, generation)
-        wait_until(lambda: not server._clients, "all leaving")
-        assert not server._rendezvous_groups
+        wait_until(lambda: not server.connected(), "all leaving")
+        assert not server.arrived()
     finally:
         server.stop()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -14,8 +14,8 @@ from horovod.control.rendezvous import on_hosts as rendezvous_on_hosts
 from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.rendezvous.munge import MungeError
 from horovod.control.rendezvous.on_hosts import PORTS, RendezvousOnHosts, candidates
-from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently
-from unit.control.unauthenticated_clients import BAD_CLIENTS, visited_by
+from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
+from unit.control.unauthenticated_clients import BAD_CLIENTS, connect, receive, visited_by
 
 SECONDS = 20.0
 KEY = b"k" * 32
@@ -133,12 +133,13 @@ def test_a_part_of_the_job_meets_where_its_first_rank_is() -> None:
 
 def test_another_users_server_gets_no_rank_and_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     (port,) = free_ports(1)
-    theirs = rendezvous("job 1", ports=[port])
 
     class Impostor(StandIn):
         user = "somebody else"
 
-    theirs._munge = Impostor()  # type: ignore[assignment]  # as if MUNGE vouched for another user there
+    with monkeypatch.context() as there_only:
+        there_only.setattr(rendezvous_on_hosts, "Munge", Impostor)
+        theirs = rendezvous("job 1", ports=[port])
     there = ConcurrentCalls(partial(theirs.exchange, 1, 0, 2, b"bait", 1.0))
     with pytest.raises(TimeoutError, match=r"rank 0 of this job did not call hvd.init\(\).*MUNGE refuses"):
         rendezvous("job 1", ports=[port]).exchange(1, 1, 2, b"mine", 0.7)
@@ -146,12 +147,28 @@ def test_another_users_server_gets_no_rank_and_no_value(monkeypatch: pytest.Monk
     assert isinstance(outcome, TimeoutError | RuntimeError)
 
 
+def dial_when_it_listens(port: int) -> socket.socket:
+    made: list[socket.socket] = []
+
+    def dialled() -> bool:
+        with suppress(ConnectionRefusedError):
+            made.append(connect(("127.0.0.1", port)))
+        return bool(made)
+
+    wait_until(dialled, "a server")
+    return made[0]
+
+
 def test_a_recorded_credential_opens_no_door() -> None:
     """Who replays a server's first words cannot go on: the handshake needs what is inside of them."""
     (port,) = free_ports(1)
-    early = rendezvous_on_hosts._Sealed(f"{os.getuid()}\nx\n1\n", StandIn())  # type: ignore[arg-type]  # the stand-in
-    recorded = early.preface(b"s" * 32)
+    alone = ConcurrentCalls(partial(rendezvous("x", ports=[port]).exchange, 1, 0, 2, b"early", 1.0))
+    with dial_when_it_listens(port) as recorder:
+        recorded = receive(recorder, 4 + 2)
+        recorded += receive(recorder, int.from_bytes(recorded[-2:], "big"))
+    alone.outcomes()
     with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         thief.bind(("127.0.0.1", port))
         thief.listen()
 

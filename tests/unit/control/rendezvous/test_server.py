@@ -159,7 +159,7 @@ def test_the_timeout_names_several_missing_ranks_and_not_thousands(server: Rende
 
 def test_two_processes_that_claim_one_rank(server: RendezvousServer) -> None:
     legitimate = ConcurrentCalls(partial(exchange, server, 0, 2, b"real"))
-    wait_until(lambda: server._rendezvous_groups, "the first claim")
+    wait_until(server.arrived, "the first claim")
     with pytest.raises(RendezvousError, match="two processes say they are rank 0"):
         exchange(server, 0, 2, b"double")
     assert exchange(server, 1, 2, b"one") == [b"real", b"one"]
@@ -168,7 +168,7 @@ def test_two_processes_that_claim_one_rank(server: RendezvousServer) -> None:
 
 def test_ranks_that_differ_about_the_size(server: RendezvousServer) -> None:
     legitimate = ConcurrentCalls(partial(exchange, server, 0, 2, b"zero"))
-    wait_until(lambda: server._rendezvous_groups, "the first claim")
+    wait_until(server.arrived, "the first claim")
     with pytest.raises(RendezvousError, match=r"rank 1 says the job has 3 ranks, others say 2"):
         exchange(server, 1, 3)
     assert exchange(server, 1, 2, b"one") == [b"zero", b"one"]
@@ -188,7 +188,7 @@ def test_groups_of_launched_ranks_meet_apart(server: RendezvousServer) -> None:
 
 def test_ranks_with_contradicting_lists_are_named_at_the_timeout(server: RendezvousServer) -> None:
     other = ConcurrentCalls(partial(members, server, 1, [1, 0], 1.0))
-    wait_until(lambda: server._rendezvous_groups, "the other list")
+    wait_until(server.arrived, "the other list")
     (told,) = ConcurrentCalls(partial(members, server, 0, [0, 1], 0.2)).outcomes()
     assert isinstance(told, TimeoutError)
     assert "rank 1 of 2 did not call hvd.init(comm=[0, 1]) within 0.2 seconds" in str(told)
@@ -200,7 +200,7 @@ def test_ranks_with_contradicting_lists_are_named_at_the_timeout(server: Rendezv
 
 def test_a_group_may_wait_for_a_rank_that_meets_others_first(server: RendezvousServer) -> None:
     first = ConcurrentCalls(partial(members, server, 0, [0, 1]))
-    wait_until(lambda: server._rendezvous_groups, "the one that waits")
+    wait_until(server.arrived, "the one that waits")
     assert run_concurrently(*(partial(members, server, rank, [1, 2]) for rank in (1, 2))) == [[b"1", b"2"]] * 2
     assert members(server, 1, [0, 1]) == [b"0", b"1"]
     assert first.results() == [[b"0", b"1"]]
@@ -208,7 +208,7 @@ def test_a_group_may_wait_for_a_rank_that_meets_others_first(server: RendezvousS
 
 def test_early_and_late_waiters_for_an_ended_rank_are_told_at_once(server: RendezvousServer) -> None:
     early = ConcurrentCalls(partial(exchange, server, 0, 3))
-    wait_until(lambda: server._rendezvous_groups, "rank 0")
+    wait_until(server.arrived, "rank 0")
     server.depart(1, "exit code 0")
     outcomes = [*early.outcomes(), *ConcurrentCalls(partial(exchange, server, 2, 3)).outcomes()]
     for error in outcomes:
@@ -259,7 +259,7 @@ class Guest:
 
 
 def arrived(server: RendezvousServer, key: str, count: int) -> Callable[[], bool]:
-    return lambda: key in server._rendezvous_groups and len(server._rendezvous_groups[key].values) == count
+    return lambda: len(server.arrived().get(key, ())) == count
 
 
 def test_a_rank_that_leaves_during_an_exchange_ends_the_wait_of_the_others(server: RendezvousServer) -> None:
@@ -269,7 +269,7 @@ def test_a_rank_that_leaves_during_an_exchange_ends_the_wait_of_the_others(serve
         elsewhere = ConcurrentCalls(partial(exchange, server, 0, 2, b"", "elsewhere"))
         wait_until(arrived(server, "elsewhere", 1), "an exchange that has nothing to do with it")
         leaver.connection.close()
-    wait_until(lambda: len(server._clients) == 3, "the end of the guest")
+    wait_until(lambda: server.connected() == 3, "the end of the guest")
     assert arrived(server, "k", 2)()  # a guest that took no part does not matter
     assert exchange(server, 1, 3) == [b"", b"", b""]
     waiting.results()
@@ -291,7 +291,7 @@ def test_after_somebody_left_the_next_attempt_starts_from_nothing(server: Rendez
     with Guest(server) as leaver:
         leaver.say(ExchangeValues("k", 1, 2, b"stale", SECONDS))
         wait_until(arrived(server, "k", 1), "an arrival")
-    wait_until(lambda: "k" not in server._rendezvous_groups, "its end")
+    wait_until(lambda: "k" not in server.arrived(), "its end")
     assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
@@ -314,7 +314,7 @@ def test_a_client_that_leaves_before_its_answer_does_not_disturb_others(server: 
     for number in range(20):
         with Guest(server) as guest:
             guest.say(Put(f"key {number}", b"x" * 1000))
-    wait_until(lambda: not server._clients, "all gone")
+    wait_until(lambda: not server.connected(), "all gone")
     assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
@@ -338,7 +338,6 @@ def test_unauthenticated_clients_do_not_disturb(server: RendezvousServer, strang
         late = ConcurrentCalls(*everybody(server, 3)[1:])
         expected = [b"value 0", b"value 1", b"value 2"]
         assert early.results() + late.results() == [expected] * 3
-        assert server._thread.is_alive()
         assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
@@ -350,7 +349,7 @@ def test_a_server_that_stops_releases_everything_with_unauthenticated_clients_co
         exchange(server, 0, 1)
         address: Address = server.address
         server.stop()
-        assert not server._thread.is_alive()
+        assert "horovod-rendezvous" not in [thread.name for thread in threading.enumerate()]
         with pytest.raises(ConnectionRefusedError):
             connect(address)
 
@@ -424,11 +423,11 @@ def test_waiting_until_the_clients_have_left(server: RendezvousServer) -> None:
     one, two = (RendezvousClient(server.address, SECRET, SECONDS) for _ in range(2))
     run_concurrently(lambda: one.exchange("k", 0, 2, b"", SECONDS), lambda: two.exchange("k", 1, 2, b"", SECONDS))
     server.wait_until_left(time.monotonic() + 0.02)  # in vain
-    assert len(server._clients) == 2
+    assert server.connected() == 2
     leaving = threading.Timer(0.05, two.close)
     leaving.start()
     server.wait_until_left(time.monotonic() + SECONDS)
-    assert len(server._clients) == 1
+    assert server.connected() == 1
     leaving.join()
     one.close()
 
@@ -439,7 +438,7 @@ def test_a_rank_that_is_back_for_its_next_rendezvous_is_not_waited_for(server: R
     run_concurrently(lambda: one.exchange("k", 0, 2, b"", SECONDS), lambda: two.exchange("k", 1, 2, b"", SECONDS))
     with RendezvousClient(server.address, SECRET, SECONDS) as back:
         waiting = ConcurrentCalls(lambda: back.exchange("k", 1, 2, b"", SECONDS))
-        wait_until(lambda: server._rendezvous_groups, "the rank that is back")
+        wait_until(server.arrived, "the rank that is back")
         two.close()
         ConcurrentCalls(lambda: server.wait_until_left(time.monotonic() + 10 * SECONDS)).results()
         server.stop()

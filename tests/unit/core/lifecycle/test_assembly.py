@@ -9,18 +9,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
 
 from engines import loopback_pair
+from horovod.comm.engine import EngineGroup
 from horovod.comm.select import EngineError
 from horovod.comm.shm.arena import Arena
+from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import frame
 from horovod.control.failure import LOST, Cause
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.errors import HorovodInternalError
+from horovod.core.lifecycle import assembly
 from horovod.core.lifecycle.assembly import CONTROL, assemble, control_connections, tree_of
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE
@@ -186,31 +190,46 @@ def test_no_memory_to_share_means_sockets(members: Members, monkeypatch: pytest.
     assert engines_of(members.assemble([0, 1])) == ["tcp"] * 2
 
 
-def proposals_of(outcomes: Sequence[WorkerThread | BaseException]) -> list[int | None]:
-    """How large a contribution to a proposal may be, by rank; None where there are no proposals."""
-    workers = [outcome for outcome in outcomes if isinstance(outcome, WorkerThread)]
-    return [None if worker._proposals is None else worker._proposals.data_bytes for worker in workers]
+@pytest.fixture
+def contributions(monkeypatch: pytest.MonkeyPatch) -> dict[int, int | None]:
+    """By rank, how large a contribution to a proposal may be; None where the ranks have no proposals."""
+    found: dict[int, int | None] = {}
+    real = assembly.build_proposals
+
+    def build(group: EngineGroup, *arguments: Any) -> Proposals | None:
+        made = real(group, *arguments)
+        found[group.rank] = None if made is None else made.data_bytes
+        return made
+
+    monkeypatch.setattr(assembly, "build_proposals", build)
+    return found
 
 
-def test_ranks_of_one_host_agree_through_shared_memory_whatever_engine_is_forced(members: Members) -> None:
-    outcomes = members.assemble([0, 1, 2], ["tcp"] * 3)
-    assert engines_of(outcomes) == ["tcp"] * 3
-    assert proposals_of(outcomes) == [0] * 3  # the engine moves the smallest tensor, too
+def test_ranks_of_one_host_agree_through_shared_memory_whatever_engine_is_forced(
+    members: Members, contributions: dict[int, int | None]
+) -> None:
+    assert engines_of(members.assemble([0, 1, 2], ["tcp"] * 3)) == ["tcp"] * 3
+    assert contributions == dict.fromkeys(range(3), 0)  # the engine moves the smallest tensor, too
 
 
-def test_small_tensors_travel_with_proposals_where_memory_is_the_engine(members: Members) -> None:
-    assert all(proposals_of(members.assemble([0, 1])))
+def test_small_tensors_travel_with_proposals_where_memory_is_the_engine(
+    members: Members, contributions: dict[int, int | None]
+) -> None:
+    members.assemble([0, 1])
+    assert len(contributions) == 2 and all(contributions.values())
 
 
-def test_ranks_of_several_hosts_agree_by_messages(members: Members) -> None:
-    assert proposals_of(members.assemble([0, 1], hosts=["one", "two"])) == [None] * 2
+def test_ranks_of_several_hosts_agree_by_messages(members: Members, contributions: dict[int, int | None]) -> None:
+    members.assemble([0, 1], hosts=["one", "two"])
+    assert contributions == dict.fromkeys(range(2))
 
 
 def test_ranks_that_can_pass_no_descriptor_agree_by_messages(
-    members: Members, caplog: pytest.LogCaptureFixture
+    members: Members, contributions: dict[int, int | None], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "horovod.core"):
-        assert proposals_of(members.assemble([0, 1], ["tcp"] * 2, control=loopback_pair)) == [None] * 2
+        members.assemble([0, 1], ["tcp"] * 2, control=loopback_pair)
+    assert contributions == dict.fromkeys(range(2))
     assert "a process set of 2 ranks agrees by messages alone: rank 1: no descriptor can be passed to it" in caplog.text
 
 

@@ -7,14 +7,16 @@ import json
 import logging
 import os
 import re
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -192,8 +194,7 @@ def test_what_is_pending_at_shutdown_fails() -> None:
     basics.init()
     worker = context.current().workers[0]
     handle = Handle()
-    with worker._requests._lock:  # as if a peer had not answered yet
-        worker._requests._known["pending"] = Entry(Request(Operation.ALLREDUCE, "pending"), [], [], None, handle, 0.0)
+    worker.submit(Entry(Request(Operation.ALLREDUCE, "pending"), [], [], None, handle, time.monotonic()), held=True)
     context.shutdown()
     with pytest.raises(HorovodInternalError, match="Horovod has been shut down"):
         handle.wait(SECONDS)
@@ -649,7 +650,7 @@ def test_ranks_of_srun_meet_on_the_first_node_by_the_users_secret() -> None:
 
 
 def test_without_munge_and_a_secret_ranks_of_srun_are_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(munge, "_LIBRARY", "libmunge.so.none")
+    monkeypatch.setattr(munge.ctypes, "CDLL", mock.Mock(side_effect=OSError("cannot open it")))
     spread = ProcessIdentity(2, 4, 0, 2, 1, 2, "n2", "slurm", "slurm/7/0/", hosts=NODES)
     with pytest.raises(
         ValueError, match=f"slurm started 4 ranks .* MUNGE cannot be used here.*export {config.USER_SECRET}="
@@ -728,16 +729,29 @@ def test_a_grandchild_cannot_communicate_either():
 
 def test_a_forked_child_holds_no_connection_of_the_tcp_engine():
     contexts = [member(rank, 2, "hold", Config(cpu_operations="tcp")) for rank in range(2)]
-    run_concurrently(*(partial(each.start, []) for each in contexts))
     basics.init()
     context.shutdown()
+    before = connected_sockets()
+    run_concurrently(*(partial(each.start, []) for each in contexts))
+    ends = sorted(set(connected_sockets()) - set(before))  # both ends of each connection are in this process
+    assert contexts[0].workers[0].communicator.name == "tcp" and len(ends) >= 4
     context._running = contexts[0]
-    data = [link.fd for link in contexts[0].workers[0].communicator._exchange._by_fd.values()]
     try:
-        assert in_child(lambda: [fd for fd in data if Path(f"/proc/self/fd/{fd}").exists()]) == []
+        left = in_child(lambda: [fd for fd in ends if Path(f"/proc/self/fd/{fd}").exists()])
+        assert len(left) == len(ends) // 2  # rank 1's
     finally:
         context._running = None
         stop(contexts)
+
+
+def connected_sockets():
+    found = []
+    for number, target in Inventory.take().descriptors.items():
+        if target.startswith("socket:"):
+            with socket.socket(fileno=os.dup(number)) as copy, suppress(OSError):
+                copy.getpeername()
+                found.append(number)
+    return found
 
 
 def test_a_port_that_is_none():

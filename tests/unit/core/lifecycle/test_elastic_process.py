@@ -176,9 +176,8 @@ def test_connecting_ranks_are_told_that_the_round_is_over(launcher: Launcher, ea
     launcher.announce(1, 0, HostsChanged(1))
     launcher.announce(1, 1, RoundOver("rank 1 has ended"))
     if early:
-        listener = process._listener
-        assert listener is not None
-        wait_until(lambda: listener._over, "the news")
+        launcher.announce(1, 2, HostsChanged(2))
+        wait_until(lambda: process.take_news() & 2, "news behind that")
         process.call_when_over(heard.put)
     assert heard.get(timeout=SECONDS) == "rank 1 has ended"
 

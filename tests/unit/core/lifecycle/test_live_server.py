@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import resource
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from horovod.core.lifecycle import live_server
 from horovod.core.lifecycle.live_server import LiveServer, MetricsAddressError
 from horovod.observe.live_address import ancestors, listening, socket_name
+from unit.control.concurrent_ranks import wait_until
 
 
 @contextmanager
@@ -81,12 +85,31 @@ def test_ancestors_lead_to_the_first_process() -> None:
     assert len(set(found)) == len(found)
 
 
-def test_there_is_a_pause_after_a_reader_that_cannot_be_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        def accept(self) -> None:
-            raise OSError(errno.EMFILE, "Too many open files")
+@contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    """A block in which this process can open nothing more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path(os.devnull).open() as lowest_free:
+        number = lowest_free.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
+
+def test_there_is_a_pause_after_a_reader_that_cannot_be_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("horovod.core.lifecycle.live_server.time.sleep", pauses.append)
-    LiveServer._answer(Full(), lambda _: None)  # type: ignore[arg-type]  # all that it needs of a socket
-    assert pauses and min(pauses) > 0
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(seconds)
+
+    monkeypatch.setattr(live_server, "time", SimpleNamespace(sleep=sleep))
+    with served(), socket.socket(socket.AF_UNIX) as reader:
+        reader.settimeout(30)
+        with no_free_descriptor():
+            reader.connect(socket_name(os.getpid()))
+            wait_until(lambda: pauses, "a pause")
+        assert reader.recv(100) == b"view"
+    assert min(pauses) > 0

@@ -183,8 +183,8 @@ def test_both_ends_of_a_dictionary_agree_over_any_sequence(
         request = make(name, version, transient)
         (item,) = decode_from_member(encode(Announce([encoder.item(request)]))).items  # type: ignore[union-attr]
         assert decoder.requests([item])[0] == request
-    assert len(decoder._known) <= capacity
-    assert len(encoder._known) <= capacity
+    assert len(decoder) <= capacity
+    assert len(encoder) <= capacity
 
 
 @given(st.integers(0, 5), st.integers(-3, 10))
@@ -198,7 +198,7 @@ def test_a_number_beyond_the_capacity_is_refused_and_not_kept(identifier: int) -
     decoder = RequestDecoder(3)
     with pytest.raises(MessageError, match="beyond the capacity 3"):
         decoder.requests([Definition(identifier, make("a"))])
-    assert not decoder._known
+    assert len(decoder) == 0
 
 
 def test_operations_have_the_numbers_of_the_public_interface() -> None:

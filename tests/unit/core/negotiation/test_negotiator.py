@@ -153,7 +153,7 @@ def test_names_that_will_not_come_again_take_no_place() -> None:
     for number in range(5):
         (ready,) = announce_all(negotiator, 2, make(f"t{number}", transient=True))
         assert (ready.decision.identifier, ready.fresh) == (-1, True)
-    assert not negotiator._tallies
+    assert not negotiator.remembered
     (ready,) = announce_all(negotiator, 2, make("kept"))
     assert ready.decision.identifier == 0
 
@@ -163,7 +163,7 @@ def test_without_a_cache_everything_is_told_in_full() -> None:
     for _ in range(3):
         (ready,) = announce_all(negotiator, 2, make("a"))
         assert (ready.decision.identifier, ready.fresh) == (-1, True)
-    assert not negotiator._tallies
+    assert not negotiator.remembered
 
 
 def test_beyond_the_capacity_old_names_make_room() -> None:
@@ -172,7 +172,7 @@ def test_beyond_the_capacity_old_names_make_room() -> None:
     for name in names:
         (ready,) = announce_all(negotiator, 2, make(name))
         assert 0 <= ready.decision.identifier < 3
-    assert len(negotiator._tallies) == 3
+    assert negotiator.remembered == 3
     (ready,) = announce_all(negotiator, 2, make("n9"))
     assert not ready.fresh
     (ready,) = announce_all(negotiator, 2, make("n0"))
@@ -444,7 +444,9 @@ class Job:
             self.negotiator.announce(member, self._decoders[member].requests([item]), 0.0)
 
     def order(self) -> None:
-        ready = self.negotiator.take()
+        self.send(self.negotiator.take())
+
+    def send(self, ready: list[ReadyRequest]) -> None:
         if not ready:
             return
         batches = fuse(ready, self._threshold, self._groups_apart)
@@ -520,7 +522,7 @@ def test_any_order_of_announcements_decides_every_name_once_a_step(
     first = job.members[0].done
     assert all(member.done == first for member in job.members)
     assert sorted((decision.name, bool(decision.error)) for decision in first) == sorted(expected)
-    assert len(job.negotiator._tallies) <= capacity
+    assert job.negotiator.remembered <= capacity
 
 
 def test_a_number_is_not_used_again_while_a_decision_under_it_is_on_its_way() -> None:
@@ -606,8 +608,7 @@ def _order_with_joined(job: Job, joined: Sequence[int]) -> None:
             if item.decision.operation != Operation.JOIN and item.decision.name not in job.members[rank].in_flight:
                 assert item.decision.template is not None, "a joined rank could not take part"
                 job.members[rank].in_flight[item.decision.name] = item.decision.template
-    job.negotiator._ready = [*ready]
-    job.order()
+    job.send(ready)
 
 
 # Requests on device memory that only some of the ranks take part in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import select
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -27,6 +27,7 @@ from unit.core.workers import (
     Rank,
     Set,
     allreduce_request,
+    await_decision,
     hold,
     ones,
     wait,
@@ -58,19 +59,26 @@ def test_requests_that_gather_while_the_worker_is_busy_are_batched(process_set: 
 
 def test_no_rank_starts_a_batch_before_its_order_is_fully_sent(process_set: Set) -> None:
     """The order is longer than the socket holds, and the other rank is slow to read it."""
-    rank, peers = process_set.part(0, 2)
-    rank.worker._connections._channels[1].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    rank, peers = process_set.part(0, 2, send_buffer=4096)
     requests = [allreduce_request(f"{number}".zfill(100), transient=True) for number in range(300)]
-    unsent: list[bool] = []
-    rank.communicator.before = lambda: unsent.append(rank.worker._connections.unsent())
+    lock = threading.Lock()
+    arrived: list[int] = []
+    begun: list[tuple[int, int]] = []
+
+    def listen() -> int:
+        """How many batches the other rank knows when it has read what was sent."""
+        with lock:
+            arrived.extend(map(len, peers[1].ordered_by_now()))
+            return len(arrived)
+
+    rank.communicator.before = lambda: begun.append((len(begun) + 1, listen()))
     handles = [rank.submit(each, ones(1, 1)) for each in requests]
     peers[1].say(Announce([Definition(-1, each) for each in requests]))
-    wait_until(lambda: rank.worker._connections.unsent() or unsent, "an order that does not fit")
-    left = len(requests)
-    while left:
-        left -= sum(map(len, peers[1].ordered()))
+    wait_until(lambda: select.select([peers[1].channel], [], [], 0)[0], "the first piece of the order")
+    assert listen() == 0, "the order fits into the socket"
+    wait_until(lambda: listen() and sum(arrived) == len(requests), "the whole order")
     wait(*handles)
-    assert unsent and not any(unsent)
+    assert begun and all(known >= number for number, known in begun)
 
 
 def test_no_batch_is_larger_than_the_threshold(process_set: Set) -> None:
@@ -100,8 +108,9 @@ def test_requests_of_different_keys_are_not_batched_together(process_set: Set) -
 
 def test_a_gathering_window_waits_for_more(process_set: Set) -> None:
     ranks = process_set.whole(2, cycle_time=timedelta(seconds=1))
+    await_both = await_decision(ranks[0], 2)
     handles = [rank.allreduce("a", ones()) for rank in ranks]
-    wait_until(lambda: ranks[0].worker.role._negotiator.has_ready, "the decision")  # type: ignore[attr-defined]
+    await_both()
     handles += [rank.allreduce("b", ones()) for rank in ranks]
     wait(*handles)
     assert ranks[0].communicator.batches == ranks[1].communicator.batches == [2]
@@ -142,8 +151,7 @@ def test_several_orders_in_one_piece(process_set: Set) -> None:
 
 
 def test_a_burst_of_announcements_does_not_wait_for_a_peer_that_reads_slowly(process_set: Set) -> None:
-    rank, peers = process_set.part(1, 2)
-    rank.worker._connections._channels[0].socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    rank, peers = process_set.part(1, 2, send_buffer=4096)
     names = [f"{number:04}" + "x" * 2000 for number in range(500)]
     for name in names:
         rank.submit(allreduce_request(name), ones(1, 1))

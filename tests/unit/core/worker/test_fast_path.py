@@ -6,13 +6,15 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import pytest
 
-from horovod.autotune.kept import Tuned
 from horovod.comm.base import PeerFailure
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
@@ -31,17 +33,17 @@ from horovod.core.negotiation.messages import (
     decode_from_coordinator,
     decode_from_member,
 )
-from horovod.core.negotiation.negotiator import ReadyRequest
-from horovod.core.requests.batch import Entry
+from horovod.core.requests.batch import Batch
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.coordinator import Coordinator
-from horovod.core.worker.fast_path import FastPath
+from horovod.core.worker.fast_path import FAST_PATH
 from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import (
     JOIN,
     LARGE,
     MEDIUM,
     SECONDS,
+    NotingTimeline,
     Peer,
     Rank,
     Set,
@@ -58,18 +60,31 @@ from unit.core.workers import (
 pytestmark = pytest.mark.usefixtures("cores")
 
 
-@pytest.fixture
-def successes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """Which rank carried out what by fast path."""
+def successes(ranks: Sequence[Rank]) -> list[tuple[int, str]]:
+    """Which rank carried out what by fast path, as their flight recorders have it."""
     found: list[tuple[int, str]] = []
-    real = FastPath._complete
-
-    def complete(fast_path: FastPath, entry: Entry) -> None:
-        found.append((fast_path._index, entry.request.name))
-        real(fast_path, entry)
-
-    monkeypatch.setattr(FastPath, "_complete", complete)
+    for rank in ranks:
+        recorder = rank.worker.recorder
+        assert recorder is not None and recorder.count == len(recorder.ring), "too many for the recorder"
+        found += [(rank.worker.index, each.request.name) for each in recorder.ring if each.engine == FAST_PATH]
     return found
+
+
+def nothing_is_left(ranks: Sequence[Rank]) -> None:
+    """Ends the ranks: nothing is in flight, and nothing is announced that was carried out already."""
+    assert [rank.worker.pending() for rank in ranks] == [0] * len(ranks)
+    for rank in ranks:
+        rank.worker.leave("done")
+    for rank in ranks:
+        assert rank.worker.join(SECONDS)
+        assert rank.watch.reports == []
+        assert [interrupted for _, _, interrupted in rank.stopped] == [False]
+
+
+def failing(rank: Rank) -> tuple[Handle, weakref.ref[Array]]:
+    """A submission, and its tensor, which nothing else refers to."""
+    array = ones()
+    return rank.allreduce("x", array), weakref.ref(array)
 
 
 @pytest.fixture
@@ -79,7 +94,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_small_collectives_need_no_order(process_set: Set, successes: list[tuple[int, str]], size: int) -> None:
+def test_small_collectives_need_no_order(process_set: Set, size: int) -> None:
     """In every other turn the worker thread may have announced them before the script waits."""
     ranks = process_set.whole(size, proposals=True)
 
@@ -104,17 +119,18 @@ def test_small_collectives_need_no_order(process_set: Set, successes: list[tuple
             reduced_shards(rank, turn, awaited)
 
     on_every_rank(ranks, script)
+    carried_out = successes(ranks)
     for name in ("x", "b", "g", "s", "r", "barrier.noname"):
-        counts = {index: successes.count((index, name)) for index in range(size)}
+        counts = {index: carried_out.count((index, name)) for index in range(size)}
         assert len(set(counts.values())) == 1  # all ranks take the same way
         assert counts[0] > 0
-    assert all(not rank.worker._requests._known and not rank.worker._requests._unannounced for rank in ranks)
+    nothing_is_left(ranks)
 
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("size", [2, 3])
 def test_without_contributions_the_engine_moves_the_smallest_tensor(
-    process_set: Set, orders: list[str], successes: list[tuple[int, str]], size: int
+    process_set: Set, orders: list[str], size: int
 ) -> None:
     ranks = asleep(process_set.whole(size, "tcp", proposals=True, contributions=False))
     moved: list[list[str]] = [[] for _ in ranks]
@@ -140,7 +156,7 @@ def test_without_contributions_the_engine_moves_the_smallest_tensor(
         rank.communicator.before = lambda calls=calls: calls.append(threading.current_thread().name)
     on_every_rank(ranks, script)
     assert not orders
-    assert sorted(set(successes)) == sorted(
+    assert sorted(set(successes(ranks))) == sorted(
         (rank, name) for rank in range(size) for name in ("nothing", "barrier.noname")
     )
     assert [len(calls) for calls in moved] == [5] * size  # x, b, g twice, s
@@ -206,7 +222,7 @@ def dealt(rank: Rank, turn: int, many: int = 1, columns: int = 2, awaited: bool 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("size", [2, 3])
 def test_rows_of_an_alltoall_may_differ_and_other_dimensions_may_not(
-    process_set: Set, orders: list[str], successes: list[tuple[int, str]], size: int
+    process_set: Set, orders: list[str], size: int
 ) -> None:
     ranks = asleep(process_set.whole(size, proposals=True))
 
@@ -217,7 +233,8 @@ def test_rows_of_an_alltoall_may_differ_and_other_dimensions_may_not(
 
     on_every_rank(ranks, script)
     assert orders == []
-    assert len(successes) >= 12 * size and set(successes) == {(index, "s") for index in range(size)}
+    carried_out = successes(ranks)
+    assert len(carried_out) >= 12 * size and set(carried_out) == {(index, "s") for index in range(size)}
 
     def mismatched(rank: Rank) -> None:
         with pytest.raises(HorovodInternalError, match="Mismatched"):
@@ -243,7 +260,7 @@ def test_rows_may_differ_and_other_dimensions_may_not(process_set: Set) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_thread_that_waits_at_once_wakes_no_other_thread(process_set: Set, successes: list[tuple[int, str]]) -> None:
+def test_a_thread_that_waits_at_once_wakes_no_other_thread(process_set: Set) -> None:
     ranks = asleep(process_set.whole(3, proposals=True))
 
     def script(rank: Rank) -> None:
@@ -253,28 +270,28 @@ def test_a_thread_that_waits_at_once_wakes_no_other_thread(process_set: Set, suc
             assert array[0] == 3 * turn
 
     on_every_rank(ranks, script)
-    assert len(successes) == 300
+    assert len(successes(ranks)) == 300
     assert all(is_asleep(rank.worker) for rank in ranks)
 
 
 @pytest.fixture
 def orders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names that the coordinator ordered."""
+    """The names of what the coordinator's rank carries out by an order."""
     found: list[str] = []
-    real = Coordinator._order
+    real = Coordinator.record
 
-    def order(coordinator: Coordinator, batches: list[list[ReadyRequest]], tuned: Tuned | None) -> None:
-        found.extend(item.decision.name for batch in batches for item in batch)
-        real(coordinator, batches, tuned)
+    def record(coordinator: Coordinator, batch: Batch) -> AbstractContextManager[None]:
+        found.extend(decision.name for decision, _ in batch)
+        return real(coordinator, batch)
 
-    monkeypatch.setattr(Coordinator, "_order", order)
+    monkeypatch.setattr(Coordinator, "record", record)
     return found
 
 
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("size", [2, 3])
 def test_quick_requests_that_are_not_small_use_the_engine_without_an_order(
-    process_set: Set, orders: list[str], successes: list[tuple[int, str]], size: int
+    process_set: Set, orders: list[str], size: int
 ) -> None:
     ranks = asleep(process_set.whole(size, proposals=True))
 
@@ -302,7 +319,7 @@ def test_quick_requests_that_are_not_small_use_the_engine_without_an_order(
 
     on_every_rank(ranks, script)
     assert orders == []
-    assert {name for _, name in successes} == {"small"}
+    assert {name for _, name in successes(ranks)} == {"small"}
     assert all(rank.communicator.batches == [1] * 40 for rank in ranks)  # of allreduce and allgather
 
 
@@ -451,7 +468,7 @@ def error_of_own(handle: Handle) -> str:
 
 
 @pytest.mark.usefixtures("patient")
-def test_ranks_may_call_from_different_lines(process_set: Set, successes: list[tuple[int, str]]) -> None:
+def test_ranks_may_call_from_different_lines(process_set: Set) -> None:
     ranks = asleep(process_set.whole(2, proposals=True))
 
     def script(rank: Rank) -> None:
@@ -460,7 +477,7 @@ def test_ranks_may_call_from_different_lines(process_set: Set, successes: list[t
             rank.submit(request, ones(), awaited=True).wait()
 
     on_every_rank(ranks, script)
-    assert len(successes) == 200
+    assert len(successes(ranks)) == 200
 
 
 def test_a_rank_that_has_joined_is_not_waited_for(process_set: Set, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,7 +526,7 @@ def test_threads_that_wait_for_small_and_large_ones_everywhere(process_set: Set)
 
 def test_an_abort_during_a_try(process_set: Set) -> None:
     ranks = process_set.whole(2, proposals=True)
-    handle = ranks[1].allreduce("x", ones())
+    handle, array = failing(ranks[1])
     proposal = threading.Thread(target=ranks[1].worker.drive, args=(handle,))
     proposal.start()
     ranks[1].worker.abort(HorovodInternalError("rank 0 failed"))
@@ -517,20 +534,23 @@ def test_an_abort_during_a_try(process_set: Set) -> None:
     assert not proposal.is_alive()
     assert error_of(handle) == "rank 0 failed"
     assert ranks[1].worker.join(5)
-    assert ranks[1].worker._requests._unannounced == []
+    assert array() is None, "what failed still has its tensor"
 
 
 def test_a_failure_inside_a_try_is_the_workers(process_set: Set, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = process_set.whole(2, proposals=True)
+    real = Proposals.propose
 
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("oh")
+    def fail(proposals: Proposals, *arguments: Any) -> int:
+        if proposals.leads:
+            raise ZeroDivisionError("oh")
+        return real(proposals, *arguments)
 
     def script(rank: Rank) -> None:
         try:
             for turn in range(1000):
                 if turn == 20 and rank is first:
-                    monkeypatch.setattr(first.worker._fast_path, "_propose", fail)
+                    monkeypatch.setattr(Proposals, "propose", fail)
                 rank.allreduce("x", ones()).wait()
         except HorovodInternalError as error:
             assert str(error) == "the failure"
@@ -556,22 +576,18 @@ def test_stalls_are_reported_while_one_waits_for_a_try(process_set: Set, caplog:
         caplog.clear()
 
 
-def test_a_timeline_sees_everything(process_set: Set, successes: list[tuple[int, str]]) -> None:
-    class Recording:
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            return lambda *_: seen.append(name)
-
-    seen: list[str] = []
+def test_a_timeline_sees_everything(process_set: Set) -> None:
+    timeline = NotingTimeline()
     ranks = process_set.whole(2, proposals=True)
-    ranks[0].worker.role.timeline = Recording()
+    ranks[0].worker.role.timeline = timeline
 
     def script(rank: Rank) -> None:
         for _ in range(30):
             rank.allreduce("x", ones()).wait()
 
     on_every_rank(ranks, script)
-    assert successes == []
-    assert seen.count("begin") == 30
+    assert successes(ranks) == []
+    assert timeline.calls.count("begin") == 30
 
 
 # One worker thread, its peer played by the test
@@ -612,9 +628,10 @@ def test_a_member_that_gave_up_what_succeeds_then_is_told_at_once(process_set: S
     peers[1].say(Announce([definition(request), definition(allreduce_request("y", (4,)), 1)], number))
     rank.submit(allreduce_request("y", (4,)), ones()).wait(SECONDS)  # the rest of what it said counts
     assert [[decision.name for decision in batch] for batch in peers[1].ordered()] == [["y"]]
-    assert rank.worker.role._negotiator.idle
+    assert not rank.worker.pending()
     peers[1].say(Announce([0]))  # x, as it was defined
     rank.submit(request, ones(length=length)).wait(SECONDS)
+    assert rank.watch.reports == []
 
 
 def gave_up(process_set: Set, array: Array) -> tuple[Proposals, Rank, Peer, Handle]:
@@ -640,7 +657,7 @@ def test_a_member_learns_that_what_it_gave_up_has_succeeded(process_set: Set, le
     if length == 4:
         assert array.tolist() == [3.0] * 4
     assert rank.communicator.batches == [1] * (length == MEDIUM)
-    assert not rank.worker._requests._known
+    assert not rank.worker.pending()
 
 
 @pytest.mark.parametrize("succeeded", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -45,10 +46,12 @@ def test_a_held_request_is_announced_when_it_is_released_and_holds_up_no_other(p
 def test_a_held_request_fails_with_the_job_and_its_release_comes_to_nothing(process_set: Set) -> None:
     (rank,) = process_set.whole(1)
     entry = held(rank, "late", ones())
+    array = weakref.ref(entry.inputs[0])
     rank.worker.abort(HorovodInternalError("rank 3 failed"))
     assert error_of(entry.handle) == "rank 3 failed"
     rank.worker.release(entry)
-    assert rank.worker._requests._unannounced == []
+    del entry
+    assert array() is None, "what failed still has its tensor"
 
 
 def test_a_held_request_whose_inputs_never_come_fails_on_this_rank(process_set: Set) -> None:

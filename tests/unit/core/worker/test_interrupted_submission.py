@@ -11,10 +11,9 @@ import pytest
 from horovod.core.negotiation.messages import UNNAMED
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
-from horovod.core.worker.worker import WorkerThread
 from interruptions import every_point
 from unit.control.concurrent_ranks import wait_until
-from unit.core.workers import LARGE, Set, allreduce_request, asleep, ones, wait
+from unit.core.workers import LARGE, Rank, Set, allreduce_request, asleep, ones, wait
 
 
 def entry(length: int = 4) -> Entry:
@@ -22,9 +21,10 @@ def entry(length: int = 4) -> Entry:
     return Entry(allreduce_request("x", (length,)), [array], [array], None, Handle(), time.monotonic())
 
 
-def settled(worker: WorkerThread) -> None:
-    wait_until(worker._requests.none, "the end of what is in flight")
-    assert not worker._requests.waiting() and not worker._requests.closed
+def settled(rank: Rank) -> None:
+    wait_until(lambda: not rank.worker.pending(), "the end of what is in flight")
+    assert rank.watch.reports == [], "something was announced that is not in flight"
+    assert not rank.worker.join(0)
 
 
 @pytest.mark.parametrize("awaited", [False, True])
@@ -39,7 +39,7 @@ def test_submission(process_set: Set, awaited: bool, length: int) -> None:
     points = 0
     for _ in every_point(submit):
         points += 1
-        settled(rank.worker)
+        settled(rank)
         tried = entry(length)
         asleep([rank])
     tried.handle.wait()
@@ -61,7 +61,7 @@ def test_release_of_what_was_held(process_set: Set) -> None:
         for each in late:
             if rank.worker.withdraw(each):
                 assert not each.handle.done()
-        settled(rank.worker)
+        settled(rank)
         late.clear()
     wait(late[-1].handle)
 
@@ -71,7 +71,7 @@ def test_an_awaited_request_runs_with_the_next_one_at_the_latest(process_set: Se
     handle = rank.submit(allreduce_request("x"), ones(), awaited=True)
     for _ in every_point(lambda point: handle.wait()):  # noqa: B023  that of the moment
         wait(rank.allreduce("next", ones()))
-        settled(rank.worker)
+        settled(rank)
         assert handle.done() and handle.error is None
         handle = rank.submit(allreduce_request("x"), ones(), awaited=True)
     assert handle.done()
@@ -91,11 +91,12 @@ def test_a_call_without_a_name_counts_if_it_is_submitted(process_set: Set, held:
     submitted, points = 0, 0
     for _ in every_point(submit):
         points += 1
+        if tried and not tried[-1].request.unnamed:
+            assert tried[-1].request.name == f"x.noname.{submitted + 1}"
         if tried and (rank.worker.withdraw(tried[-1]) if held else not tried[-1].request.unnamed):
             submitted += not held
         tried.clear()
-        settled(rank.worker)
-        assert rank.worker._requests._counts.get(request.name, 0) == submitted
+        settled(rank)
     assert points > 5
     assert tried[-1].request.name == f"x.noname.{submitted + 1}"
     assert tried[-1].request.tensors[0].name == f"x.noname.{submitted + 1}"

@@ -29,6 +29,7 @@ from unit.core.workers import (
     Set,
     Watch,
     allreduce_request,
+    await_decision,
     error_of,
     hold,
     in_thread,
@@ -73,8 +74,9 @@ def test_all_leave_at_once(process_set: Set) -> None:
 def test_decisions_before_a_rank_leaves_still_run(process_set: Set) -> None:
     ranks = process_set.whole(2, cycle_time=timedelta(seconds=SECONDS))
     arrays = [ones(1), ones(2)]
+    await_both = await_decision(ranks[0], 2)
     handles = [rank.allreduce("x", array) for rank, array in zip(ranks, arrays, strict=True)]
-    wait_until(lambda: ranks[0].worker.role._negotiator.has_ready, "the decision")  # type: ignore[attr-defined]
+    await_both()
     ranks[1].worker.leave("done")
     wait(*handles)
     np.testing.assert_array_equal(arrays[0], 3)

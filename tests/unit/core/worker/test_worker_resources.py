@@ -21,6 +21,7 @@ from unit.core.workers import (
     SECONDS,
     Rank,
     Set,
+    asleep,
     ones,
     wait,
 )
@@ -36,8 +37,7 @@ def test_the_descriptors_that_a_forked_child_must_close_are_listed(process_set: 
 
 def test_a_worker_can_be_bound_to_a_core(process_set: Set) -> None:
     core = min(os.sched_getaffinity(0))
-    rank, _ = process_set.part(0, 1, start=False)
-    rank.worker._placement = CpuPlacement(core)
+    rank, _ = process_set.part(0, 1, start=False, placement=CpuPlacement(core))
     found: list[set[int]] = []
     rank.communicator.before = lambda: found.append(os.sched_getaffinity(0))
     rank.worker.start()
@@ -48,8 +48,7 @@ def test_a_worker_can_be_bound_to_a_core(process_set: Set) -> None:
 def test_a_core_that_this_machine_does_not_have_is_an_error_in_the_log_and_nothing_else(
     process_set: Set, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rank, _ = process_set.part(0, 1, start=False)
-    rank.worker._placement = CpuPlacement(1_000_000)
+    rank, _ = process_set.part(0, 1, start=False, placement=CpuPlacement(1_000_000))
     rank.worker.start()
     wait(rank.allreduce("x", ones()))
     assert "core 1000000" in caplog.text
@@ -60,8 +59,7 @@ def test_large_collectives_run_on_this_ranks_share_of_the_cores(process_set: Set
     """On any, where they are not to be had."""
     everywhere = os.sched_getaffinity(0)
     cores = {min(everywhere)} if share == {0} else share
-    rank, _ = process_set.part(0, 1, start=False)
-    rank.worker._placement = rank.worker.executor._placement = CpuPlacement(share=frozenset(cores))
+    rank, _ = process_set.part(0, 1, start=False, placement=CpuPlacement(share=frozenset(cores)))
     found: list[set[int]] = []
     rank.communicator.before = lambda: found.append(os.sched_getaffinity(0))
     rank.worker.start()
@@ -92,7 +90,7 @@ def test_a_submission_at_the_moment_in_which_the_worker_looks_for_its_oldest(
     wait_until(lambda: threads, "the interruption")
     threading.Event().wait(0.1)
     monkeypatch.undo()
-    assert rank.worker._thread.is_alive()
+    assert not rank.worker.join(0)
     assert rank.watch.reports == []
     for thread in threads:
         thread.join(10)
@@ -122,16 +120,18 @@ def test_several_threads_submit_at_the_same_time(process_set: Set) -> None:
 def test_leaving_at_the_moment_in_which_the_worker_reads_its_wake_up(process_set, monkeypatch):
     """Its byte in the pipe goes with the one that is read; the wish must not."""
     rank, _ = process_set.part(0, 1)
+    asleep([rank])
+    wake_up = rank.worker.descriptors()  # it has no peers
     real, once = os.read, []
 
     def read(descriptor, length):
-        if descriptor == rank.worker._connections._wake_up.fileno() and not once:
+        if descriptor in wake_up and not once:
             once.append(1)
             rank.worker.leave("done")
         return real(descriptor, length)
 
     monkeypatch.setattr(os, "read", read)
-    rank.worker._connections.wake()  # a submission rings only where the worker thread is asleep
+    rank.allreduce("x", ones())  # wakes a worker thread that sleeps
     assert rank.worker.join(5)
     assert once
 

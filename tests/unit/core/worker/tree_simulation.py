@@ -161,7 +161,7 @@ class SimulatedSet:
 
     def waiting(self) -> set[tuple[str, tuple[int, ...], tuple[int, ...]]]:
         """What the coordinator would report as stalled."""
-        found = self.coordinator._negotiator.waiting()
+        found = self.coordinator.incomplete()
         return {(each.request.name, tuple(sorted(each.announced)), tuple(sorted(each.missing))) for each in found}
 
     def _act(self, member: int) -> None:

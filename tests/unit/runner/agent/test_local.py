@@ -32,11 +32,16 @@ def test_processes_that_have_ended_leave_nothing_behind_while_the_job_goes_on(mo
         ["here"], loop, report, HostFacts("", 1, (), None), mark=b"_NO_SUCH_MARK=1", guardian=None, inherits_input=False
     )
     before = descriptors()
-    agent.start(dict(os.environ), [ProcessPlan(number, ("sh", "-c", "exit 3"), {}) for number in range(5)])
-    pids = [process.session for process in agent._processes.values()]
-    loop.run(lambda: not agent._processes, time.monotonic() + 30)
-    assert sorted(event.process for event in events if isinstance(event, Ended)) == list(range(5))
+    agent.start(dict(os.environ), [ProcessPlan(number, ("sh", "-c", "echo $$; exit 3"), {}) for number in range(5)])
+
+    def ended() -> list[int]:
+        return sorted(event.process for event in events if isinstance(event, Ended))
+
+    loop.run(lambda: len(ended()) == 5 and descriptors() == before, time.monotonic() + 30)
+    assert ended() == list(range(5))
     assert descriptors() == before
+    pids = [int(event.data) for event in events if isinstance(event, OutputData) and event.data]
+    assert len(pids) == 5
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "not even a zombie"
     agent.end(0, hunt=False)
     loop.close()

@@ -79,12 +79,11 @@ def test_a_host_that_is_away_for_one_answer_is_not_withdrawn(tmp_path: Path) -> 
 
 def test_a_script_that_hangs_again_and_again_is_reported_once(tmp_path: Path) -> None:
     calls = quote(str(tmp_path / "calls"))
-    script = HostScript(
-        f"echo >> {calls}; if [ $(wc -l < {calls}) -ge 4 ]; then echo b:1; else sleep 1000; fi", seconds=0.3
-    )
+    command = f"echo >> {calls}; if [ $(wc -l < {calls}) -ge 4 ]; then echo b:1; else sleep 1000; fi"
+    script = HostScript(command, seconds=0.3)
     with following(script, [HostInfo("a", 1)]) as (found, wait_until):
         wait_until(lambda: len(found) >= 2)
-    assert found[0] == f"the host discovery script {script._command!r} did not end within 0.3 seconds"
+    assert found[0] == f"the host discovery script {command!r} did not end within 0.3 seconds"
     assert found[1] == [HostInfo("a", 1), HostInfo("b", 1)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import socket
 from collections.abc import Collection, Mapping, Sequence
 
 import pytest
@@ -15,7 +16,7 @@ from horovod.runner.agent.messages import Closed, Ended, Exit, Lost, OutputData,
 from horovod.runner.elastic import supervisor as elastic_supervisor
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import StartProcess
-from horovod.runner.elastic.job_state import Limits
+from horovod.runner.elastic.job_state import JobState, Limits
 from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.elastic.supervisor import ElasticSupervisor
 from horovod.runner.hosts.slots import HostInfo
@@ -98,6 +99,29 @@ def test_a_lost_agent_is_named_at_the_end_only_if_processes_may_remain(
     assert agents[1].released and not agents[1].ends and all(agent.ends for agent in agents if agent is not agents[1])
 
 
+class LauncherIsTerminated:
+    """Stands in for the signals that a launcher gets."""
+
+    may_raise = passes_interrupts_on = pressed = False
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def terminate(self) -> None:
+        self._writer.send(b".")
+
+    def take(self) -> list[int]:
+        self._reader.recv(1)
+        return [signal.SIGTERM]
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+
 def play(cancelled: bool = False, lost: str = "") -> tuple[list[PromptAgent], Outcome]:
     """A job with one process on each host: they end, or the launcher is asked to end, or one host's agent is lost."""
     loop = Loop()
@@ -105,9 +129,10 @@ def play(cancelled: bool = False, lost: str = "") -> tuple[list[PromptAgent], Ou
     output = JobOutput(StreamSink(io.StringIO()), StreamSink(said), len(HOSTS), None, timestamps=False)
     seconds = 1.0 if lost else 60.0  # nothing takes the assignment of what is lost
     limits = Limits(start=4, least=4, most=None, resets=None, patience=seconds, starting=seconds, fixed=True)
-    policy = ElasticPolicy(limits, Blacklist(None), "")
+    policy = ElasticPolicy(JobState(limits, Blacklist(None)))
     server = RendezvousServer(make_secret(), "127.0.0.1")
     agents: list[PromptAgent] = []
+    signals = LauncherIsTerminated()
 
     def reach(host: HostInfo) -> Agent:
         name, finishes = host.hostname, not (cancelled or lost)
@@ -118,13 +143,14 @@ def play(cancelled: bool = False, lost: str = "") -> tuple[list[PromptAgent], Ou
         return {}, [ProcessPlan(start.number, ("true",), {}, False)]
 
     supervisor = ElasticSupervisor(
-        loop, output, policy, server, reach=reach, plan=plan, seconds=60.0, signals=None
+        loop, output, policy, server, reach=reach, plan=plan, seconds=60.0, signals=signals  # type: ignore[arg-type]
     )  # fmt: skip
     if cancelled:
-        loop.after("cancel", 0.01, lambda: supervisor._do(policy.signalled(signal.SIGTERM)))
+        loop.after("cancel", 0.01, signals.terminate)
     try:
         outcome = supervisor.run_elastic(HOSTS)
     finally:
         loop.close()
         server.stop()
+        signals.close()
     return agents, outcome
