@@ -38,10 +38,10 @@ class GradientRounds(GradientPasses):
     """The part of an optimizer that rounds call."""
 
     _covered = 0
-    """The slots that optimizers reduce which were made later over the same parameters."""
+    """The slots that are reduced by optimizers that were made later over the same parameters."""
 
     def told(self, final: bool) -> TouchedGradients:
-        self._task = -2  # what backward does next is another pass
+        self._task = -2  # the next backward is another pass
         joins = running().joins
         if self._joins != joins:  # until then ranks may have made different numbers of steps
             self._joins, self._steps = joins, 0
