@@ -195,7 +195,7 @@ def initialised_mpi(threads: bool = True, deadline: float = math.inf) -> Any:
             ours = mpi4py.rc.finalize is None
             if ours:
                 mpi4py.rc.finalize = (
-                    False  # it would come after the interpreter's end, and wait for ever after a failure
+                    False  # it would come after the interpreter's end, and wait forever after a failure
                 )
         from mpi4py import MPI
 

@@ -1,4 +1,4 @@
-"""How NCCL is chosen and built: if each rank has a GPU of its own, and the framework passes its memory."""
+"""The choice and construction of NCCL: for ranks that each have a separate GPU, if the framework passes its memory."""
 
 from __future__ import annotations
 
