@@ -184,14 +184,14 @@ def _run_programs(document: str, programs: dict[str, list[str]], ports: dict[str
         destroy()
 
     before = dict(os.environ)
-    variables = {"MASTER_ADDR": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
-    variables |= {"RANK": before[config.RANK], "LOCAL_RANK": before[config.RANK], "WORLD_SIZE": before[config.SIZE]}
+    environment = {"MASTER_ADDR": "127.0.0.1", "HF_HUB_OFFLINE": "1"}
+    environment |= {"RANK": before[config.RANK], "LOCAL_RANK": before[config.RANK], "WORLD_SIZE": before[config.SIZE]}
     weights = {}
     torch.distributed.destroy_process_group = destroy_when_all_have_finished
     try:
         for name, blocks in programs.items():
             variables: dict[str, Any] = {"__name__": "__main__"}
-            os.environ |= variables | {"MASTER_PORT": str(ports[name])}  # a program may take some away
+            os.environ |= environment | {"MASTER_PORT": str(ports[name])}  # a program may take some away
             try:
                 for number, block in enumerate(blocks, 1):
                     exec(compile(block, f"{document}, block {number} of {name or 'the program'}", "exec"), variables)
