@@ -70,8 +70,12 @@ COMMAND = "horovodrun"
 
 SECTIONS = (
     ("Starting and ending", r"run|init|shutdown|is_initialized"),
-    ("Who is who", r"((local|cross)_)?(rank|size)|is_homogeneous"),
-    ("Training", r"Distributed\w+|broadcast_(parameters|optimizer_state|variables|global_variables)|SyncBatch\w+"),
+    ("Who is who", r"((local|cross)_)?(rank|size)(_op)?|is_homogeneous"),
+    (
+        "Training",
+        r"(Partial)?Distributed\w+|broadcast_(parameters|optimizer_state|variables|global_variables)|SyncBatch\w+"
+        r"|reduce_gradients|load_model",
+    ),
     ("Making gradients smaller", r"\w*Compress(ion|or)"),
     ("Reducing", r"\w*allreduce\w*"),
     ("Kinds of reduction", r"Average|Sum|Adasum|Min|Max|Product"),
@@ -85,7 +89,11 @@ SECTIONS = (
     ("Process sets", r"\w*process_set\w*|ProcessSet"),
     ("The timeline", r"\w+_timeline"),
     ("Errors", r"\w+(Error|Interrupt)"),
-    ("What this installation can do", r"\w+_(built|enabled|supported)|build_info|__version__"),
+    (
+        "What this installation can do",
+        r"\w+_(built|enabled|supported|available)|check_extension|build_info|__version__",
+    ),
+    ("Modules", r"callbacks|data|elastic"),
     ("More", r".*"),
 )
 """Headlines, and the names that stand under each; the first that fits has it. Bindings use the same names.
@@ -214,6 +222,11 @@ def _docstring(found: griffe.Object) -> str:
 
     One that begins ``As :func:`other`.`` has the other function's text first; the decorator ``documented_as`` has it alone.
     """
+    copied = found.members.get("__doc__") if isinstance(found, griffe.Class) else None
+    if isinstance(copied, griffe.Attribute) and isinstance(
+        copied.value, griffe.ExprAttribute
+    ):  # __doc__ = Other.__doc__
+        return _docstring(resolved(found.modules_collection[copied.value.canonical_path.removesuffix(".__doc__")]))
     if found.docstring:
         text = found.docstring.value
         same = SAME.match(text)
@@ -235,11 +248,12 @@ class Reference:
 
     Args:
         module: with ``__all__``.
+        prefix: what users write before each name: ``elastic.`` for a module of a binding.
     """
 
-    def __init__(self, module: griffe.Object) -> None:
+    def __init__(self, module: griffe.Object, prefix: str = "") -> None:
         self.public = [str(name) for name in module.exports or [] if not str(name).startswith("_")]
-        self._links = {name: f"#{anchor(name)}" for name in self.public}
+        self._links = {name: f"#{anchor(prefix + name)}" for name in self.public}
         # Defaults are shown by the names under which users know them.
         self._names = {
             str(target.value): name
@@ -258,13 +272,23 @@ class Reference:
     def entry(self, name: str, value: griffe.Object) -> list[str]:
         """What stands under the headline of an exported name."""
         if isinstance(value, griffe.Module):
-            return [f"`{value.path}`", "", *self._prose(value)]
+            return [f"`{value.path}`", "", *self._prose(value), *self._contents(f"{name}.", value)]
         if isinstance(value, griffe.Attribute):
             prose = self._prose(value)
-            return [f"`{name} = {_number(value)}`", *(["", *prose] if any(prose) else [])]
+            shown = name if isinstance(value.value, griffe.ExprCall) else f"{name} = {_number(value)}"
+            return [f"`{shown}`", *(["", *prose] if any(prose) else [])]
         lines = ["```python", *self.signature(name, value), "```", "", *self._prose(value)]
         if isinstance(value, griffe.Class):
             lines += self.members(name, value)
+        return lines
+
+    @staticmethod
+    def _contents(prefix: str, module: griffe.Module) -> list[str]:
+        """Everything that a module of a binding exports, under headlines of the lowest level."""
+        reference = Reference(module, prefix)
+        lines: list[str] = []
+        for name in reference.public:
+            lines += ["", f"#### {prefix}{name}", "", *reference.entry(prefix + name, resolved(module.members[name]))]
         return lines
 
     def members(self, owner: str, *kinds: griffe.Object) -> list[str]:
@@ -292,10 +316,16 @@ class Reference:
         if isinstance(value, griffe.Class):
             made = value.all_members.get("__init__")
             function = value if made is None else resolved(made)
-        if not isinstance(function, griffe.Function):
+        if isinstance(value, griffe.Class) and any("NamedTuple" in str(base) for base in value.bases):
+            words = [
+                f"{field}: {each.annotation}" for field, each in _public(value) if isinstance(each, griffe.Attribute)
+            ]
+        elif isinstance(function, griffe.Function):
+            words = list(self._parameters(function))
+        else:
             return [name]
-        words = list(self._parameters(function))
-        arrow = "" if value is not function or function.returns is None else f" -> {_annotation(function.returns)}"
+        returns = value.returns if isinstance(value, griffe.Function) else None
+        arrow = "" if returns is None else f" -> {_annotation(returns)}"
         line = f"{name}({', '.join(words)}){arrow}"
         return [line] if len(line) <= 100 else [f"{name}(", *(f"    {word}," for word in words), f"){arrow}"]
 
@@ -409,7 +439,10 @@ def _table(rule: str, lines: Sequence[str], links: dict[str, str]) -> list[str]:
     return head + ["| " + " | ".join(inline(cell, links).replace("|", "\\|") for cell in row) + " |" for row in rows]
 
 
-TOKEN = re.compile(r"``(?P<literal>.+?)``|:\w+:`~?(?P<target>[\w.]+)`|(?P<special>[<*])")
+TOKEN = re.compile(
+    r"``(?P<literal>.+?)``|:\w+:`~?(?P<target>[\w.]+)`"
+    r"|(?P<emphasis>(?P<stars>\*{1,2})\w([^*]*\w)?(?P=stars)(?!\w))|(?P<special>[<*])"
+)
 
 
 def inline(text: str, links: dict[str, str]) -> str:
@@ -418,6 +451,8 @@ def inline(text: str, links: dict[str, str]) -> str:
     def shown(match: re.Match[str]) -> str:
         if match["literal"]:
             return f"`{match['literal']}`"
+        if match["emphasis"]:
+            return match["emphasis"]
         if match["special"]:
             return "\\" + match["special"]
         name = match["target"].rpartition(".")[2]

@@ -77,6 +77,25 @@ def test_a_page_has_what_the_module_exports(page: Any, package: Any) -> None:
             assert all(re.search(rf"[ (*]{each}\b", shown) for each in inspect.signature(value).parameters), name
 
 
+@pytest.mark.parametrize("page", generate.PAGES, ids=lambda page: page.name)
+def test_a_page_has_what_the_modules_of_a_binding_export_with_signatures(page: Any, package: Any) -> None:
+    text = generate.written(page, package)
+    binding = generate.named(package, page.module)
+    for name in generate.Reference(binding).public:
+        module = generate.resolved(binding.members[name])
+        if not isinstance(module, griffe.Module):
+            continue
+        inner = generate.Reference(module)
+        assert inner.public
+        for each in inner.public:
+            entry = text.split(f"#### {name}.{each}\n")[1].split("\n#")[0]
+            shown, said = re.split(r"\n```\n|`\n", entry, maxsplit=1)
+            assert f"{name}.{each}" in shown, each
+            assert said.strip(), f"not said: {name}.{each}"
+            if isinstance(generate.resolved(module.members[each]), griffe.Class):
+                assert re.search(rf"{each}\(", shown), f"without a signature: {name}.{each}"
+
+
 def test_the_page_of_flags_has_every_flag_that_help_shows_once() -> None:
     text = generate.flags()
     shown = {
@@ -129,7 +148,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     )
 
 
-DOCSTRING = """Reduce ``tensor`` over * ranks; see :func:`there` and :class:`~a.b.Elsewhere`.
+DOCSTRING = """Reduce ``tensor`` over * ranks, *once*, with *args and **kwargs; see :func:`there` and :class:`~a.b.Elsewhere`.
 
 ===  ======
 one  first,
@@ -152,7 +171,7 @@ Returns:
     The sum.
 """
 
-MARKDOWN = """Reduce `tensor` over \\* ranks; see [`there`](#there) and `a.b.Elsewhere`.
+MARKDOWN = """Reduce `tensor` over \\* ranks, *once*, with \\*args and \\*\\*kwargs; see [`there`](#there) and `a.b.Elsewhere`.
 
 | | |
 |---|---|

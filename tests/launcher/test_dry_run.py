@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from shlex import quote
 
@@ -107,3 +111,16 @@ def test_an_elastic_job_on_fixed_hosts_shows_that_no_others_come(launcher: Launc
     assert "A round has at least 2 ranks and as many as there are slots." in done.stdout
     assert "Hosts: these and no others: localhost:3" in done.stdout
     assert "The first round has 3 ranks:" in done.stdout
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_it_ends_without_a_traceback_if_nobody_reads_what_it_shows(unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "horovod.runner.launch", "--dry-run", "-np", "2", "true"]
+    try:
+        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, timeout=60, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

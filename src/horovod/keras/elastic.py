@@ -29,6 +29,7 @@ else:
     from horovod.common.basics import init, shutdown
 
 run = elastic.make_run(shutdown, init)
+"""Decorate a training function so that it continues when ranks are lost, added or removed. Its first argument is the state."""
 
 
 class KerasState(ModelState):

@@ -114,7 +114,16 @@ def _run(args: Any) -> Any:
 def main() -> int:
     """The program. Returns its exit status: 0, the failing rank's, 128 + a signal's number, or 2 for a wrong request."""
     try:
-        return run_commandline()
+        try:
+            return run_commandline()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # not at the interpreter's end, which would complain
+    except (
+        BrokenPipeError
+    ):  # the reader of --dry-run or --check-build has ended, as `head` does; a job notices it itself
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
     except (JobFailed, WrongRequest) as end:
         return end.code
     except LaunchError:

@@ -25,6 +25,7 @@ from horovod.tensorflow.lifecycle import init, shutdown
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
 
 run = elastic.make_run(shutdown, init)
+"""Decorate a training function so that it continues when ranks are lost, added or removed. Its first argument is the state."""
 
 
 class KerasState(ModelState):
