@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 TRAINING = 1437
-"""How many digits, from the front, are for training; the other 360 are for testing."""
+"""The number of digits for training, from the start; the other 360 are for testing."""
 
 _data = load_digits()
 images = torch.from_numpy(_data.data).float() / 8 - 1
 """Pixels from -1 (paper) to 1 (ink), float32 of shape (1797, 64)."""
 labels = torch.from_numpy(_data.target).long()
-"""What each digit is, 0 to 9, int64 of shape (1797,)."""
+"""The labels, 0 to 9, int64 of shape (1797,)."""
 
 
 def batches(epoch: int, rank: int, size: int, batch: int = 32) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

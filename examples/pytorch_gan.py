@@ -21,7 +21,7 @@ import horovod.torch as hvd
 import pytorch_digits as digits
 
 NOISE = 16
-"""How many random numbers the generator makes an image from."""
+"""The number of random inputs from which the generator makes an image."""
 
 
 def main() -> None:
@@ -85,9 +85,8 @@ def distributed(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def loss_of(scores: Tensor, wanted: float) -> Tensor:
-    """The loss of the discriminator's ``scores``, (images, 1), where 1 is wanted for real images and 0 for drawn ones.
-
-    A target a little below 1 keeps the discriminator from becoming certain. From a certain one, the generator learns nothing.
+    """The loss of the discriminator's ``scores``, (images, 1), whose targets are 1 for real images and 0 for drawn ones. A
+    target a little below 1 keeps the discriminator from becoming certain: the generator learns nothing from a certain one.
     """
     return F.binary_cross_entropy_with_logits(scores, torch.full_like(scores, wanted))
 

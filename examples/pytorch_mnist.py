@@ -63,7 +63,7 @@ def main() -> None:
     # hvd 4: step() applies the gradients' average over the ranks
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    # Rank 0 alone looks for a checkpoint, so that ranks cannot disagree on what is there.
+    # Only rank 0 looks for a checkpoint, so ranks cannot disagree about it.
     epochs_done = load_checkpoint(options.checkpoint_dir, model, optimizer) if hvd.rank() == 0 else 0
     epochs_done = hvd.broadcast_object(epochs_done, root_rank=0, name="epochs_done")
     # hvd 5: every rank starts from rank 0's weights (and, after a checkpoint, its momentum)
@@ -117,8 +117,8 @@ def train(
 ) -> Tensor:
     """One pass over this rank's part of ``batches``, from ``step`` of the schedule on; the loss of every step, (steps,).
 
-    Nothing here knows of other ranks, except that the losses are averaged over them: once, when the pass is over, for
-    then it costs one exchange, and the average over equal parts is the loss of the global batch.
+    Nothing here depends on other ranks, except that the losses are averaged over them: once, at the end of the pass, so it
+    costs one exchange. The average over equal parts is the loss of the global batch.
     """
     model.train()
     losses = []
@@ -138,10 +138,10 @@ def train(
 class GlobalBatches(Sampler[Tensor]):
     """Divides a data set into global batches, and yields this rank's part of each, as a tensor of indices.
 
-    The k-th global batch is the same set of images whatever the number of ranks: a consecutive slice of one permutation
-    that all ranks draw from the same seed. Each rank takes an equal, consecutive part of that slice, so that the average
-    of the ranks' gradients is the gradient of the whole. The images left over after the last full global batch are left
-    out; the next epoch's permutation leaves out others.
+    The k-th global batch is the same set of images for any number of ranks: a consecutive slice of one permutation that all
+    ranks draw from the same seed. Each rank takes an equal, consecutive part of that slice, so that the average of the ranks'
+    gradients is the gradient of the whole. The images left over after the last full global batch are left out; the next epoch's
+    permutation leaves out others.
     """
 
     def __init__(self, images: int, global_batch: int, rank: int, size: int, seed: int) -> None:
@@ -170,8 +170,8 @@ class GlobalBatches(Sampler[Tensor]):
 class Schedule:
     """The learning rate of every step: a linear warm-up from ``base`` to ``base * growth``, then half a cosine down to 0.
 
-    Large steps right at the start, where the loss is steepest, are what a scaled learning rate must avoid; see Goyal et
-    al., "Accurate, Large Minibatch SGD" (2017), section 2.2.
+    A scaled learning rate must avoid large steps at the start, where the loss is steepest; see Goyal et al., "Accurate, Large
+    Minibatch SGD" (2017), section 2.2.
     """
 
     base: float
@@ -210,7 +210,7 @@ def build_model(image_shape: tuple[int, int] | torch.Size, classes: int) -> nn.M
 
 @torch.no_grad()
 def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float]:
-    """The mean loss and the share of right answers over the test set, of which each rank looks at its own part."""
+    """The mean loss and the fraction of correct answers on the test set. Each rank evaluates its own part."""
     model.eval()
     loss = correct = 0.0
     mine = slice(hvd.rank(), None, hvd.size())
@@ -218,7 +218,7 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, f
         scores = model(some_images)
         loss += F.cross_entropy(scores, some_labels, reduction="sum").item()
         correct += (scores.argmax(dim=1) == some_labels).sum().item()
-    # Sums, not means: the parts differ in length by one where the ranks do not divide the test set.
+    # Sums, not means: the parts differ in length by one if the test set cannot be divided evenly.
     totals = hvd.allreduce(torch.tensor([loss, correct], dtype=torch.float64), op=hvd.Sum, name="test_totals")
     return totals[0].item() / len(images), totals[1].item() / len(images)
 
@@ -237,7 +237,7 @@ def load_data(source: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def read_data(source: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
-    """Images (n, height, width), labels (n,), and how many of them, from the front, are for training."""
+    """Images (n, height, width), labels (n,), and the number of them, from the start, for training."""
     if source == "digits":
         from sklearn.datasets import load_digits
 
@@ -263,7 +263,7 @@ def read_data(source: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], 
 
 
 def load_checkpoint(directory: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Fill model and optimizer from the newest checkpoint; return how many epochs it has seen, 0 where there is none."""
+    """Fill model and optimizer from the newest checkpoint; return its number of epochs, 0 if there is none."""
     newest = max(directory.glob("epoch-*.pt"), default=None) if directory else None
     if newest is None:
         return 0
@@ -274,7 +274,7 @@ def load_checkpoint(directory: Path | None, model: nn.Module, optimizer: torch.o
 
 
 def save_checkpoint(directory: Path, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Write one epoch's state. Under its final name a file is always complete, even if the job is killed half-way."""
+    """Write one epoch's state. A file with its final name is always complete, even if the job is killed while it writes."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"epoch-{epoch:04}.pt"
     partial = path.with_suffix(".partial")
@@ -290,7 +290,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[], None]]:
-    """A moving bar on rank 0's terminal; nothing on other ranks, nor where the output goes to a file or a launcher."""
+    """A moving bar on rank 0's terminal; nothing on other ranks, or if the output goes to a file or a launcher."""
     shown = hvd.rank() == 0 and sys.stdout.isatty()
     if not shown or importlib.util.find_spec("rich") is None:  # it comes with the extra "examples"
         yield lambda: None

@@ -121,8 +121,8 @@ class Bottleneck(nn.Module):
 def resnet50() -> nn.Module:
     """ResNet-50: 25,557,032 parameters in 161 tensors. Input: (images, 3, height, width); output: 1000 scores.
 
-    Source: He et al., "Deep Residual Learning for Image Recognition" (2015), table 1; the stride is in the 3x3 convolution,
-    as is usual since.
+    Source: He et al., "Deep Residual Learning for Image Recognition" (2015), table 1; the stride is in the 3x3 convolution, as
+    is common today.
     """
     layers: list[nn.Module] = [
         nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3, bias=False),

@@ -228,9 +228,9 @@ def serve(path: str, seconds: str, piece_bytes: str) -> None:
     import numpy as np
 
     from horovod.comm.mpi.exchange import MpiExchange
-    from horovod.comm.mpi.runtime import communicator_of, started
+    from horovod.comm.mpi.runtime import communicator_of, initialised_mpi
 
-    world = started().COMM_WORLD
+    world = initialised_mpi().COMM_WORLD
     rank, size = world.Get_rank(), world.Get_size()
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)

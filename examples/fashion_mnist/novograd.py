@@ -20,14 +20,14 @@ from keras import ops
 
 @keras.saving.register_keras_serializable("horovod_examples")
 class NovoGrad(keras.optimizers.Optimizer):
-    """Takes large batches and no long warm-up; memory is half of Adam's.
+    """Works with large batches and without a long warm-up; needs half the memory of Adam.
 
     Args:
         learning_rate: a number or a schedule.
-        beta_1, beta_2: how slowly both moments forget, from 0 to below 1.
-        epsilon: keeps the division finite where a gradient is zero.
+        beta_1, beta_2: the decay rates of the moments, from 0 to below 1.
+        epsilon: keeps the division finite if a gradient is zero.
         weight_decay: d above; decoupled from the gradient's norm, and part of what momentum accumulates.
-        grad_averaging: weigh what is new in m by 1 - beta_1, as the paper has it for an option.
+        grad_averaging: weigh the new term in m by 1 - beta_1, an option of the paper.
         others: as of every Keras optimizer.
     """
 

@@ -29,6 +29,6 @@ def ends_of(connection: socket.socket) -> str:
     return f"from {own} to {other}" if own != other else ""
 
 
-def silence(ends: str) -> str:
+def silent_host_reason(ends: str) -> str:
     """The reason why a rank is lost if its host is silent on the connection with these :func:`ends_of`."""
     return f"its host is silent on the connection {ends}, where nothing arrives: that network is broken, or the host is gone"

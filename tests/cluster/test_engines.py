@@ -34,7 +34,7 @@ GLOO_IN_STEPS = {"HOROVOD_CPU_OPERATIONS": "Gloo", "HOROVOD_HIERARCHICAL_ALLREDU
 
 
 @pytest.mark.parametrize(
-    ("hosts", "engines"),
+    ("slots", "engines"),
     [
         ("hostA:2,hostB:2", [({}, "hierarchical shm tcp")]),
         pytest.param(
@@ -45,12 +45,12 @@ GLOO_IN_STEPS = {"HOROVOD_CPU_OPERATIONS": "Gloo", "HOROVOD_HIERARCHICAL_ALLREDU
         ("hostA:1,hostB:1", [({}, "tcp")]),
     ],
 )
-def test_between_two_hosts(cluster: Cluster, hosts: str, engines: list[tuple[dict[str, str], str]]) -> None:
+def test_between_two_hosts(cluster: Cluster, slots: str, engines: list[tuple[dict[str, str], str]]) -> None:
     """The engines that settings lead to, one after another in the same job."""
     script = cluster.script(PROGRAM)
-    ranks = sum(int(each.partition(":")[2]) for each in hosts.split(","))
+    ranks = sum(int(each.partition(":")[2]) for each in slots.split(","))
     settings = [json.dumps(each) for each, _ in engines]
-    done = cluster.run("-np", str(ranks), "-H", hosts, "python", script, *settings)
+    done = cluster.run("-np", str(ranks), "-H", slots, "python", script, *settings)
     assert done.returncode == 0, done.stderr
     for number, (_, expected) in enumerate(engines):
         said = [line.removeprefix(f"{number} ") for line in results(done.stdout) if line.startswith(f"{number} ")]

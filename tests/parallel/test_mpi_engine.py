@@ -208,7 +208,7 @@ if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))) == 1:
 WITHOUT_RANK_1 = """
 from horovod.comm.mpi import runtime
 if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK"))) == 1:
-    runtime.started = not_started
+    runtime.initialised_mpi = not_started
 began = time.monotonic()
 try:
     hvd.init()
@@ -257,7 +257,7 @@ def test_a_communicator_that_one_rank_does_not_make_is_given_up_and_the_process_
     program = """
 from horovod.comm.engine import EngineError, MpiRanks
 from horovod.comm.mpi import runtime
-mpi = runtime.started()
+mpi = runtime.initialised_mpi()
 if mpi.COMM_WORLD.rank == 0:
     try:
         runtime.communicator_of(MpiRanks(None, 2, (0, 1)), 1, time.monotonic() + 0.5)

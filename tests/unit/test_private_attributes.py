@@ -36,9 +36,9 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     ),
     "unit/comm/nccl/test_communicator.py": ({"_handle", "_lock", "_settle"}, "aborts at one moment of another thread"),
     "unit/comm/shm/test_direct.py": ({"_counters", "_words"}, "waits for a rank that has nothing to do but to wait"),
-    "unit/comm/tcp/test_communicator.py": ({"_exchange", "_place_in_tree"}, "one exchange without a whole collective"),
+    "unit/comm/tcp/test_communicator.py": ({"_exchange", "_position_in_tree"}, "one exchange without a whole collective"),
     "unit/comm/tcp/test_transport.py": ({"_number"}, "after four thousand million collectives"),
-    "parallel/test_device_engine.py": ({"_open", "_open_events", "_places"}, "what is held until a device is done"),
+    "parallel/test_device_engine.py": ({"_open", "_open_events", "_written_by_nccl"}, "what a device still uses"),
     "parallel/torch/test_cuda.py": ({"_out"}, "an error of a device in the middle of a copy"),
     "unit/environments/test_environments.py": ({"_launcher_process"}, "a launcher above this process"),
     # Stand-ins for devices that are not here.
@@ -55,17 +55,12 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "unit/comm/test_reduction.py": ({"_cast"}, "puts back what it has replaced"),
     # That nothing accumulates, or is let go of.
     "parallel/tensorflow/test_many_at_once.py": ({"_Pending"}, "how many results are kept"),
-    "parallel/tensorflow/test_saved_models.py": ({"_places", "_queues"}, "that an operation ends with its graph"),
+    "parallel/tensorflow/test_saved_models.py": ({"_in_flight", "_queues"}, "that an operation ends with its graph"),
     "unit/comm/test_hierarchical.py": ({"_workspace"}, "the size of memory that NumPy has"),
     "unit/mxnet/ops/test_engine.py": ({"_pushed"}, "what is held while MXNet uses it"),
-    "unit/observe/test_call_site.py": ({"_lines", "_users"}, "tables that would grow for ever"),
     "unit/observe/test_timeline.py": ({"_events", "_rows"}, "tables that would grow for ever"),
-    # What an optimizer in training has done so far.
+    "parallel/torch/test_optimizer_adversaries.py": ({"_horovod"}, "that no bucket waits for its gradients"),
     "parallel/torch/test_bucket_compression.py": ({"_horovod"}, "forgets what compression has left out"),
-    "parallel/torch/test_optimizer_adversaries.py": ({"_horovod"}, "that nothing was sent"),
-    "parallel/torch/test_optimizer_arguments.py": ({"_horovod"}, "the number of buckets"),
-    "parallel/torch/test_optimizer_parameters.py": ({"_horovod"}, "the sizes of buckets, and that all is let go of"),
-    "parallel/torch/test_optimizer_rules.py": ({"_horovod"}, "what was sent in the middle of a backward pass"),
 }  # fmt: skip
 """By file of the tests, the names that it uses, and what for. A test that can do without does not belong here."""
 

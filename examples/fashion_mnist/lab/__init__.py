@@ -1,6 +1,6 @@
 """The parts that all scripts of the lab share, so that a script contains only the training.
 
-Nothing in here knows of other ranks, except that :func:`lab.data.load` makes sure that all of them take the same images.
+Nothing here depends on other ranks, except that :func:`lab.data.load` checks that all of them use the same images.
 """
 
 from __future__ import annotations

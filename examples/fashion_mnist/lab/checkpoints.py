@@ -12,7 +12,7 @@ import keras
 class Checkpoints(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
     """A folder with one file per epoch, and the callback that writes them.
 
-    Under its final name a file is always complete, even if the process is killed while it writes.
+    A file with its final name is always complete, even if the process is killed while it writes.
 
     Args:
         folder: None: nothing is written and nothing is found.

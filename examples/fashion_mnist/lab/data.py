@@ -24,7 +24,7 @@ class Images:
 
     Attributes:
         train, test: pairs of images, uint8 (n, height, width, 1), and labels, int32 (n,).
-        may_flip: whether an image seen in a mirror still shows the same thing: clothes do, figures do not.
+        may_flip: whether a mirrored image still belongs to its class: clothes do, digits do not.
     """
 
     train: tuple[Any, Any]
@@ -63,7 +63,7 @@ class Images:
         return batches.map(_scaled).prefetch(2).with_options(_one_thread())
 
     def _augmented(self, images: Any, labels: Any) -> Any:
-        """Pad each image with black, cut it out at a random place, and mirror half of the images."""
+        """Pad each image with black, crop it at a random position, and mirror half of the images."""
         images, labels = _scaled(images, labels)
         count = tf.shape(images)[0]
         height, width, _ = self.shape
@@ -84,7 +84,7 @@ def steps(images: int, batch_size: int) -> int:
     """The number of whole batches in a number of images.
 
     Raises:
-        SystemExit: not one.
+        SystemExit: there is not even one.
     """
     if images < batch_size:
         sys.exit(f"{images} images are fewer than one batch of {batch_size}; lower --batch-size or --val-batch-size")
@@ -98,7 +98,7 @@ def load(file: Path | None, hvd: Any = None, limit: int | None = None) -> Images
         file: an ``.npz`` file with ``x`` (n, height, width), 0 to 255, and ``y`` (n,), labels from 0: the first four fifths to
             train, the others to test.
         limit: take so many images at most, a fifth of them to test.
-        hvd: ``horovod.keras``, initialised. Every rank passes it, or none: it sees that all take the same images.
+        hvd: ``horovod.keras``, initialised. Every rank passes it, or none: it checks that all use the same images.
 
     Raises:
         SystemExit: the file is not of that kind.
@@ -131,7 +131,7 @@ def _all_of(file: Path | None, hvd: Any) -> Images:
 def _generated(train: int = 8_000, test: int = 2_000) -> Images:
     """Images of 28 x 28 pixels, the same in every process: the digits of scikit-learn, three times as large and moved.
 
-    Those to test are made of digits of which none to train is made.
+    Test images and training images are made of different digits.
     """
     from sklearn.datasets import load_digits
 

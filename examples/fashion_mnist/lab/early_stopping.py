@@ -10,8 +10,8 @@ import keras
 class StopAtAccuracy(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untyped
     """Stop once ``val_accuracy`` has reached ``target`` in ``patience + 1`` epochs in a row.
 
-    Where several ranks train one model, all must see the same ``val_accuracy``, or they stop at different epochs, and those
-    that go on wait for those that have left.
+    If several ranks train one model, all must get the same ``val_accuracy``. Otherwise they stop at different epochs, and the
+    ranks that continue wait for those that have ended.
 
     Args:
         target: from 0 to 1; None: never stop.

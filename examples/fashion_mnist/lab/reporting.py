@@ -16,9 +16,9 @@ class Report(keras.callbacks.Callback):  # type: ignore[misc]  # Keras is untype
     Validation does not count. The same, with all metrics and the learning rate, goes to ``epochs.csv``, a line for each epoch.
 
     Args:
-        folder: where the file is, or will be; it is appended to.
+        folder: of the file, which is appended to.
         batch_size: images of one step.
-        verbose: print and write; else only measure.
+        verbose: print and write. Otherwise only measure.
 
     Attributes:
         seconds: of training so far.

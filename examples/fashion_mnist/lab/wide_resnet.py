@@ -13,8 +13,8 @@ def wide_resnet(shape: tuple[int, int, int], classes: int, depth: int, width: in
 
     Args:
         shape: (height, width, channels) of an image.
-        classes: how many scores come out, one for each; the softmax is left to the loss.
-        weight_decay: of the kernels, as a penalty of half of it times their squares.
+        classes: the number of scores; the loss applies the softmax.
+        weight_decay: of the kernels, as a penalty: half of it times the sum of their squares.
 
     Returns:
         A model from (images, height, width, channels) to (images, classes), float32.

@@ -44,7 +44,7 @@ class OptimizerGuard:
 
     def check(self, variables: Sequence[Any]) -> None:
         """Compare the ranks. For Python that runs in each step. Raises as :meth:`horovod._models.guard.Guard.step`."""
-        rate, chosen = self.rate(), guard.some(variables)
+        rate, chosen = self.rate(), guard.compared_parameters(variables)
         self.compare(
             variables,
             None if rate is None else lambda: _array(rate),
@@ -58,10 +58,10 @@ class OptimizerGuard:
         Args:
             variables: that the optimizer shares between the ranks.
             rate: a function that returns the learning rate; None: there is no variable with it.
-            samples: a function that returns the first elements of ``some(variables)``.
+            samples: a function that returns the first elements of ``compared_parameters(variables)``.
             whole: a function that returns the variables as arrays; an empty list if they are not available.
         """
-        chosen = guard.some(variables)
+        chosen = guard.compared_parameters(variables)
 
         def hyperparameters() -> Mapping[str, str]:
             return {**({} if rate is None else {"learning_rate": f"{float(rate()):.9g}"}), **self._of_configuration()}
@@ -101,7 +101,7 @@ _OF_THE_MACHINE = {"jit_compile", "built"}
 
 
 def _kind(variables: Sequence[Any]) -> object:
-    return len(variables), tuple(str(each.shape) for each in guard.some(variables))
+    return len(variables), tuple(str(each.shape) for each in guard.compared_parameters(variables))
 
 
 def _name(variable: Any) -> str:

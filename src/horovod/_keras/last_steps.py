@@ -14,13 +14,13 @@ from horovod._keras.compilation import is_distributed
 from horovod.common.util import is_version_greater_equal_than
 
 
-def are_lost(keras_version: str) -> bool:
+def loses_last_steps(keras_version: str) -> bool:
     """Whether this version of Keras loses the last steps."""
     return not is_version_greater_equal_than(keras_version, "3.7.0")
 
 
 @functools.cache
-def keep(model_class: Any) -> None:
+def patch_train_function(model_class: Any) -> None:
     """Patch ``make_train_function`` of Keras's ``Model``, once per process, for models with a distributed optimizer."""
     make = model_class.make_train_function
 

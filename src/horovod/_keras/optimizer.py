@@ -222,8 +222,8 @@ def _adopt(optimizer: Any, settings: KerasSettings) -> None:
     loss_scale.check_reduced_gradients()
     if backend.name() == "tensorflow":
         compilation.turn_off_xla(keras.Model)
-        if last_steps.are_lost(keras.__version__):
-            last_steps.keep(keras.Model)
+        if last_steps.loses_last_steps(keras.__version__):
+            last_steps.patch_train_function(keras.Model)
 
 
 def _rebuilt(optimizer: Any, kind: type[Any], passes: int) -> Any:

@@ -34,7 +34,7 @@ class Comparison:
         self, name: str, held: bytes, process_set: ProcessSet, line: str, tell: Tell, what: Alike | None
     ) -> None:
         self.tell, self.what, self._name, self._held, self._set = tell, what, name, held, process_set
-        self._terms = consensus.terms(held)
+        self._terms = consensus.sum_terms(held)
         self._sums = np.empty_like(self._terms)
         described = [(name, DataType.INT64, self._terms.shape)]
         prepared = prepared_allreduce(name, described, ReduceOp.SUM, 1.0, 1.0, line)

@@ -172,7 +172,7 @@ class Guard:
             rank: {self._names.get(label, label): text for label, text in _decoded(row).items()}
             for rank, row in rows.items()
         }
-        text = alike.account(what, named, self._owner)
+        text = alike.describe_differences(what, named, self._owner)
         if running().config.check == alike.ERROR:
             raise MismatchError(text, ranks=rows)
         if running().identity.rank == min(rows):
@@ -184,7 +184,7 @@ def _decoded(row: bytes) -> dict[str, str]:
     return msgspec.msgpack.decode(row, type=dict[str, str])
 
 
-def some(parameters: Sequence[T]) -> list[T]:
+def compared_parameters(parameters: Sequence[T]) -> list[T]:
     """The parameters that are compared, from all parts of the model."""
     return list(parameters[:: -(-len(parameters) // _PARAMETERS)]) if parameters else []
 

@@ -1,8 +1,8 @@
 r"""Adasum over any engine: a reduction that adds gradients where they differ and averages them where they agree.
 
 Two vectors combine to ``r(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b``: orthogonal vectors are added, equal vectors
-stay as they are, and ``r`` is symmetric. More than two combine in a binary tree over the ranks. On each level
-neighbours combine, (0, 1), (2, 3), ...; where their number is odd, the last one goes up unchanged::
+stay as they are, and ``r`` is symmetric. More than two combine in a binary tree over the ranks. On each level neighbours
+combine, (0, 1), (2, 3), ...; if their number is odd, the last one goes up unchanged::
 
     0   1   2   3   4        five ranks
      \ /     \ /    |

@@ -164,7 +164,7 @@ def candidates(
     table = [wish] if wish else [each.name for each in _table("", names, device)]
     possible = [name for name in table if not _why_not(name, support)]
     if wish and not possible:
-        raise cannot(variable, wish, *_why_not(wish, support)[0])
+        raise forced_engine_error(variable, wish, *_why_not(wish, support)[0])
     if not possible:
         found = [(name, *_why_not(name, support)[0]) for name in table]
         reasons = "; ".join(f"{name}: rank {rank}: {obstacle}" for name, rank, obstacle in found)
@@ -228,7 +228,7 @@ def not_alone() -> str:
     return next((advice for each in ENGINES[GPU] if (advice := each.not_alone())), "")
 
 
-def cannot(variable: str, name: str, rank: int, obstacle: str) -> EngineError:
+def forced_engine_error(variable: str, name: str, rank: int, obstacle: str) -> EngineError:
     """The error for a forced engine that cannot run."""
     return EngineError(f"{variable}={name} cannot serve this group: rank {rank}: {obstacle}")
 

@@ -74,7 +74,7 @@ def compare(what: Alike, held: Mapping[str, str], name: str, process_set_id: int
     if rows is None:
         return True
     views = {rank: msgspec.msgpack.decode(row, type=dict[str, str]) for rank, row in rows.items()}
-    text = account(what, views, made_at(line) if line else "")
+    text = describe_differences(what, views, made_at(line) if line else "")
     context = running()
     if context.config.check == ERROR:
         raise MismatchError(text, ranks=rows, tensor=name)
@@ -88,7 +88,7 @@ def made_at(line: str) -> str:
     return f"the optimizer made at {line}"
 
 
-def account(what: Alike, held: Mapping[int, Mapping[str, str]], owner: str = "") -> str:
+def describe_differences(what: Alike, held: Mapping[int, Mapping[str, str]], owner: str = "") -> str:
     """The differences between ranks, as text.
 
     Args:

@@ -14,7 +14,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.lifecycle import context
 from horovod.core.lifecycle.process_set import ProcessSet, membership
-from horovod.core.submission.arguments import shown, truth
+from horovod.core.submission.arguments import flag_value, shown
 from horovod.environments import identity
 
 
@@ -101,7 +101,7 @@ def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False)
     path = os.fsdecode(file_path)  # checked on every rank, though only rank 0 writes the file
     if b"\0" in os.fsencode(path) or not path:
         raise ValueError(f"file_path={shown(file_path)}: no file can have this name")
-    context.current().recording.start(path, truth(mark_cycles, "mark_cycles"))
+    context.current().recording.start(path, flag_value(mark_cycles, "mark_cycles"))
 
 
 def stop_timeline() -> None:
@@ -130,7 +130,7 @@ def mpi_threads_supported() -> bool:
     generation = context.current()
     from horovod.comm.mpi import runtime  # not before: few processes need it
 
-    if mpi_enabled() or runtime.runs():
+    if mpi_enabled() or runtime.is_running():
         return runtime.threads_supported()
     if not runtime.launched():
         raise ValueError("Horovod MPI is not enabled; this job does not use MPI, and no MPI launcher has started it.")

@@ -29,7 +29,7 @@ _TERMS = 5
 _ROW = struct.Struct("<II")
 
 
-def terms(held: bytes) -> Array:
+def sum_terms(held: bytes) -> Array:
     """A rank's terms of the sums for the bytes that it holds: five int64. Digests have 24 bits, so 2**15 squares fit."""
     digest = hashlib.blake2b(held, digest_size=6).digest()
     a, b = int.from_bytes(digest[:3], "little"), int.from_bytes(digest[3:], "little")
@@ -68,7 +68,7 @@ class Consensus:
 
     def __init__(self, name: str, held: bytes, process_set_id: int | None, line: str = "") -> None:
         self._name, self._held, self._set, self._line = name, held, process_set_id, line
-        self._terms = terms(held)
+        self._terms = sum_terms(held)
         self._sums = np.empty_like(self._terms)
         prepared: Prepared = prepared_allreduce(
             name, [(name, DataType.INT64, (_TERMS,))], ReduceOp.SUM, prescale=1.0, postscale=1.0, line=line

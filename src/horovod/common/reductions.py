@@ -82,7 +82,7 @@ class ReductionArguments(msgspec.Struct, frozen=True):
         return self.prescale * self.postscale / max(members, 1)
 
 
-def reducing(
+def checked_reduction(
     op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet
 ) -> ReductionArguments:
     """Check the arguments that the user passed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 
-from horovod._silence import ends_of, is_silence, silence
+from horovod._silence import ends_of, is_silence, silent_host_reason
 
 _CHUNK = 1 << 18
 
@@ -151,7 +151,7 @@ class Channel:
     def _closed(self, error: OSError) -> ChannelClosed:
         """Keep an error, which the kernel reports only once, for the owner's next receive."""
         if self._ends and is_silence(error):
-            self._silence = silence(self._ends)
+            self._silence = silent_host_reason(self._ends)
         return ChannelClosed(str(error), self._silence)
 
     def _write(self, data: bytes | memoryview) -> int:

@@ -105,7 +105,7 @@ def dial_until(
 
     Args:
         sources: by address, which of this host's addresses to connect from.
-        cancelled: why to give up before the deadline; asked before each attempt, "" to go on.
+        cancelled: returns the reason to give up before the deadline, "" to continue; called before each attempt.
 
     Raises:
         ConnectionError: none has answered; the message lists each address with its last error.

@@ -1,9 +1,9 @@
-"""Which hosts of a job reach each other, found in ``init()`` before the ranks connect.
+"""Finds in ``init()``, before the ranks connect, which hosts of a job reach each other.
 
 The lowest rank of every host tries to connect to the lowest rank of every host that its own ranks will connect to, at all of
-that host's addresses at once, and tells all ranks what it has found (:mod:`horovod.core.lifecycle.rendezvous`). So a
-firewall between two hosts is one error with the same table on all ranks, and not a wait for a connection.
-Nothing is sent: the kernel of a host that can be reached accepts by itself, because ranks listen before the rendezvous.
+that host's addresses at once, and sends the result to all ranks (:mod:`horovod.core.lifecycle.rendezvous`). So a firewall
+between two hosts is one error with the same table on all ranks, and not a wait for a connection. Nothing is sent: the kernel of
+a host that can be reached accepts by itself, because ranks listen before the rendezvous.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def find_unreachable(own: Endpoint, endpoints: Sequence[Endpoint], seconds: floa
     return findings
 
 
-def usable(endpoints: Sequence[Endpoint], findings: Sequence[Findings]) -> list[Endpoint]:
+def without_unreachable_addresses(endpoints: Sequence[Endpoint], findings: Sequence[Findings]) -> list[Endpoint]:
     """The endpoints without the addresses at which a host in the same network got no answer.
 
     Args:

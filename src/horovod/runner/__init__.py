@@ -62,7 +62,7 @@ def run(
         slots: the number of slots of hosts that the script prints without one.
         reset_limit: how often the ranks of an elastic job may change.
         cooldown_range: the shortest and the longest time in seconds for which a host gets no new ranks after a rank has failed
-            there; for ever by default.
+            there; forever by default.
         use_mpi: have ``mpirun`` start the ranks.
         mpi_args: more arguments for it.
         ssh_port, ssh_identity_file, network_interfaces: how to reach other hosts, and over which of their networks. If all

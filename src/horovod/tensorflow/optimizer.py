@@ -43,7 +43,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         self._optimizer = optimizer
         self._reduction = reduction
         self._warning = ChangeWarning("apply_gradients() of the distributed optimizer")
-        self._made = reduced_marks.now()
+        self._made = reduced_marks.next_number()
         reduced_marks.watch_tapes()
         self._local = LocalSources(reduction.process_set, scale_local)
         self._aggregation: LocalGradientAggregationHelper | None = None
@@ -116,13 +116,13 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             )
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the wrapped optimizer."""
+        """The wrapped optimizer's slot."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the wrapped optimizer."""
+        """The names of the wrapped optimizer's slots."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """That of the wrapped optimizer."""
+        """The wrapped optimizer's variables."""
         return self._optimizer.variables(*args, **kwargs)

@@ -174,7 +174,7 @@ def test_a_gan_with_a_gradient_penalty_trains_as_in_one_process(job: Any) -> Non
     job(2, check)
 
 
-def test_gradients_that_zero_grad_discards_are_not_reduced(job: Any) -> None:
+def test_no_reduction_is_left_open_for_gradients_that_zero_grad_discards(job: Any) -> None:
     def check() -> None:
         game = Game(True)
         for x, _ in batches(3, 2, hvd.rank()):

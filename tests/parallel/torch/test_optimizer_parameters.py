@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import horovod.torch as hvd
+from parallel.torch.sent_gradients import sent_gradients, submitted
 from regression import MAKERS, Batch, assert_as_alone, assert_close, assert_same_on_all_ranks, batches, loss_of, network
 from torch_versions import needs_adagrad_that_grows
 
@@ -178,13 +179,21 @@ def test_groups_may_hold_frozen_and_foreign_parameters_and_mixed_types(job: Any)
                     (model[0].weight,),
                 ]
                 optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), groups=groups)
+                before = submitted()
             for x, y in batches(4, 2, hvd.rank() if distributed else None):
                 optimizer.zero_grad()
                 out = model[4](model[2](model[:2](x).double()).float().tanh())
                 nn.functional.mse_loss(out, y).backward()
                 optimizer.step()
             if distributed:
-                assert [len(bucket.slots) for bucket in optimizer._horovod.buckets] == [2, 1, 1, 1, 1]
+                requests = {each.request.name: each.request for each in sent_gradients(before)}.values()
+                names = sorted([sorted(each.name for each in request.tensors) for request in requests])
+                assert names == [
+                    ["allreduce.0.weight"],
+                    ["allreduce.2.bias"],
+                    ["allreduce.2.weight", "allreduce.4.weight"],
+                    ["allreduce.4.bias"],
+                ]
         assert_close(*models)
 
     job(2, check)
@@ -238,14 +247,14 @@ def test_a_dropped_optimizer_lets_go_of_everything(job: Any) -> None:
         model = network()
         optimizer = hvd.DistributedOptimizer(MAKERS["adam"](model.parameters()), model.named_parameters())
         step(model, optimizer, next(batches(1, 2, hvd.rank())))
-        gone = [weakref.ref(optimizer), weakref.ref(optimizer._horovod), weakref.ref(model[0].weight)]
+        gone = [weakref.ref(optimizer), weakref.ref(model[0].weight)]
         gc.disable()
         try:
             del optimizer
-            assert [each() is None for each in gone] == [True, True, False]
+            assert [each() is None for each in gone] == [True, False]
             assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
             del model
-            assert gone[2]() is None
+            assert gone[1]() is None
         finally:
             gc.enable()
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import horovod.torch as hvd
 from horovod.core.errors import HorovodInternalError
+from parallel.torch.sent_gradients import sent_gradients, submitted
 
 
 def test_before_init_the_error_says_to_call_init() -> None:
@@ -131,22 +132,24 @@ def test_gradients_are_reduced_where_they_are(job: Any) -> None:
 
 
 class Wait(torch.autograd.Function):
-    """Waits, in backward, until the last parameter's gradient is reduced; ``seen`` is an optimizer, and whether that came."""
+    """Waits, in backward, until a gradient of this pass is reduced; ``seen`` gets whether that came."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, seen: list[Any]) -> torch.Tensor:
-        ctx.seen = seen
+    def forward(ctx: Any, x: torch.Tensor, seen: list[bool]) -> torch.Tensor:
+        ctx.seen, ctx.before = seen, submitted()
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         import time
 
+        def reduced() -> bool:
+            return any(each.ended and not each.error for each in sent_gradients(ctx.before))
+
         deadline = time.monotonic() + 20
-        bucket = ctx.seen[0].buckets[0]  # the last parameter's
-        while time.monotonic() < deadline and not (bucket.handle and bucket.handle.done()):
+        while time.monotonic() < deadline and not reduced():
             time.sleep(0.001)  # the reduction runs on another thread
-        ctx.seen.append(bool(bucket.handle and bucket.handle.done()))
+        ctx.seen.append(reduced())
         return grads[0], None
 
 
@@ -157,10 +160,10 @@ def test_communication_starts_during_backward(job: Any) -> None:
         first, last = nn.Linear(4, 4), nn.Linear(4, 4)
         model = nn.ModuleList([first, last])
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-        seen: list[Any] = [optimizer._horovod]
+        seen: list[bool] = []
         last(Wait.apply(first(torch.ones(1, 4)), seen)).sum().backward()
         optimizer.step()
-        return seen[1]
+        return seen[0]
 
     assert job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"}) == [True, True]
 
@@ -171,7 +174,7 @@ def test_one_optimizer_is_reduced_while_backward_goes_on_to_the_parameters_of_an
 
         first, last = nn.Linear(4, 4), nn.Linear(4, 4)
         optimizers = [hvd.DistributedOptimizer(torch.optim.SGD(each.parameters(), lr=0.1)) for each in (first, last)]
-        seen: list[Any] = [optimizers[1]._horovod]
+        seen: list[bool] = []
         for _ in range(2):  # the second step sends the requests of the first one again
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -179,7 +182,7 @@ def test_one_optimizer_is_reduced_while_backward_goes_on_to_the_parameters_of_an
             for optimizer in optimizers:
                 optimizer.step()
             time.sleep(0.3)  # so that the worker thread sleeps when the next step begins; the test holds if it does not
-        return seen[1:]
+        return seen
 
     assert job(2, check) == [[True, True]] * 2
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from cut_network import in_a_cut_network
-from horovod._silence import silence
+from horovod._silence import silent_host_reason
 from horovod.control.channel import Channel, ChannelClosed, frame
 from unit.control.concurrent_ranks import wait_until
 
@@ -202,4 +202,4 @@ def test_a_host_that_acknowledges_nothing_is_gone_after_a_while(silent: str, tol
             print("closed:", error.silence)
         """
     )
-    assert found == f"closed: {silence('from 127.0.0.1 to 127.0.0.2')}\n"
+    assert found == f"closed: {silent_host_reason('from 127.0.0.1 to 127.0.0.2')}\n"

@@ -9,7 +9,7 @@ import pytest
 
 from horovod.control.mesh import Endpoint
 from horovod.control.networks import Network
-from horovod.control.reachability import UnreachableError, find_unreachable, usable
+from horovod.control.reachability import UnreachableError, find_unreachable, without_unreachable_addresses
 
 NOWHERE = "240.0.0.1"
 """Of a range that is reserved: the kernel has no route to it, or nothing answers there."""
@@ -37,7 +37,7 @@ def test_hosts_that_reach_each_other_find_nothing(listener: socket.socket) -> No
     port = listener.getsockname()[1]
     endpoints = [endpoint(rank, f"h{rank}", port, f"127.0.0.{rank + 1}") for rank in range(4)]
     assert [find_unreachable(each, endpoints, 5) for each in endpoints] == [{}] * 4
-    assert usable(endpoints, [{}] * 4) == endpoints
+    assert without_unreachable_addresses(endpoints, [{}] * 4) == endpoints
 
 
 def test_each_address_of_a_host_that_is_not_reached_says_why(listener: socket.socket, closed: int) -> None:
@@ -48,7 +48,7 @@ def test_each_address_of_a_host_that_is_not_reached_says_why(listener: socket.so
     findings = [find_unreachable(each, endpoints, 5) for each in endpoints]
     assert findings == [{}, {"a": {"127.0.0.1": "Connection refused", "127.0.0.2": "Connection refused"}}]
     with pytest.raises(UnreachableError) as caught:
-        usable(endpoints, findings)
+        without_unreachable_addresses(endpoints, findings)
     assert caught.value.rank == 1
     assert str(caught.value).splitlines()[:2] == [
         "Horovod initialization failed: hosts of this job cannot reach each other:",
@@ -76,10 +76,12 @@ def test_an_address_in_a_network_of_ones_own_that_is_of_no_use_is_left_out_by_al
     endpoints.append(endpoint(2, "b", port, "127.0.0.2", "240.0.0.2"))
     findings = [find_unreachable(each, endpoints, 5) for each in endpoints]
     assert [list(found) for found in findings] == [[], [], ["a"]] and list(findings[2]["a"]) == [NOWHERE]
-    assert [each.addresses for each in usable(endpoints, findings)] == [("127.0.0.1",)] * 2 + [
+    assert [each.addresses for each in without_unreachable_addresses(endpoints, findings)] == [("127.0.0.1",)] * 2 + [
         ("127.0.0.2", "240.0.0.2")
     ]
-    assert [network.address for network in usable(endpoints, findings)[0].networks] == ["127.0.0.1"]
+    assert [network.address for network in without_unreachable_addresses(endpoints, findings)[0].networks] == [
+        "127.0.0.1"
+    ]
 
 
 def test_an_address_in_a_network_of_others_is_not_worth_mentioning(listener: socket.socket) -> None:
@@ -106,7 +108,7 @@ def test_a_long_table_is_cut() -> None:
     endpoints = [endpoint(rank, f"h{rank}", 1, "127.0.0.1") for rank in range(64)]
     silent = {"127.0.0.1": "no answer"}
     with pytest.raises(UnreachableError) as caught:
-        usable(endpoints, [{}] + [{"h0": silent}] * 63)
+        without_unreachable_addresses(endpoints, [{}] + [{"h0": silent}] * 63)
     lines = str(caught.value).splitlines()
     assert lines[1] == "  h1 cannot reach h0 at any of its addresses: 127.0.0.1 (no answer)"
     assert lines[21] == "  ... and 43 more" and len(lines) == 23

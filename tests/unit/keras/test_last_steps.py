@@ -40,7 +40,7 @@ def test_no_step_is_lost_where_the_data_end_within_an_execution() -> None:
     class Patched(Model):
         pass
 
-    last_steps.keep(Patched)
+    last_steps.patch_train_function(Patched)
     assert fit(Patched(distributed=False), iter(range(5))) == [0, 1, 2, 3]
     model = Patched(distributed=True)
     assert fit(model, iter(range(5))) == [0, 1, 2, 3, 4]
@@ -51,7 +51,7 @@ def test_a_function_is_made_again_only_on_demand() -> None:
     class Patched(Model):
         pass
 
-    last_steps.keep(Patched)
+    last_steps.patch_train_function(Patched)
     model = Patched(distributed=True)
     model.make_train_function()
     first = model.train_function
@@ -63,4 +63,4 @@ def test_a_function_is_made_again_only_on_demand() -> None:
 
 @pytest.mark.parametrize(("version", "lost"), [("3.5.0", True), ("3.6.0", True), ("3.7.0", False), ("3.10.0", False)])
 def test_the_versions_that_lose_steps(version: str, lost: bool) -> None:
-    assert last_steps.are_lost(version) is lost
+    assert last_steps.loses_last_steps(version) is lost

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod._models.guard import ELEMENTS, digests, labels, numbers, some
+from horovod._models.guard import ELEMENTS, compared_parameters, digests, labels, numbers
 
 
 def test_numbers_flags_and_missing_values_are_compared() -> None:
@@ -20,7 +20,7 @@ def test_numbers_flags_and_missing_values_are_compared() -> None:
 
 @given(st.integers(0, 1000))
 def test_some_parameters_are_from_all_parts_of_the_model(count: int) -> None:
-    chosen = some(range(count))
+    chosen = compared_parameters(range(count))
     assert len(chosen) <= 64 and (count == 0 or chosen[0] == 0)
     assert all(after - before <= count // 64 + 1 for before, after in itertools.pairwise(chosen))
     assert count > 64 or chosen == list(range(count))

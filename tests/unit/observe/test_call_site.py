@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import concurrent.futures
+import gc
 import json
 import sys
 import threading
@@ -13,6 +14,7 @@ from types import FrameType
 import pytest
 
 from horovod.observe import call_site
+from references import kept
 
 HERE = str(Path(__file__))
 PACKAGE = Path(call_site.__file__).resolve().parent.parent
@@ -106,10 +108,14 @@ def test_a_line_given_instead() -> None:
 
 def test_files_that_are_made_for_ever_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_site, "_REMEMBERED", 8)
+    files = []
     for number in range(100):
-        assert compiled(f"/home/user/cell-{number}.py")(call_site.caller) == f"/home/user/cell-{number}.py:2"
-    assert len(call_site._users) <= 8
-    assert len(call_site._lines) <= 8
+        function = compiled(f"/home/user/cell-{number}.py")
+        assert function(call_site.caller) == f"/home/user/cell-{number}.py:2"
+        files.append(function.__code__.co_filename)
+    del function
+    gc.collect()
+    assert kept(files) <= 2 * 8  # files and lines
 
 
 def test_a_file_whose_name_is_no_text_can_be_told_to_others() -> None:

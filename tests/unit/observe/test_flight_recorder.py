@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from horovod.core.negotiation.messages import Operation, Request
@@ -11,6 +9,7 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.observe import flight_recorder
 from horovod.observe.flight_recorder import FlightRecorder, Record
+from references import kept
 
 
 def request(name: str, transient: bool = False) -> Request:
@@ -52,12 +51,6 @@ def test_collectives_of_joined_ranks_count_for_the_order() -> None:
     last = recorder.submitted(request("c"), 0.0)
     recorder.ran(last, "fast path", 1.0)
     assert (last.order, last.started, recorder.carried_out) == (3, 1.0, 3)
-
-
-def kept(names: list[str]) -> int:
-    """How many of the names something else refers to."""
-    unknown, *counts = [sys.getrefcount(name) for name in [str(len(names)), *names]]
-    return sum(count > unknown + 1 for count in counts)  # the list
 
 
 def test_names_that_do_not_come_again_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

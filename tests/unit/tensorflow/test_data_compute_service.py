@@ -138,7 +138,7 @@ def test_the_file_is_gone_before_servers_stop_whenever_the_job_is_ended(
     for name in SERVERS:
         monkeypatch.setattr(tf.data.experimental.service, name, partial(Server, name))
     with pytest.raises(SystemExit):
-        compute_service.work(
+        compute_service.run_worker(
             replace(CONFIG, dispatchers=1, workers_per_dispatcher=1), lambda: happened.append("the file goes")
         )
     started = 1 if moment in ("DispatchServer", "register_dispatcher", "wait_for_dispatcher_registration") else 2

@@ -8,7 +8,7 @@ import torch
 
 from horovod.comm.shm import huge_pages
 from horovod.comm.spans import address_of
-from horovod.torch.distributed.plain import elements_of, into
+from horovod.torch.distributed.plain import elements_of, results_into
 
 
 class Subclass(torch.Tensor):
@@ -55,16 +55,16 @@ def test_other_tensors_take_more_steps(tensor: torch.Tensor) -> None:
 
 def test_results_fill_the_output_and_nothing_else_fits() -> None:
     target = np.zeros(6, np.float32)
-    assert into(target, row_elements=3)(0, 2) is target
+    assert results_into(target, row_elements=3)(0, 2) is target
     with pytest.raises(ValueError, match="send 9 elements, and the output has room for 6"):
-        into(target, row_elements=3)(0, 3)
+        results_into(target, row_elements=3)(0, 3)
 
 
 def test_only_a_large_output_asks_for_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(huge_pages, "prefer_huge", lambda address, size: asked.append((address, size)))
     small, large = np.empty(huge_pages.LEAST_BYTES - 1, np.uint8), np.empty(huge_pages.LEAST_BYTES, np.uint8)
-    into(small)(0, small.size)
+    results_into(small)(0, small.size)
     assert not asked
-    into(large)(0, large.size)
+    results_into(large)(0, large.size)
     assert asked == [(address_of(large), large.nbytes)]

@@ -26,7 +26,7 @@ from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import KerasSettings
 from horovod._models import presence
 from horovod._models.arrival import Arrival
-from horovod._models.guard import ELEMENTS, some
+from horovod._models.guard import ELEMENTS, compared_parameters
 from horovod._models.presence import GradientKind
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
@@ -157,7 +157,7 @@ def _held(guard: OptimizerGuard | None, variables: Sequence[Any]) -> list[Any]:
     Nothing if the variables have no values here: while the script's own training step runs, the values are elsewhere.
     """
     rate = None if guard is None else guard.rate()
-    every = [*([] if rate is None else [rate]), *some(variables)]
+    every = [*([] if rate is None else [rate]), *compared_parameters(variables)]
     if guard is None or not all(_has_value(each) for each in every):
         return []
     parts = [jnp.reshape(each.value, (-1,))[:ELEMENTS] for each in every]
@@ -174,7 +174,7 @@ def _compare(guard: OptimizerGuard, variables: Sequence[Any], held: Any, whole: 
     """Compare what :func:`_held` has put into the computation, and all of the variables, if they are there."""
     values = np.asarray(held)
     samples, position = [], 0 if guard.rate() is None else 1
-    for each in some(variables):
+    for each in compared_parameters(variables):
         length = min(int(np.prod(each.shape)), ELEMENTS)
         samples.append(values[position : position + length])
         position += length

@@ -28,7 +28,7 @@ class TensorFlowReducer(Reducer):
     def __init__(self, settings: KerasSettings) -> None:
         self._settings = settings
         self._name = OptimizerName()
-        self._made = reduced_marks.now()
+        self._made = reduced_marks.next_number()
         reduced_marks.watch_tapes()
 
     def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:

@@ -23,7 +23,7 @@ from horovod.common.reductions import Sum
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.training.gradients import reduce_gradients
 from horovod.tensorflow.training.local import LocalSources
-from horovod.tensorflow.training.reduced_marks import arrival, mark, now, watch_tapes
+from horovod.tensorflow.training.reduced_marks import arrival, mark, next_number, watch_tapes
 from horovod.tensorflow.training.watching import StepWatch
 
 Apply = Callable[[Sequence[tuple[Any, Any]]], Any]
@@ -41,7 +41,7 @@ class LegacyDistribution:
         self._kind = kind
         self._local = LocalSources(settings.process_set, settings.scale_local)
         self._warning = ChangeWarning("apply_gradients() of the distributed optimizer")
-        self._made = now()
+        self._made = next_number()
         self._computed = False  # compute_gradients() was called and apply_gradients() was not
         watch_tapes()
         self._aggregation: LocalGradientAggregationHelper | None = None

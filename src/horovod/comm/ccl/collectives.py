@@ -1,6 +1,6 @@
 """Collectives on bytes by oneCCL. Its calls block and cannot be interrupted, so a thread of the group makes them.
 
-After an abort that thread may stay in a call for ever; it uses no tensor of the script. oneCCL does not say which rank a call
+After an abort that thread may stay in a call forever; it uses no tensor of the script. oneCCL does not say which rank a call
 waits for; see :mod:`horovod.comm.bytewise.late_ranks`.
 """
 
@@ -116,7 +116,7 @@ class OneCclCollectives(ByteCollectives):
         return self._latest
 
     def _rows(self, count: int, longest: int) -> Array:
-        """Memory of this module, which oneCCL may use for ever after an abort."""
+        """Memory of this module, which oneCCL may use forever after an abort."""
         memory = next((each for each in self._free if each.size >= count * longest), None)
         if memory is None:
             memory = np.empty(count * longest, np.uint8)

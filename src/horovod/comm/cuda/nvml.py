@@ -66,10 +66,10 @@ def visible_gpus() -> list[str] | None:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if present is None or chosen is None:
         return present
-    return shown(present, chosen)
+    return selected_gpus(present, chosen)
 
 
-def shown(present: list[str], chosen: str) -> list[str]:
+def selected_gpus(present: list[str], chosen: str) -> list[str]:
     """The GPUs of ``present`` that a value of CUDA_VISIBLE_DEVICES selects by numbers or prefixes of UUIDs.
 
     CUDA ignores everything from the first entry that names no device. Parts of GPUs (``MIG-...``) are their own identities.

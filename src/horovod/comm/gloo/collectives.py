@@ -133,7 +133,7 @@ class GlooCollectives(ByteCollectives):
         return self._start(self._group.broadcast([torch.from_numpy(bytes_at(address_of(data), data.size))], options))
 
     def _check(self) -> None:
-        """Raise after an abort: if a connection ends in the middle of a message, Gloo waits for the rest for ever."""
+        """Raise after an abort: if a connection ends in the middle of a message, Gloo waits for the rest forever."""
         if self._aborted:
             self._stop()
             raise Aborted("this communicator was aborted")

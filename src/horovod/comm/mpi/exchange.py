@@ -152,9 +152,9 @@ class MpiExchange(PeerExchange[_Flow]):
         self, communicator: Any, stall_timeout: timedelta, on_stall: OnStall = give_up, spins: bool = False
     ) -> None:
         super().__init__()
-        self._mpi = mpi = runtime.started()
+        self._mpi = mpi = runtime.initialised_mpi()
         self._communicator = communicator
-        self._calls = runtime.calls()
+        self._calls = runtime.call_lock()
         self._stall_timeout = stall_timeout.total_seconds()
         self._on_stall = on_stall
         self._looks = _LOOKS_WITH_A_CORE if spins else _LOOKS

@@ -115,7 +115,7 @@ def obstacle(where: MpiRanks, index: int, threads: bool, deadline: float) -> str
         return NOT_LAUNCHED
     now = time.monotonic()
     try:
-        mpi = started(threads, now + _OF_THE_TIME * (deadline - now))
+        mpi = initialised_mpi(threads, now + _OF_THE_TIME * (deadline - now))
     except TimeoutError as error:
         return f"{error}. Look at the output of the others; if they only need more time to start, raise {START_TIMEOUT}"
     except (ImportError, RuntimeError) as error:
@@ -142,7 +142,7 @@ def launched() -> bool:
     return any(name in os.environ for name in _LAUNCHED)
 
 
-def runs() -> bool:
+def is_running() -> bool:
     """Whether MPI has been started in this process, and not been finalized."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
@@ -173,7 +173,7 @@ def library_supports_threads() -> bool:
     return answer == ["True"]
 
 
-def started(threads: bool = True, deadline: float = math.inf) -> Any:
+def initialised_mpi(threads: bool = True, deadline: float = math.inf) -> Any:
     """The module ``mpi4py.MPI``, with MPI initialised.
 
     Args:
@@ -195,7 +195,7 @@ def started(threads: bool = True, deadline: float = math.inf) -> Any:
             ours = mpi4py.rc.finalize is None
             if ours:
                 mpi4py.rc.finalize = (
-                    False  # it would come after the interpreter's end, and wait for ever after a failure
+                    False  # it would come after the interpreter's end, and wait forever after a failure
                 )
         from mpi4py import MPI
 
@@ -267,7 +267,7 @@ def in_time(call: Callable[[], _T], deadline: float, what: str) -> _T:
 
     def run() -> None:
         try:
-            with calls():
+            with call_lock():
                 outcome.set_result(call())
         except BaseException as error:
             outcome.set_exception(error)
@@ -288,7 +288,7 @@ def communicator_of(where: MpiRanks, tag: int, deadline: float) -> Any:
     Raises:
         EngineError: not all have called it by ``deadline`` (``time.monotonic``).
     """
-    mpi = started()
+    mpi = initialised_mpi()
     world = mpi.COMM_WORLD if where.communicator is None else where.communicator
 
     def make() -> Any:
@@ -305,7 +305,7 @@ def communicator_of(where: MpiRanks, tag: int, deadline: float) -> Any:
     return in_time(make, deadline, "made a communicator")
 
 
-def calls() -> AbstractContextManager[object]:
+def call_lock() -> AbstractContextManager[object]:
     """The lock for calls of MPI, which must not overlap unless MPI was initialised for that."""
     mpi = sys.modules["mpi4py.MPI"]
     return nullcontext() if mpi.Query_thread() == mpi.THREAD_MULTIPLE else _calls

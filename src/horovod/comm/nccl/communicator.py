@@ -9,11 +9,11 @@ reducing them one by one takes NCCL longer than the copies. Large vectors are re
 must come before is named by :meth:`NcclCommunicator.follow`; what must come after waits for the event.
 
 **Two communicators never deadlock.** A kernel of NCCL occupies the device until all ranks of its communicator have started
-theirs. If one rank began X before Y and another Y before X, both could wait for ever. That does not
-happen: the calls of all communicators are made by one thread a rank, that of the global process set, in the order of the
-decisions of one coordinator, that of the global process set. Each rank's order is the coordinator's without what does not
-concern it. Take the unfinished collective that the coordinator decided first: on each of its ranks all earlier ones are
-finished, so it is at the head of the stream there, on all its ranks, and finishes. So none waits for ever.
+theirs. If one rank began X before Y and another Y before X, both could wait forever. That does not happen: the calls of all
+communicators are made by one thread a rank, that of the global process set, in the order of the decisions of one coordinator,
+that of the global process set. Each rank's order is the coordinator's without what does not concern it. Take the unfinished
+collective that the coordinator decided first: on each of its ranks all earlier ones are finished, so it is at the head of the
+stream there, on all its ranks, and finishes. So none waits forever.
 
 How NCCL is called and ended is in :mod:`horovod.comm.nccl.handle`.
 """

@@ -1,4 +1,4 @@
-"""How NCCL is chosen and built: if each rank has a GPU of its own, and the framework passes its memory."""
+"""The choice and construction of NCCL: for ranks that each have a separate GPU, if the framework passes its memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod.comm.datatypes import COMPLEX, FLOATING, DataType
 from horovod.comm.device import DeviceRuntime
 from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup
 from horovod.comm.nccl import library
-from horovod.comm.nccl.factors import device_holds, holds
+from horovod.comm.nccl.factors import device_holds, represents
 from horovod.comm.reduction import OF_BITS, ReduceOp
 
 SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"
@@ -90,7 +90,7 @@ class NcclEngine(Engine):
             if scaled and data_type not in FLOATING:
                 return f"NCCL does not scale {data_type.label} as hvd.allreduce does"
             dtype = data_type.numpy
-            if scaled and not (holds(dtype, factor) or (scales and device_holds(dtype, factor))):
+            if scaled and not (represents(dtype, factor) or (scales and device_holds(dtype, factor))):
                 return f"NCCL multiplies {data_type.label} by factors of that type, which does not hold {factor:g}"
         if scaled and op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             return f"NCCL has no {op.label} with factors"

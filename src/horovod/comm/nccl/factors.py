@@ -18,7 +18,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 @lru_cache(maxsize=1024)
-def holds(dtype: np.dtype[Any], factor: float) -> bool:
+def represents(dtype: np.dtype[Any], factor: float) -> bool:
     """Whether a floating type represents the factor well enough for products of the type's precision: exactly in 16 bits, and
     without underflow or overflow in wider types."""
     with np.errstate(all="ignore"):
@@ -30,7 +30,7 @@ def holds(dtype: np.dtype[Any], factor: float) -> bool:
 
 def device_holds(dtype: np.dtype[Any], factor: float) -> bool:
     """Whether a kernel of the framework multiplies a type by the factor precisely: it computes 16 bits in 32."""
-    return holds(_FLOAT32 if dtype.itemsize == 2 else dtype, factor)
+    return represents(_FLOAT32 if dtype.itemsize == 2 else dtype, factor)
 
 
 class Scaling(enum.Enum):
@@ -43,6 +43,6 @@ class Scaling(enum.Enum):
 
 def scaling(dtype: np.dtype[Any], factor: float) -> Scaling:
     """Before the sum for a factor below 1, so that the sum does not overflow, and after it for one above."""
-    if factor == 1.0 or holds(dtype, factor):
+    if factor == 1.0 or represents(dtype, factor):
         return Scaling.NOT
     return Scaling.BEFORE if abs(factor) < 1.0 else Scaling.AFTER

@@ -12,7 +12,7 @@ import struct
 from collections import deque
 from itertools import islice
 
-from horovod._silence import ends_of, is_silence, silence
+from horovod._silence import ends_of, is_silence, silent_host_reason
 from horovod.comm.base import PeerFailure
 from horovod.comm.exchange.base import mismatch
 
@@ -103,7 +103,7 @@ class TcpLink:
 
     def silent(self) -> PeerFailure:
         """The failure of a peer whose host does not answer; another rank may know more."""
-        return PeerFailure(self.rank, silence(self.ends), suspected=True)
+        return PeerFailure(self.rank, silent_host_reason(self.ends), suspected=True)
 
     def failure(self, error: OSError | None = None) -> PeerFailure:
         """Why the connection has ended, from ``error`` or from the kernel's present state."""

@@ -4,8 +4,8 @@ The worker thread queues what it wants sent and received, by reference, and then
 everything queued in either direction moves, so ranks may all send first without a deadlock. One epoll loop, no threads,
 no polling: a wait ends when its bytes have moved, a peer has failed, or :meth:`PeerExchange.abort` was called.
 
-There may be several connections to a peer, over several networks. Transfers take them in turn, on both sides alike, so each
-carries the same number of transfers.
+There may be several connections to a peer, over several networks. Both sides use them in turn, so each carries the same number
+of transfers.
 
 Knows nothing of reductions, data types or arrays. Must never wait for anything but its epoll object, which ``abort`` can
 always wake.
@@ -65,7 +65,7 @@ class TcpExchange(PeerExchange[TcpFlow]):
         self._closed = False
         self._owner = os.getpid()
         self._epoll = select.epoll()
-        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable for ever after abort()
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable forever after abort()
         self._epoll.register(self._alarm, select.EPOLLIN)
 
     def descriptors(self) -> list[int]:

@@ -53,7 +53,7 @@ class RendezvousGroup:
         return f"hvd.init(comm={self.members})" if self.members else "hvd.init()"
 
 
-def lateness(group: RendezvousGroup, others: Iterable[RendezvousGroup]) -> str:
+def timeout_error(group: RendezvousGroup, others: Iterable[RendezvousGroup]) -> str:
     """The error of a group that has timed out: which ranks are missing, and which other calls they have made, if any.
 
     Args:
@@ -77,7 +77,7 @@ def lateness(group: RendezvousGroup, others: Iterable[RendezvousGroup]) -> str:
     )
 
 
-def abandonment(group: RendezvousGroup, departed: Mapping[int, str]) -> tuple[str, str]:
+def ended_processes_error(group: RendezvousGroup, departed: Mapping[int, str]) -> tuple[str, str]:
     """The error of a group that waits for ranks whose processes have ended.
 
     Args:

@@ -13,7 +13,7 @@ import msgspec
 from horovod.control.channel import Channel, ChannelClosed, frame
 from horovod.control.descriptors import DescriptorLimitError, make_room
 from horovod.control.listener import ConnectionListener
-from horovod.control.rendezvous.group import RendezvousGroup, abandonment, lateness
+from horovod.control.rendezvous.group import RendezvousGroup, ended_processes_error, timeout_error
 from horovod.control.rendezvous.messages import (
     PURPOSE,
     VALUE_LIMIT,
@@ -305,7 +305,7 @@ class RendezvousServer:
                 for client in late:
                     self._answer(client, Refusal(f"no rank delivered {key!r} in time", True))
         groups = self._rendezvous_groups
-        reasons = {key: lateness(group, groups.values()) for key, group in groups.items() if group.deadline <= now}
+        reasons = {key: timeout_error(group, groups.values()) for key, group in groups.items() if group.deadline <= now}
         for key, reason in reasons.items():
             for client in list(groups.pop(key).clients.values()):
                 self._answer(client, Refusal(reason, True))
@@ -319,7 +319,7 @@ class RendezvousServer:
             if not missing:
                 continue
             del self._rendezvous_groups[key]
-            told, reason = abandonment(group, missing)
+            told, reason = ended_processes_error(group, missing)
             with self._lock:
                 self._awaited = self._awaited or (next(iter(missing)), reason)
             for waiting in list(group.clients.values()):

@@ -19,7 +19,7 @@ import msgspec
 
 from horovod.comm.base import Communicator, DeviceFailure
 from horovod.comm.engine import Bootstrap, EngineError, EngineGroup
-from horovod.comm.select import Support, candidates, cannot, engine, obstacles
+from horovod.comm.select import Support, candidates, engine, forced_engine_error, obstacles
 from horovod.comm.shm.engine import SharedProposals
 from horovod.comm.shm.proposals import Proposals
 from horovod.comm.single import SingleCommunicator
@@ -110,7 +110,7 @@ def build_engine(
     last = rest[-1]
     forced_somewhere = next((each.forced for each in support.values() if each.forced), "")
     if forced_somewhere:
-        raise cannot(variable, forced_somewhere, *failures[last])
+        raise forced_engine_error(variable, forced_somewhere, *failures[last])
     rank, obstacle = failures[last]
     raise EngineError(f"no engine can serve this group; {last}: rank {rank}: {obstacle}")
 

@@ -33,7 +33,7 @@ from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
 from horovod.core.lifecycle import crash, elastic_process, tuning
 from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
-from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, settle
+from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, agree_on_process_sets
 from horovod.core.lifecycle.late_connections import ListenerSettings
 from horovod.core.lifecycle.other_processes import OtherProcesses
 from horovod.core.lifecycle.process_set import membership
@@ -150,7 +150,7 @@ class Generation:
             with self._session() as all_gather:
                 rank_infos = self._exchange_rank_infos(mesh, process_sets, all_gather)
                 self._keep_reachable(mesh, all_gather, deadline)
-            sets = settle([each.process_sets for each in rank_infos], self.identity.rank)
+            sets = agree_on_process_sets([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
             self._connect(mesh, groups, deadline)
         finally:

@@ -63,7 +63,7 @@ def requested_sets(sets: Sequence[ProcessSet], world: World) -> list[RequestedSe
     return found
 
 
-def settle(requested_by_rank: Sequence[Sequence[RequestedSet]], rank: int) -> StaticSets:
+def agree_on_process_sets(requested_by_rank: Sequence[Sequence[RequestedSet]], rank: int) -> StaticSets:
     """The job's sets, the same on every rank.
 
     Raises:

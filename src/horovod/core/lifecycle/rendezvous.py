@@ -12,7 +12,7 @@ import msgspec
 
 from horovod.comm.mpi import runtime as mpi
 from horovod.control.mesh import Endpoint
-from horovod.control.reachability import TRIAL_SECONDS, Findings, find_unreachable, usable
+from horovod.control.reachability import TRIAL_SECONDS, Findings, find_unreachable, without_unreachable_addresses
 from horovod.control.rendezvous import over_mpi, over_pmi
 from horovod.control.rendezvous.at_rank_0 import Directory, KnownAddress, RendezvousAtRank0
 from horovod.control.rendezvous.interface import AllGather, LauncherServer, OnThisHost, Rendezvous
@@ -90,7 +90,7 @@ def reachable_endpoints(
     left = max(0.1, deadline - time.monotonic())
     found = find_unreachable(own, endpoints, min(TRIAL_SECONDS, left / 2))
     every = [_decode_findings(each) for each in all_gather("reachability", msgspec.msgpack.encode(found), left)]
-    reachable = usable(endpoints, every)
+    reachable = without_unreachable_addresses(endpoints, every)
     for host, failed in found.items():
         for address, why in failed.items():
             _log.warning("no rank uses address %s of %s: %s cannot reach it (%s)", address, host, own.host, why)
@@ -173,7 +173,7 @@ def _of_mpi(world: World, variables: Mapping[str, str]) -> Rendezvous | None:
 
     def communicator(seconds: float) -> object:
         return over_mpi.world(
-            launched.size, launched.launcher, lambda deadline: mpi.started(deadline=deadline), seconds
+            launched.size, launched.launcher, lambda deadline: mpi.initialised_mpi(deadline=deadline), seconds
         )
 
     return RendezvousOverMpi(communicator, "hvd.init()")

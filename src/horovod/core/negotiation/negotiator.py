@@ -228,7 +228,7 @@ class Negotiator:
     def apart(self) -> list[IncompleteRequest]:
         """The incomplete names, oldest first, if every member that has not joined has announced one of them; else none.
 
-        If nothing else is announced, they stay incomplete for ever.
+        If nothing else is announced, they stay incomplete forever.
         """
         found = self.waiting() if self._pending else []
         announced = {rank for waiting in found for rank in waiting.announced}

@@ -42,7 +42,7 @@ class Tree:
         return self._size
 
     def parent(self, member: int) -> int:
-        """Whom a member other than the coordinator sends to."""
+        """The member that a member other than the coordinator sends to."""
         first = self._first[member]
         return COORDINATOR if first == member else first
 

@@ -1,1 +1,2 @@
-"""One collective on its way: the memory it reads and writes, the handle that its caller waits for, the batch it runs in."""
+"""One collective in flight: the memory that it reads and writes, the handle that its caller waits for, the batch that it runs
+in."""

@@ -47,12 +47,12 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     ready: Any = None
 
     def size(self) -> int:
-        """Bytes that this rank contributes, or receives where it contributes nothing."""
+        """Bytes that this rank contributes, or receives if it contributes nothing."""
         return size_in_bytes(self.inputs or self.outputs)
 
 
 Batch = Sequence[tuple[Decision, Entry | None]]
-"""Decisions that are carried out together, each with this rank's entry; None where this rank has joined and has none."""
+"""Decisions that are carried out together, each with this rank's entry; None if this rank has joined and has none."""
 
 
 def size_of(batch: Batch) -> int:
@@ -65,7 +65,8 @@ def size_of(batch: Batch) -> int:
 
 
 def shard_rows(rows: int, size: int) -> list[int]:
-    """How reducescatter deals ``rows`` rows to ``size`` ranks: evenly, the first ranks one more where it does not divide."""
+    """The rows that each of ``size`` ranks gets of ``rows`` rows in a reducescatter: equal numbers, and one more for the first
+    ranks if they cannot be divided evenly."""
     base, extra = divmod(rows, size)
     return [base + (rank < extra) for rank in range(size)]
 

@@ -1,4 +1,4 @@
-"""The handle of one collective: what ``submit`` returns and ``synchronize`` waits for."""
+"""The handle of one collective: ``submit`` returns it and ``synchronize`` waits for it."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             if not gate.acquire(timeout=timeout):
                 raise TimeoutError(f"the collective was not done within {timeout:g} seconds")
         if self.error is not None:
-            raise copy.copy(self.error)  # each thread that waits gets one of its own
+            raise copy.copy(self.error)  # each waiting thread gets its own
 
 
 def all_of(waits: Iterable[Callable[[], object]]) -> None:

@@ -1,7 +1,7 @@
 """Converts the arguments of a script to plain Python values: numbers, names, flags, process sets. Pure.
 
 Requests travel as messages of plain Python types. So a NumPy scalar, a tensor of one element or a member of an enumeration is
-converted here, and everything else is refused here: in the thread that makes the call, before anything is sent.
+converted here, and every other value is refused here: in the thread that makes the call, before anything is sent.
 ``core.submission.collectives`` does this for all bindings. A binding that uses an argument before that does it itself.
 """
 
@@ -91,7 +91,7 @@ def loose_truth(value: Any, what: str) -> bool:
         raise _wrong(value, what, "True or False") from None
 
 
-def truth(value: Any, what: str) -> bool:
+def flag_value(value: Any, what: str) -> bool:
     """A flag: a bool, also of NumPy or of a tensor without dimensions; 0 or 1.
 
     Raises:

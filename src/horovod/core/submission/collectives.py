@@ -90,7 +90,7 @@ def allgather(
     process_set_id: int | None = 0,
     awaited: bool = False,
 ) -> Handle:
-    """Concatenate ``inputs[i]`` of every rank along the first dimension into what ``allocate(i, rows)`` makes.
+    """Concatenate ``inputs[i]`` of every rank along the first dimension into the memory that ``allocate(i, rows)`` makes.
 
     Types and all dimensions but the first must agree.
     """
@@ -124,7 +124,7 @@ def alltoall(
     process_set_id: int | None = 0,
     awaited: bool = False,
 ) -> Handle:
-    """Send ``splits[r]`` consecutive rows of ``source`` to set rank r; what arrives is concatenated by source rank.
+    """Send ``splits[r]`` consecutive rows of ``source`` to set rank r; the received rows are concatenated by source rank.
 
     The output is made by ``allocate(0, rows)``; the handle's result is the list of received splits. Types and all
     dimensions but the first must agree. ``splits=None`` deals the rows evenly.

@@ -77,7 +77,7 @@ def recall(name: Hashable, key: object) -> Prepared | None:
 
 
 def remember(name: Hashable, prepared: Prepared) -> Prepared:
-    """Keep a prepared collective for :func:`recall`, in place of an older one of that name; returns it.
+    """Keep a prepared collective for :func:`recall` instead of an older one of that name. Returns it.
 
     A script that never repeats a name fills the table; then the table is emptied.
     """
@@ -132,7 +132,7 @@ def submit(
     allocate: Allocate | None = None,
     awaited: bool = False,
 ) -> Handle:
-    """Submit a checked request for tensors, on a device or on their way from one too. Raises as :func:`submit_arrays`."""
+    """Submit a checked request for tensors, also on a device or being copied from one. Raises as :func:`submit_arrays`."""
     worker = worker_of(process_set_id, request.operation)
     return submit_to(worker, process_set_id, request, inputs, outputs, allocate, awaited)
 
@@ -146,7 +146,7 @@ def submit_to(
     allocate: Allocate | None = None,
     awaited: bool = False,
 ) -> Handle:
-    """:func:`submit` where the worker of the process set is known already."""
+    """:func:`submit` if the worker of the process set is known already."""
     first = (inputs or outputs)[:1]
     if first and first[0].ready is not None:
         return _submit_on_device(worker, process_set_id, request, inputs, outputs, allocate, first[0].ready)

@@ -1,6 +1,6 @@
 """Adds process sets that only their members know, for bindings whose groups are made without the other ranks.
 
-The members exchange their endpoints by a way that the caller has, and take a number that none of them uses. It is far above
+The members exchange their endpoints through the caller's function, and take a number that none of them uses. It is far above
 those of the sets that all ranks know, which :mod:`horovod.core.submission.dynamic_process_sets` numbers.
 """
 
@@ -33,7 +33,8 @@ def add_by_members(ranks: Sequence[int], all_gather: AllGather, time_limit: time
     """Make a process set of global ranks, in this order; returns its number. Every member must call it, and no other rank.
 
     Args:
-        time_limit: after which a collective that some members have not submitted ends the job, if the settings do not say.
+        time_limit: the time after which a collective that some members have not submitted ends the job; the user's settings
+            come first.
 
     Raises:
         RuntimeError: a member could not connect, or start what the set needs; the message says which and why, on all members.

@@ -31,7 +31,8 @@ class Connections:
     """The channels of one worker, by member index.
 
     :meth:`poll` and :meth:`poll_wake_up` are for the worker thread, :meth:`wake` is for any thread, and everything else is for
-    the thread that drives the worker. Each way to wait has a poll object of its own: two threads must not wait on one object.
+    the thread that drives the worker. Each kind of wait has a separate poll object, because two threads must not wait on one
+    object.
     """
 
     def __init__(self, channels: Mapping[int, Channel]) -> None:
@@ -60,7 +61,7 @@ class Connections:
         self._wake_up.set()
 
     def poll(self, milliseconds: float | None) -> ReadyConnections:
-        """Wait for messages, for room to send and for a wake-up, at most ``milliseconds``; None: without end."""
+        """Wait for messages, for space to send and for a wake-up, at most ``milliseconds``; None: no limit."""
         found = self._poll_all.poll(milliseconds)
         if not found:
             return NOTHING

@@ -49,7 +49,8 @@ _log = logging.getLogger("horovod.core")
 _HINT_SECONDS = 1.0
 """Time without an announcement after which to check whether ranks wait for different names."""
 _TIME_TO_ANSWER = 0.2
-"""Seconds between asking the ranks where they are and reporting a stall. A rank that does not answer is reported without."""
+"""Seconds between asking the ranks for their lines and reporting a stall. A rank that has not answered is reported without its
+line."""
 
 
 def labels(request: Request) -> list[TensorLabel]:
@@ -93,7 +94,7 @@ class Coordinator(Role):
         self._watch = watch
         self._engine = engine
         self._negotiator = Negotiator(ranks, config.cache_capacity)
-        # By member, and by relay for what all of its host have announced alike.
+        # By member, and by relay for requests that all members of its host have announced alike.
         self._decoders = {member: RequestDecoder(config.cache_capacity) for member in range(1, len(ranks))}
         self._host_decoders = {member: RequestDecoder(config.cache_capacity) for member in self._relays}
         self._window = config.cycle_time.total_seconds()
@@ -111,7 +112,7 @@ class Coordinator(Role):
             )
         self._least_lag: dict[
             int, float
-        ] = {}  # by member: its clock's difference from this rank's, and a message's way
+        ] = {}  # by member: its clock's difference from this rank's, plus a message's travel time
         self._next_inspection = 0.0
         self._asked_where = False
         self._looked_at = self._asked_about = (
@@ -144,7 +145,7 @@ class Coordinator(Role):
             return
         requests = self._decoders[member].requests(message.items)
         if message.proposal and self._had_succeeded(member, message.proposal):
-            del requests[:1]  # the member has been told (FastPath)
+            del requests[:1]  # the member has got the message (FastPath)
         self._count(member, requests, self._submitted(member, message.sent, message.ages, len(requests)))
         if self._proposals is not None and not self.fast_path_open():
             self._proposals.shut()  # a member that has announced or joined proposes nothing
@@ -250,7 +251,7 @@ class Coordinator(Role):
     # Autotuning
 
     def seen(self, request: Request) -> None:
-        """Have the tuner count a request of this rank, on the thread that drives the worker."""
+        """Let the tuner count a request of this rank, on the thread that drives the worker."""
         tuner = self.tuner
         if tuner is None or request.operation is Operation.JOIN:
             return
@@ -351,7 +352,7 @@ class Coordinator(Role):
     # Stalls
 
     def incomplete(self) -> list[IncompleteRequest]:
-        """What some members have announced and others have not, the oldest first."""
+        """The requests that some members have announced and others have not, the oldest first."""
         return self._negotiator.waiting()
 
     def milliseconds(self) -> float | None:
@@ -373,7 +374,8 @@ class Coordinator(Role):
         return max(1.0, (min(due, hint) - now) * 1000)
 
     def _look_whether_apart(self, now: float) -> float:
-        """Say at once if ranks wait for different names, which then stay incomplete for ever. Returns when to look next."""
+        """Report at once if ranks wait for different names, which can then never complete. Returns the time of the next
+        check."""
         state = self._negotiator.moved
         if state == self._looked_at:
             return math.inf
@@ -401,7 +403,7 @@ class Coordinator(Role):
         text, blamed = self._inspector.report(stalled, now, self._watch.call_sites, self._watch.thread_lines)
         if text:
             _log.log(logging.ERROR if blamed >= 0 else logging.WARNING, "%s", text)
-        if text and blamed < 0:  # else the failure has the ranks write
+        if text and blamed < 0:  # else the failure makes the ranks write
             self._watch.request_dump("stall", f"{stalled[0].name} waits for {list_ranks(stalled[0].missing)}")
         if blamed >= 0:
             late = stalled[0]

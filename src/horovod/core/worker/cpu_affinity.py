@@ -1,4 +1,4 @@
-"""The processor cores of a rank: which it computes with, and which its worker threads run on."""
+"""The processor cores of a rank: those it computes with, and those its worker threads run on."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CpuPlacement(NamedTuple):
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """A block in which the calling worker thread carries out a large collective."""
+        """A context in which the calling worker thread carries out a large collective."""
         before = os.sched_getaffinity(0) if self.share else set[int]()
         confined = bool(before) and _run_on(self.share)
         try:
@@ -103,7 +103,7 @@ def _has_a_core(cpu_resources_by_rank: Sequence[CpuResources], rank: int) -> boo
     taken: dict[int, int] = {}
 
     def assign(sharer: int, tried: set[int]) -> bool:
-        """Give a rank a core, if need be by moving others to other cores: a matching along augmenting paths."""
+        """Give a rank a core, and move other ranks to other cores if necessary: a matching along augmenting paths."""
         for core in sharers[sharer] - tried:
             tried.add(core)
             if core not in taken or assign(taken[core], tried):

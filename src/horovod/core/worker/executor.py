@@ -22,7 +22,7 @@ from horovod.core.worker.open_events import OpenEvents
 from horovod.observe.flight_recorder import FlightRecorder
 
 _PLACED_BYTES = 4 << 20
-"""For a larger batch the worker thread moves to cores of its own. The move takes some microseconds."""
+"""For a larger batch the worker thread moves to its own cores. The move takes some microseconds."""
 
 kept = lasting_list()
 """Failed requests whose tensors an engine may still use: their memory is not given back."""
@@ -105,7 +105,7 @@ class Executor:
             memory.best = tuned.best
 
     def look_at_devices(self) -> float | None:
-        """Look whether devices have finished. Returns the milliseconds until the next look; None if none is at work.
+        """Check whether devices have finished. Returns the milliseconds until the next check; None if no device works.
 
         Raises:
             DeviceFailure: a device failed, or takes too long.
@@ -121,21 +121,21 @@ class Executor:
             self.devices.abort()
 
     def fail(self, entries: Sequence[Entry], error: BaseException) -> None:
-        """Complete requests, which are in flight no more, with ``error``."""
+        """Complete requests that are not in flight any more with ``error``."""
         if self._communicator.may_still_read() or self._communicator.may_still_write():
             kept.extend(entries)
         for entry in entries:
             entry.handle.complete(error)
 
     def still_in_use(self) -> str:
-        """After an abort: why the tensors of what has failed may still be written; "" if they are not."""
+        """After an abort: the reason why tensors of failed requests may still be written; "" if they are not."""
         if not self._communicator.may_still_write():
             return ""
         return f"The engine {self._communicator.name} has not ended an operation in time"
 
     def drop_members(self, members: Sequence[int], reason: str) -> None:
-        """These ranks are no process set any more: what they have not all submitted on device memory fails, and their
-        communicator goes. All ranks of the job call it, when everything else of that set is over."""
+        """These ranks are no longer a process set: requests on device memory that not all of them have submitted fail, and
+        their communicator is closed. All ranks of the job call it, after everything else of that set has ended."""
         if self.devices is None:
             return
         for entry in self._requests.take_out(members):
@@ -177,7 +177,7 @@ class Executor:
             self._disagreed(first.error)
 
     def _serving(self, decision: Decision) -> tuple[Communicator | None, Sequence[int]]:
-        """The communicator that carries out a decision, and its ranks; None where this rank does not take part."""
+        """The communicator that carries out a decision, and its ranks; None if this rank does not take part."""
         devices = self.devices
         if devices is None or not moves(decision.device, devices.engine):
             return self._communicator, self._ranks

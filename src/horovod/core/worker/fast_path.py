@@ -2,16 +2,16 @@
 
 The set's first rank leads; it is also the rank of the coordinator. Proposal n runs as follows:
 
-1. A thread that waits for a quick collective proposes it, if nothing else of its process set is in flight here: it writes what
-   it asks for, and its contribution if that is small, into shared memory, then the number n (:meth:`FastPath._propose`).
+1. A thread that waits for a quick collective proposes it, if nothing else of its process set is in flight here: it writes its
+   request, and its contribution if that is small, into shared memory, then the number n (:meth:`FastPath._propose`).
 2. The leader waits a moment for the proposals of all ranks. The proposal succeeds if all are the same, and fails otherwise or
-   when a message arrives. The leader writes that down, for all ranks alike (:meth:`FastPath._lead`).
-3. A member waits a moment for what the leader writes (:meth:`FastPath._follow`). On success every rank computes the result
-   from all contributions, or runs the collective with the engine if it is not small (:meth:`FastPath.finish`). On failure
-   every rank announces its request as if nothing had been proposed.
-4. A member cannot take a proposal back. One that has waited long enough announces the request and names n
+   when a message arrives. The leader writes the outcome, which is the same for all ranks (:meth:`FastPath._lead`).
+3. A member waits a moment for the leader's outcome (:meth:`FastPath._follow`). On success every rank computes the result from
+   all contributions, or runs the collective with the engine if it is not small (:meth:`FastPath.finish`). On failure every rank
+   announces its request as if nothing had been proposed.
+4. A member cannot withdraw a proposal. After waiting long enough, it announces the request and names n
    (:meth:`FastPath.given_up`). If n is still undecided when the coordinator reads that, it lets n fail and counts the request.
-   If n succeeds before, the leader sends ``Succeeded`` at once, since it may wait for the member in the engine; the member
+   If n succeeds before, the leader sends ``Succeeded`` at once, because it may wait for the member in the engine; the member
    carries n out (:meth:`FastPath.resolve`), and the coordinator does not count the request when it comes to it.
 """
 
@@ -48,7 +48,7 @@ class FastPath:
     Args:
         ranks: the members' global ranks, in set order; ``index`` is this rank's position in it.
         polls: how often to poll before sleeping.
-        executor: runs what is not small.
+        executor: runs collectives that are not small.
 
     Attributes:
         is_open: on the leader, whether small collectives may run without an order now; None on the others, which learn it
@@ -132,7 +132,7 @@ class FastPath:
         return max(map(sum, notes)) * row_bytes <= self._proposals.data_bytes
 
     def finish(self, entry: Entry) -> None:
-        """Carry out what all ranks have agreed on, the entry of this rank's last proposal, and complete it.
+        """Carry out the entry of this rank's last proposal, on which all ranks have agreed, and complete it.
 
         Raises:
             PeerFailure, Aborted: the engine could not run it.
@@ -189,7 +189,7 @@ class FastPath:
         self._complete(entry)
 
     def _disturbed(self) -> bool:
-        """Whether there is something else to do than to wait for a proposal."""
+        """Whether the thread must do something other than wait for a proposal."""
         return self._requests.waiting() or self._requests.closed
 
     def _lead(self, entry: Entry, identity: bytes) -> bool:

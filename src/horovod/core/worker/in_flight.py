@@ -1,11 +1,11 @@
-"""This rank's requests in flight in one process set, and which submission wakes the worker thread. For any thread.
+"""This rank's requests in flight in one process set, and the rule for which submission wakes the worker thread. For any thread.
 
 A request is in flight from its submission until it is done, failed or withdrawn. It is announced once, by the thread that
 drives the worker next. The worker thread says in which state it waits (:mod:`horovod.core.worker.waiting`). One lock guards
 the requests and the state, so a thread that is about to sleep misses no submission.
 
-The n-th calls without a name on all members belong together. A call gets its number in the moment in which it is submitted:
-one that a signal handler interrupts before counts on no rank.
+The n-th calls without a name on all members belong together. A call gets its number at the moment of its submission: a call
+that a signal handler interrupts earlier does not count.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class InFlight:
 
     Args:
         driver: the worker that threads which wait for a quick request may drive; None if they must not.
-        recorder: notes every submission; None: nothing does.
+        recorder: records every submission; None for no recording.
 
     Attributes:
-        closed: no request is taken any more, and none that is in flight may be begun; set once.
-        error: what every request in flight has failed with; set once, after ``closed``.
+        closed: no request is accepted any more, and none in flight may be started; set once.
+        error: the error of every request that was in flight; set once, after ``closed``.
         failed: set together with ``error``.
         latest: the handle of the last submission.
     """
@@ -134,7 +134,7 @@ class InFlight:
             return self._wakes(entry, awaited=False)
 
     def leave_to_worker(self, handle: Handle) -> bool:
-        """Keep the worker thread from standing by until ``handle`` is done: no waiting thread will carry it out."""
+        """Keep the worker thread out of STANDBY until ``handle`` is done: no waiting thread will carry it out."""
         with self._lock:
             self._left_to_worker = handle
             state = self._state
@@ -175,7 +175,7 @@ class InFlight:
         return result
 
     def count_anew(self) -> None:
-        """Forget how many calls without a name there were of all members; those of some members count on."""
+        """Reset the counts of calls without a name of all members; counts of some members stay."""
         with self._lock:
             self._counts = {name: count for name, count in self._counts.items() if not name.endswith(UNNAMED)}
 
@@ -195,7 +195,8 @@ class InFlight:
             self._unannounced.clear()
 
     def fail(self, error: BaseException) -> list[Entry]:
-        """Fail everything that is in flight, and all later submissions, with ``error``. Returns what was in flight."""
+        """Fail everything that is in flight, and all later submissions, with ``error``. Returns the requests that were in
+        flight."""
         self.close()
         with self._lock:
             if self.error is None:
@@ -206,7 +207,7 @@ class InFlight:
         return entries
 
     def oldest(self) -> Entry | None:
-        """The first submission of all that are in flight."""
+        """The oldest entry in flight; None if there is none."""
         with self._lock:
             return next(iter(self._known.values()), None)
 
@@ -215,7 +216,7 @@ class InFlight:
         return len(self._known)
 
     def awaited(self) -> list[str]:
-        """The names of those that a thread of the script waits for."""
+        """The names of the requests that a thread of the script waits for."""
         with self._lock:
             return [name for name, entry in self._known.items() if entry.handle.awaited()]
 
@@ -226,7 +227,7 @@ class InFlight:
         return bool(self._unannounced)
 
     def take(self) -> list[Entry]:
-        """Everything that is to be announced, in the order of submission."""
+        """All requests to announce, in the order of submission."""
         with self._lock:
             taken, self._unannounced = self._unannounced, []
         return taken
@@ -250,7 +251,7 @@ class InFlight:
             return [(decision, self._known.get(decision.name)) for decision in decisions]
 
     def finish(self, batch: Batch) -> list[Entry | None]:
-        """The requests of a batch, which are not in flight any more; None for those that were not before either."""
+        """Remove and return the requests of a batch; None for those that were not in flight."""
         with self._lock:
             return [self._known.pop(decision.name, None) for decision, _ in batch]
 
@@ -264,7 +265,7 @@ class InFlight:
         return not self._known
 
     def announced(self, coalesce: bool) -> None:
-        """Note that everything that was taken has been announced.
+        """Note that all requests that were taken have been announced.
 
         Args:
             coalesce: the worker thread waits a moment for more submissions before it sleeps, if an answer is due.
@@ -284,7 +285,7 @@ class InFlight:
         return True
 
     def begin_wait(self, busy: bool) -> int:
-        """Enter the state to wait in. Returns for how many milliseconds; -1: until it is woken.
+        """Enter the state to wait in. Returns the milliseconds to wait; -1: until it is woken.
 
         Args:
             busy: the thread has something to do and does not wait.

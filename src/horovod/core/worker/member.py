@@ -1,4 +1,4 @@
-"""The role of every rank but the first: it announces to the coordinator and follows its orders.
+"""The role of every rank but the first: it announces requests to the coordinator and carries out its orders.
 
 On several hosts there may be a relay between the two (:mod:`horovod.core.worker.relay`).
 """
@@ -40,12 +40,12 @@ class Member(Role):
 
     Args:
         connections: with the member ``parent``, the coordinator or a relay.
-        fast_path: None where the ranks share no memory.
+        fast_path: None if the ranks share no memory.
         capacity: how many requests the announcements abbreviate.
     """
 
     announces_between_batches = True
-    """So the coordinator learns early what comes next."""
+    """So the coordinator knows the next requests early."""
 
     def __init__(
         self,

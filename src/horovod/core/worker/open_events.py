@@ -1,8 +1,9 @@
-"""The collectives that a worker thread has queued on a device and that are not complete: held, polled, and given up in the end.
+"""The collectives that a worker thread has queued on a device and that are not complete: it holds their memory, polls them, and
+gives up after a limit.
 
-A device engine's collective returns before the device has carried it out, and handles complete then. The vectors that it works
-on are held here until its event is over. The worker thread looks at the oldest event while there is one, so an error of the
-engine, or a peer that never comes, ends the job instead of leaving the device waiting for good.
+A device engine's collective returns before the device has carried it out, and handles complete then. Their vectors are held
+here until the event is complete. The worker thread polls the oldest event, so an error of the engine, or a peer that never
+arrives, ends the job instead of leaving the device waiting forever.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from horovod.core.config import NCCL_TIMEOUT
 
 FIRST_LOOK_MILLISECONDS = 1.0
 LOOK_MILLISECONDS = 100.0
-"""How long the worker thread sleeps at most while an event is open: twice as long each time that it finds none over. So memory
-is held for not much longer than the device needs it, and a device that computes for long costs nothing."""
+"""The longest sleep of the worker thread while an event is open. The sleep doubles each time that no event is complete. So
+memory is held not much longer than the device needs it, and a long computation of the device costs little."""
 
 
 class _Open(NamedTuple):

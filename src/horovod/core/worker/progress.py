@@ -1,7 +1,7 @@
 """Which thread drives the worker: its own thread, or a thread of the script that waits for a quick collective.
 
-To wake another thread, and to be woken by it, takes longer than a small collective takes. So a thread that waits for one drives
-the worker itself: it announces, receives the order and runs the collective. It leaves everything else to the worker thread.
+Waking another thread, and being woken by it, takes longer than a small collective. So a thread that waits for one drives the
+worker itself: it announces, receives the order and runs the collective. It leaves everything else to the worker thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ProgressEngine:
     Args:
         connections: of the worker.
         polls: how often a driving thread polls before it sleeps.
-        hears_others: the worker is a coordinator's or a relay's. It looks for messages before its first step; others announce
+        hears_others: the worker is a coordinator's or a relay's. It receives messages before its first step; others announce
             first.
     """
 
@@ -65,7 +65,7 @@ class ProgressEngine:
         try_fast_path: Callable[[Handle], bool] | None,
         step: Callable[[ReadyConnections], bool],
     ) -> None:
-        """Drive the worker on the calling thread until ``handle`` is done, or until only the worker thread can go on.
+        """Drive the worker on the calling thread until ``handle`` is done, or until only the worker thread can continue.
 
         The worker thread is woken for everything that this thread leaves undone. Signal handlers must be deferred
         (:mod:`horovod.signal_deferral`).
@@ -92,7 +92,7 @@ class ProgressEngine:
             raise
         finally:
             if not finished:
-                self._seen = self._driven  # so the worker thread does not stand by
+                self._seen = self._driven  # so the worker thread does not enter STANDBY
             self._lock.release()
             if not finished:
                 self._connections.wake()

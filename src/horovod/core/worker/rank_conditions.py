@@ -12,7 +12,7 @@ from horovod.observe.rank_conditions import condition_at
 
 _log = logging.getLogger("horovod.core")
 _MOST = 4096
-"""How many call sites are remembered."""
+"""The number of call sites to remember."""
 
 
 class ConditionalCalls:
@@ -27,7 +27,7 @@ class ConditionalCalls:
         self._seen: set[tuple[str, int]] = set()
 
     def look(self, request: Request) -> None:
-        """Look at the lines that have led to a submission, on the thread that submits. Each line is looked at once."""
+        """Examine the lines that have led to a submission, on the thread that submits. Each line is examined once."""
         file, _, line = request.caller.rpartition(":")
         if line.isdecimal():
             self._look_at(file, int(line), request)

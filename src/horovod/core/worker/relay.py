@@ -1,8 +1,8 @@
 """The role of the first rank of each host but the coordinator's, in a process set on several hosts.
 
-It is a member, and it speaks with the coordinator for the other members of its host. It counts what they announce
-(:mod:`horovod.core.negotiation.host_tally`), and passes it on once for all. It passes on to them what the coordinator says,
-before it follows itself. It decides nothing.
+It is a member, and it communicates with the coordinator for the other members of its host. It counts their announcements
+(:mod:`horovod.core.negotiation.host_tally`), and forwards each once for all of them. It forwards the coordinator's messages to
+them before it acts on them. It decides nothing.
 
 If a relay dies, its connections close, and the coordinator and the members of its host report it, as they do with any rank: the
 job fails, and the relay is named.
@@ -79,7 +79,7 @@ class Relay(Member):
             self._tally.announce(member, requests, time.monotonic(), since)
 
     def decide(self) -> None:
-        """Pass on what this host has announced, in one message."""
+        """Forward the announcements of this host, in one message."""
         self._tally.pass_on_overdue(time.monotonic())
         self._send_shares()
 

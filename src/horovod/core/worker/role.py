@@ -1,7 +1,8 @@
 """The role of a rank in one process set: the set's first rank is its :class:`Coordinator`, every other rank a :class:`Member`.
-Of several hosts the first rank of each but the coordinator's is a :class:`Relay`, a member that speaks for its host.
+On several hosts, the first rank of each host but the coordinator's is a :class:`Relay`, a member that communicates for its
+host.
 
-A worker has one role, and calls it in each step. A role sends and takes messages, and puts what was decided into the worker's
+A worker has one role, and calls it in each step. A role sends and receives messages, and puts decisions into the worker's
 :class:`Schedule`. It runs no collective and owns no thread.
 """
 
@@ -33,7 +34,7 @@ class Watch(Protocol):
     awaited: dict[int, list[str]]
 
     def report(self, rank: int, reason: str, suspected: bool = False, cause: Cause = LOST) -> None:
-        """Report that ``rank`` has failed; ``suspected``: perhaps through the fault of another rank."""
+        """Report that ``rank`` has failed; ``suspected``: another rank may be the cause."""
 
     def report_no_progress(self, rank: int, reason: str, times: int) -> None:
         """Report for the n-th time in one wait that ``rank`` makes no progress in a collective."""
@@ -45,7 +46,7 @@ class Watch(Protocol):
         """Make all ranks write their flight recorders."""
 
     def disagreed(self, reason: str) -> None:
-        """Have this rank write down what it did: a collective fails on all ranks, as they have submitted different things."""
+        """Make this rank write its flight recorder: a collective fails on all ranks because their requests differ."""
 
 
 class Schedule:
@@ -74,7 +75,7 @@ class Role(ABC):
 
     @abstractmethod
     def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
-        """Tell the coordinator what this rank has submitted.
+        """Announce this rank's requests to the coordinator.
 
         Args:
             since: when, by ``time.monotonic``, the earliest first; empty: now.
@@ -90,14 +91,14 @@ class Role(ABC):
 
     @abstractmethod
     def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:
-        """Tell the coordinator that this rank shuts down, and what its optimizers have made."""
+        """Tell the coordinator that this rank shuts down, and how many steps its optimizers have made."""
 
     @abstractmethod
     def decide(self) -> None:
-        """Schedule what has become ready; on a relay, pass on what its host has announced."""
+        """Schedule the requests that have become ready; on a relay, forward the announcements of its host."""
 
     def record(self, batch: Batch) -> AbstractContextManager[None]:
-        """A block in which the batch is carried out, for the timeline."""
+        """A context in which the batch is carried out, for the timeline."""
         return NOT_RECORDED
 
     @abstractmethod
@@ -109,7 +110,7 @@ class Role(ABC):
         """Do what is left to do when everything scheduled has run and a rank has left."""
 
     def milliseconds(self) -> float | None:
-        """After what time the worker must take a step though nothing happens; None: never."""
+        """The time after which the worker must take a step even if nothing happens; None: never."""
         return None
 
 

@@ -49,7 +49,7 @@ from horovod.signal_deferral import with_signals_deferred
 _log = logging.getLogger("horovod.core")
 
 _LOOK_SECONDS = 0.2
-"""How often a thread that waits for space in a socket checks whether the job has failed."""
+"""The interval at which a thread that waits for space in a socket checks whether the job has failed."""
 
 
 def still_in_use(error: HorovodInternalError, why: str) -> HorovodInternalError:
@@ -83,7 +83,7 @@ class WorkerThread:
             of it.
         unnamed: how many calls without a name were made on this process set, by kind.
         registration: a number that distinguishes this process set from another of the same ranks; the same on all members.
-        executor: what carries out batches.
+        executor: carries out batches.
         recorder: of the last collectives of these ranks; None for no recording.
     """
 
@@ -173,7 +173,7 @@ class WorkerThread:
         Raises:
             ValueError: a request of that name is in flight on this rank.
             HorovodInternalError: the job has failed or was shut down; no thread uses the tensors of other requests any more.
-            what a signal handler raises: then the request is either not in flight, or it is carried out like any other.
+            the exception of a signal handler: then the request is either not in flight, or it is carried out like any other.
         """
         if self._conditional_calls is not None:
             self._conditional_calls.look(entry.request)
@@ -189,7 +189,7 @@ class WorkerThread:
         return self._requests.number(request)
 
     def count_anew(self) -> None:
-        """Count calls without a name anew: until now the members may have made different numbers of them."""
+        """Reset the counts of calls without a name: until now the members may have made different numbers of them."""
         self._requests.count_anew()
 
     def release(self, entry: Entry, error: BaseException | None = None) -> None:
@@ -210,7 +210,7 @@ class WorkerThread:
             raise
 
     def withdraw(self, entry: Entry) -> bool:
-        """Forget a held request; False if it has failed or was released already."""
+        """Remove a held request; False if it has failed or was released already."""
         return self._requests.withdraw(entry)
 
     def pending(self) -> int:
@@ -222,17 +222,16 @@ class WorkerThread:
         return self._requests.awaited()
 
     def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:
-        """Ask for an orderly end: what is decided still runs, the rest fails. Then the thread ends, on every rank.
+        """Ask for an orderly end: collectives that are decided still run, the others fail. Then the thread ends, on every rank.
 
         Args:
-            steps: what the optimizers of this rank have made, for the other ranks' :attr:`farewell`.
+            steps: the steps of this rank's optimizers, for the other ranks' :attr:`farewell`.
         """
         self._leaving = reason, steps
         self._connections.wake()
 
-    # An abort has three steps, because a script that gets the error may use the tensors' memory for something else:
-    # 1. interrupt(): take no more requests, and wake the thread out of what it waits for.
-    # 2. await_exit(): wait until nothing uses a tensor.
+    # An abort has three steps, because a script that gets the error may use the tensors' memory for something else: 1.
+    # interrupt(): take no more requests, and wake the thread from any wait. 2. await_exit(): wait until nothing uses a tensor.
     # 3. fail(): fail the handles.
 
     def interrupt(self) -> None:
@@ -242,7 +241,8 @@ class WorkerThread:
         self._connections.wake()
 
     def await_exit(self, seconds: float) -> str:
-        """After :meth:`interrupt`, wait until nothing uses a request's tensors. Returns what still does; "" for nothing."""
+        """After :meth:`interrupt`, wait until nothing uses a request's tensors. Returns a description of what still does; ""
+        for nothing."""
         started = self._thread.ident is not None and threading.current_thread() is not self._thread
         if started and not self._left.wait(max(0.0, seconds)):
             return "A thread of this rank (horovod-worker) did not leave a collective in time"
@@ -287,7 +287,7 @@ class WorkerThread:
         with_signals_deferred(self._progress.drive, handle, try_fast_path, self._quick_step)
 
     def take_over(self, handle: Handle) -> None:
-        """Have the worker thread carry out a collective that no waiting thread will."""
+        """Make the worker thread carry out a collective that no waiting thread will carry out."""
         if self._requests.leave_to_worker(handle):
             self._connections.wake()
 
@@ -310,9 +310,9 @@ class WorkerThread:
             self._await_failure(failure)
 
     def _serve(self) -> str:
-        """Take steps until the end. Returns, and reports, what went wrong in this worker; "" if nothing did."""
+        """Take steps until the end. Returns and reports the error of this worker; "" if there was none."""
         try:
-            with np.errstate(all="ignore"):  # an overflow in a gradient is the script's to find
+            with np.errstate(all="ignore"):  # the script must find overflows in gradients
                 while not self.finished and not self._requests.closed:
                     self._stand_by()
                     self._progress.take(self._wait(), self._step)
@@ -338,7 +338,7 @@ class WorkerThread:
             self.fail(RankLostError(text, reason=reason))
 
     def _stand_by(self) -> None:
-        """While other threads drive the worker, leave the connections to them."""
+        """Leave the connections to other threads while these drive the worker."""
         for _ in range(STANDBY_ROUNDS):
             if not self._progress.driven() or not self._requests.begin_standby():
                 return
@@ -360,12 +360,12 @@ class WorkerThread:
         return ready
 
     def _milliseconds(self) -> float | None:
-        """How long this thread may sleep; None: without end."""
+        """How long this thread may sleep; None: no limit."""
         limits = [self._until_probe(), self.role.milliseconds(), self.executor.look_at_devices()]
         return min([limit for limit in limits if limit is not None], default=None)
 
     def _until_probe(self) -> float | None:
-        """Have the other ranks probed if one is due. Returns the milliseconds until the next; None if nothing is in flight."""
+        """Probe the other ranks if a probe is due. Returns the milliseconds until the next; None if nothing is in flight."""
         oldest = self._requests.oldest()
         if oldest is None:
             return None
@@ -424,7 +424,7 @@ class WorkerThread:
             self._stop(self._schedule.stop)
 
     def _orders_are_sent(self, driven: bool) -> bool:
-        """Wait until the ranks that hear of a batch through this one can take part in it; False: for another step.
+        """Wait until the ranks that get a batch through this one can take part in it. False: take another step first.
 
         A long order does not fit into a socket. This rank would wait in the batch for ranks that have only a part of its order.
         """
@@ -441,7 +441,7 @@ class WorkerThread:
         return bool(submitted)
 
     def _receive(self, member: int) -> bool:
-        """Take the messages of a member; False: its connection is of no more use."""
+        """Take the messages of a member; False if its connection has ended."""
         try:
             for body in self._connections.receive(member):
                 self.role.receive(member, body)
@@ -459,7 +459,7 @@ class WorkerThread:
             self._watch.report(self.ranks[member], reason, suspected=True)
 
     def _stop(self, stop: Stop) -> None:
-        """End in good order: everything that was ordered has run; what is still in flight fails."""
+        """End without a failure: all ordered batches have run; requests that are still in flight fail."""
         self.finished = True
         rank, reason = stop.rank, stop.reason
         pending = self._requests.oldest()

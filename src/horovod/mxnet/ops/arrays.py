@@ -144,7 +144,7 @@ def allocator(like: Sequence[Any], outputs: dict[int, Any]) -> Callable[[int, in
     return allocate
 
 
-def back(results: Sequence[Any], like: Sequence[Any]) -> list[Any]:
+def to_devices_of(results: Sequence[Any], like: Sequence[Any]) -> list[Any]:
     """Copy results from host memory to the devices of ``like``."""
     return [
         result if is_host(each) else result.as_in_context(each.context)

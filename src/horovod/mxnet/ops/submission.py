@@ -17,7 +17,7 @@ from horovod.core.negotiation.messages import Request, TensorSpec
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.collectives import submit_arrays
 from horovod.mxnet.ops import engine
-from horovod.mxnet.ops.arrays import back, check, flat, is_host, on_host, readable, view, writable
+from horovod.mxnet.ops.arrays import check, flat, is_host, on_host, readable, to_devices_of, view, writable
 
 
 def specs(arrays: Sequence[Any], name: str) -> list[TensorSpec]:
@@ -79,4 +79,4 @@ def to_new(arrays: Sequence[Any], act: Callable[[list[Any]], Sequence[Any]]) -> 
     """The results of ``act`` for the arrays in host memory, copied to the devices of the arrays."""
     if all(map(is_host, arrays)):
         return list(act(list(arrays)))
-    return back(act(on_host(arrays)), arrays)
+    return to_devices_of(act(on_host(arrays)), arrays)

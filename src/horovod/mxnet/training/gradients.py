@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from horovod._models.guard import ELEMENTS, Guard, contents, digests, labels, names_of_all, numbers, some
+from horovod._models.guard import ELEMENTS, Guard, compared_parameters, contents, digests, labels, names_of_all, numbers
 from horovod.common.buckets import bucket_limit, cut, cut_by_groups
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reduction_settings import ReductionSettings
@@ -63,7 +63,7 @@ class Gradients:
         Raises:
             MismatchError: ranks differ, and ``HOROVOD_CHECK=error``.
         """
-        chosen = some(list(weights))
+        chosen = compared_parameters(list(weights))
 
         def hyperparameters() -> dict[str, str]:
             values = {name: value for name, value in vars(optimizer).items() if not name.startswith("_")}

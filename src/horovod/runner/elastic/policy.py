@@ -39,11 +39,11 @@ MOST_FRUITLESS_ROUNDS = 3
 class ElasticPolicy(Policy):
     """An elastic job.
 
-    A host on which a process fails gets no new ones, for ever or for its cool-down; what runs there goes on. After a failure
-    the next round begins as soon as all that were in the last one have come or are lost, without waiting for replacements, if
-    enough are left. Replacements and additions join later: the round that runs is interrupted when they are ready. Hosts that
-    are withdrawn are given up as soon as enough ranks are left without them. Once a process has ended well, no further
-    round begins.
+    A host on which a process fails gets no new ones, forever or for its cool-down; its running processes continue. After a
+    failure the next round begins as soon as all that were in the last one have come or are lost, without waiting for
+    replacements, if enough are left. Replacements and additions join later: the round that runs is interrupted when they are
+    ready. Hosts that are withdrawn are given up as soon as enough ranks are left without them. Once a process has ended well,
+    no further round begins.
 
     Args:
         job: its state, which only this policy changes.
@@ -224,7 +224,7 @@ class ElasticPolicy(Policy):
         return [Say(message), *decisions]
 
     def _shun(self, host: str) -> tuple[str, list[ElasticDecision]]:
-        """Start no new processes on a host, for ever or for its cool-down; and how to say so."""
+        """Start no new processes on a host, forever or for its cool-down. Returns the text about it and the decisions."""
         seconds = self._job.blacklist.add(host)
         if seconds is None:
             return f" No new processes are started on {host}.", []

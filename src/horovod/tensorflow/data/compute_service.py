@@ -274,13 +274,13 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     own = not basics.is_initialized()
     basics.init()
     try:
-        work(compute_config, lambda: None)
+        run_worker(compute_config, lambda: None)
     finally:
         if own:
             basics.shutdown()
 
 
-def work(config: TfDataServiceConfig, ended: Callable[[], None]) -> None:
+def run_worker(config: TfDataServiceConfig, ended: Callable[[], None]) -> None:
     """Run a worker in a job that is initialised. Calls ``ended()``, once or twice, before its servers stop for any reason."""
     rank, size, each = basics.rank(), basics.size(), config.workers_per_dispatcher
     if size != config.dispatchers * each:

@@ -20,7 +20,7 @@ from horovod.control.secret import make_secret
 from horovod.core import config as settings
 from horovod.core.submission.collectives import barrier
 from horovod.runner.common.service.compute_service import ComputeService
-from horovod.tensorflow.data.compute_service import SIDES, TfDataServiceConfig, work
+from horovod.tensorflow.data.compute_service import SIDES, TfDataServiceConfig, run_worker
 from horovod.tensorflow.functions import broadcast_object
 from horovod.tensorflow.lifecycle import init, shutdown
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with _compute_service(options) as config:
             every = broadcast_object(config, root_rank=0, name="compute service")
-            work(every, lambda: _remove(options.configfile, config))
+            run_worker(every, lambda: _remove(options.configfile, config))
             barrier().wait()  # the service stops when no rank needs it any more
     finally:
         shutdown()

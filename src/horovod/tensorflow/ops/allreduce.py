@@ -14,7 +14,7 @@ from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.ops.allgather import allgather
-from horovod.tensorflow.ops.arguments import compressor, reducing
+from horovod.tensorflow.ops.arguments import checked_reduction, compressor
 from horovod.tensorflow.ops.dense_allreduce import GROUPED, KIND, reduce_dense
 from horovod.tensorflow.ops.tensors import check_type
 from horovod.tensorflow.training.reduced_marks import mark_tensor
@@ -77,7 +77,7 @@ def allreduce(
         tf.errors.UnknownError, which is a HorovodInternalError too: the job has failed or was shut down.
         In a graph, when it is run: InvalidArgumentError for the first, UnknownError for the last two.
     """
-    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     check_adasum(how.op, process_set)
     if isinstance(tensor, tf.IndexedSlices):
@@ -116,7 +116,7 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> Any:
     """:func:`allreduce` of several tensors in one request. Returns a list in their order. Differentiable."""
-    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     if not isinstance(tensors, list | tuple):
         tensors = list(tensors)

@@ -35,12 +35,12 @@ def root(value: Any, process_set: ProcessSet) -> int:
     return number
 
 
-def reducing(
+def checked_reduction(
     op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet
 ) -> ReductionArguments:
-    """As :func:`horovod.common.reductions.reducing`, with InvalidArgument for ValueError."""
+    """As :func:`horovod.common.reductions.checked_reduction`, with InvalidArgument for ValueError."""
     with of_both_kinds():
-        return reductions.reducing(op, average, prescale_factor, postscale_factor, process_set)
+        return reductions.checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
 
 
 def compressor(compression: Any) -> type[Compressor]:

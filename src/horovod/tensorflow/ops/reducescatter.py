@@ -24,7 +24,7 @@ from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allgather import allgather
 from horovod.tensorflow.ops.allreduce import placed
-from horovod.tensorflow.ops.arguments import compressor, reducing
+from horovod.tensorflow.ops.arguments import checked_reduction, compressor
 from horovod.tensorflow.ops.tensors import any_rows, check_type
 
 KIND = "HorovodReducescatter"
@@ -104,7 +104,7 @@ def reducescatter(
     Name, shape, dtype, op and factors must agree. Errors are those of :func:`horovod.tensorflow.ops.allreduce.allreduce`, and
     InvalidArgumentError for a tensor without dimensions.
     """
-    how = reducing(op, None, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     tensor = tf.convert_to_tensor(tensor)
     compressed, context = compression.compress(tensor)
@@ -125,7 +125,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> Any:
     """:func:`reducescatter` of several tensors in one request. Returns a list in their order. Differentiable."""
-    how = reducing(op, None, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     if not isinstance(tensors, list | tuple):
         tensors = list(tensors)

@@ -28,7 +28,7 @@ def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> StepWatch | N
         line = caller()
         guards[key] = guard.Guard(process_set, line, f"the gradients asked for at {line}")
     own = guards[key]
-    chosen = guard.some(variables)
+    chosen = guard.compared_parameters(variables)
     names = dict(zip(guard.labels(len(chosen)), (f"variable {each.name}" for each in chosen), strict=True))
     if own.debugs:
         names |= guard.names_of_all([f"variable {each.name}" for each in variables])

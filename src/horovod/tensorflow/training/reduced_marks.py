@@ -25,7 +25,7 @@ class _OfVariable(NamedTuple):
     """The mark of a variable whose latest gradient was reduced.
 
     Attributes:
-        moment: when, see :func:`now`.
+        moment: when, see :func:`next_number`.
         taken: an optimizer has applied the gradient. It may come again from a graph, which marks only while it is traced.
     """
 
@@ -34,7 +34,7 @@ class _OfVariable(NamedTuple):
     taken: bool = False
 
 
-def now() -> int:
+def next_number() -> int:
     """A number that is greater than all numbers returned before."""
     return next(_moments)
 
@@ -61,7 +61,7 @@ def watch_tapes() -> None:
 
 def mark(gradients: Sequence[Any], sources: Sequence[Any], process_set: ProcessSet) -> None:
     """Mark gradients that were reduced over ``process_set``. Elements that are None are skipped."""
-    moment = now()
+    moment = next_number()
     for gradient, source in zip(gradients, sources, strict=True):
         if gradient is None:
             continue
@@ -81,7 +81,7 @@ def arrival(gradient: Any, variable: Any, process_set: ProcessSet, since: int) -
     """The state of a gradient at an optimizer that reduces over ``process_set``.
 
     Args:
-        since: when the optimizer was made, see :func:`now`.
+        since: when the optimizer was made, see :func:`next_number`.
     """
     own, of_variable = getattr(gradient, "_horovod_reduced", None), _of(variable)
     if own is process_set:
@@ -98,7 +98,7 @@ def arrival(gradient: Any, variable: Any, process_set: ProcessSet, since: int) -
 
 
 def check_sum(variables: Sequence[Any], process_set: ProcessSet, since: int) -> None:
-    """Check that the gradients of no variable were reduced over ``process_set`` since :func:`now` returned ``since``.
+    """Check that the gradients of no variable were reduced over ``process_set`` since :func:`next_number` returned ``since``.
 
     Raises:
         ValueError: they were.

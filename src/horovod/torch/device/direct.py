@@ -5,11 +5,11 @@
 
 * A submission is announced at once. The engine's stream waits for the point that the caller's current stream had reached
   then, so the host does not.
-* The handle is done when the collective is queued. ``synchronize()`` has the caller's current stream wait for the event
-  behind it.
+* The handle is done when the collective is queued. ``synchronize()`` makes the caller's current stream wait for the event
+   behind it.
 * The core holds the tensors until that event is over, or until ``arrive()``. From then on the caller's stream comes after the
   event, so the next user of their memory on that stream does, too. The memory of a gradient that the script releases after its
-  step can be reused in the next one, however late the device is.
+  step can be reused in the next one, even if the device is late.
 * If ``arrive()`` finds another current stream than that of the submission, it marks the tensors for this stream
   (``record_stream``). It also marks outputs that were allocated on the engine's stream.
 """

@@ -1,7 +1,7 @@
 """The memory of one submission's tensors, as the core reads and writes it.
 
 An operation calls :func:`memory_of` for its tensors and submits what ``read``, ``write``, ``reduce`` or ``grow`` return. When
-the handle is done, it calls ``arrive``. The core gets host memory as it is, and device memory as it is where an engine moves it
+the handle is done, it calls ``arrive``. The core gets host memory directly, and device memory directly if an engine moves it
 (:mod:`horovod.torch.device.direct`); otherwise it gets copies of device memory (:mod:`horovod.torch.device.staging`).
 """
 
@@ -51,7 +51,8 @@ host_memory = TorchHostMemory()
 
 
 def memory_of(tensors: Sequence[torch.Tensor], how: ReductionArguments | None = None) -> TorchMemory:
-    """The memory of a submission's tensors. The collective sees what the caller's current stream has done until now.
+    """The memory of a submission's tensors. The collective reads the results of all earlier work of the caller's current
+    stream.
 
     Args:
         how: the reduction that is wanted; None for a collective that only moves elements.

@@ -1,9 +1,8 @@
 """Staging: collectives on device tensors work on copies in host memory.
 
-A submission is staged where no engine moves the memory of its device, or where that engine lacks the operation or the data
-type. It gets a copy in page-locked host memory, an engine for host memory works on the copy, and the result is copied back.
-Each device has a :class:`Port`: one stream for copies to the host, one for copies to the device, and a thread that waits for
-the former.
+A submission is staged if no engine moves the memory of its device, or if that engine lacks the operation or the data type. It
+gets a copy in page-locked host memory, an engine for host memory works on the copy, and the result is copied back. Each device
+has a :class:`Port`: one stream for copies to the host, one for copies to the device, and a thread that waits for the former.
 
     caller's stream   ──kernels──┐mark()          ┌───────────── arrive() ──▶ kernels that use the result
     out stream                   └──copies──┐     │
@@ -115,7 +114,7 @@ class Port:
             return torch.empty(shape, dtype=dtype, device=self.device)
 
     def follow(self, event: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """Let what the caller's current stream does from now on come after ``event``, and use ``tensors``.
+        """Make later work of the caller's current stream, which may use ``tensors``, wait for ``event``.
 
         Raises:
             ValueError: that stream is being captured into a graph.
@@ -127,7 +126,7 @@ class Port:
             tensor.record_stream(stream)
 
     def drain(self) -> None:
-        """Return when everything that left before now has arrived, however long the device computes.
+        """Return when all earlier copies have arrived, however long the device computes.
 
         Raises:
             HorovodInternalError: the thread that waits for the device has ended, so it will never be known.
@@ -139,7 +138,7 @@ class Port:
                 raise EngineFailureError(f"the thread that waits for {self.device} has ended; its output says why")
 
     def close(self) -> None:
-        """End the thread, when everything that left has arrived."""
+        """End the thread, when all copies have arrived."""
         self._departures.put(None)
         self._thread.join(_END_SECONDS)
 
@@ -233,7 +232,7 @@ class Staged:
     def end(self, error: BaseException | None) -> BaseException | None:
         buffers, self._buffers, self._leaving = self._buffers, [], []
         if error is not None:
-            return error  # the worker thread may still be using the buffers; they go when it lets go of them
+            return error  # the worker thread may still be using the buffers; they are freed when it releases them
         try:
             for copy, outputs, index in self._grown:
                 outputs[index] = self._port.empty(copy.shape, copy.dtype)

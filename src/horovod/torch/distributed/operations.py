@@ -14,15 +14,15 @@ import torch.distributed as dist
 
 from horovod.core.negotiation.messages import Operation
 from horovod.torch.device.memory import host_memory, memory_of
-from horovod.torch.distributed.plain import elements_of, into
+from horovod.torch.distributed.plain import elements_of, results_into
 from horovod.torch.distributed.sparse import allreduce_sparse
 from horovod.torch.distributed.submission import (
     Submitter,
     as_flat,
+    checked_reduction,
     flat,
     is_awaited,
     limit_of,
-    reducing,
     writes_back,
 )
 from horovod.torch.distributed.work import HorovodWork
@@ -66,7 +66,7 @@ class Operations:
     # Reductions
 
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any, **given: Any) -> HorovodWork:
-        tensors, how = _listed(tensors), reducing(_operation(given.get("op", opts)))
+        tensors, how = _listed(tensors), checked_reduction(_operation(given.get("op", opts)))
         if tensors and tensors[0].layout is torch.sparse_coo:
             return allreduce_sparse(self._submitter, _one("allreduce", tensors), how, opts)
         if len(tensors) == 1 and (elements := elements_of(tensors[0])) is not None:
@@ -79,14 +79,16 @@ class Operations:
         return self._submitter.reduce("allreduce", tensors, how, opts)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> HorovodWork:
-        return self._submitter.reduce("allreduce_coalesced", _listed(tensors), reducing(_operation(opts)), opts)
+        return self._submitter.reduce(
+            "allreduce_coalesced", _listed(tensors), checked_reduction(_operation(opts)), opts
+        )
 
     def reduce(self, tensors: Any, opts: Any = 0, op: Any = None, *_: Any) -> HorovodWork:
-        how = reducing(_operation(op if op is not None else opts if hasattr(opts, "reduceOp") else None))
+        how = checked_reduction(_operation(op if op is not None else opts if hasattr(opts, "reduceOp") else None))
         return self._submitter.reduce("reduce", [_one("reduce", _listed(tensors))], how, opts, _root(opts))
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HorovodWork:
-        size, how = self._submitter.size, reducing(_operation(opts))
+        size, how = self._submitter.size, checked_reduction(_operation(opts))
         source, target = elements_of(input), elements_of(output)
         if (
             source is not None
@@ -110,7 +112,7 @@ class Operations:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> HorovodWork:
-        submitter, how = self._submitter, reducing(_operation(opts))
+        submitter, how = self._submitter, checked_reduction(_operation(opts))
         for output, source in zip(outputs, inputs, strict=True):
             if output.numel() * submitter.size != source.numel():
                 raise ValueError(
@@ -146,7 +148,7 @@ class Operations:
         """Of parts of different sizes, which the core does not deal: an allreduce of all."""
         whole = as_flat(parts, output)
         start = sum(part.numel() for part in parts[: self._submitter.index])
-        how = reducing(_operation(opts))
+        how = checked_reduction(_operation(opts))
         memory = memory_of([whole], how)
         read, written = memory.reduce([whole], [whole])
         handle = self._submitter.submit(Operation.ALLREDUCE, read, written, how=how, awaited=is_awaited(opts))
@@ -202,7 +204,7 @@ class Operations:
                 (),
                 output,
                 opts,
-                allocate=into(target),
+                allocate=results_into(target),
             )
             if work is not None:
                 return work
@@ -292,7 +294,7 @@ class Operations:
             output,
             opts,
             splits=(rows // size,) * size,
-            allocate=into(target, row_elements),
+            allocate=results_into(target, row_elements),
         )
 
     def barrier(self, opts: Any = None) -> HorovodWork:

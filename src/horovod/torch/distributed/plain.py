@@ -38,7 +38,7 @@ def elements_of(tensor: torch.Tensor) -> Array | None:
         return None
 
 
-def into(target: Array, row_elements: int = 1) -> Allocate:
+def results_into(target: Array, row_elements: int = 1) -> Allocate:
     """Results of an allgather or alltoall go to ``target``.
 
     Args:

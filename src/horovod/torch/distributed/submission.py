@@ -52,7 +52,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The substitutes, by size, for types of elements that the core does not know; they cannot be reduced."""
 
 
-def reducing(op: Any) -> ReductionArguments:
+def checked_reduction(op: Any) -> ReductionArguments:
     """How ``op`` reduces, a ``torch.distributed.ReduceOp`` or a member of it.
 
     Raises:

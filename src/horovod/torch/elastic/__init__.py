@@ -27,11 +27,11 @@ _Result = TypeVar("_Result")
 
 
 def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Decorate a training function so that it goes on when ranks are lost, added or removed.
+    """Decorate a training function so that it continues when ranks are lost, added or removed.
 
     Its first argument is the state. See :func:`horovod.elastic.loop.run_fn`.
 
-    The decorated function raises :class:`~horovod.elastic.rounds.NoNextRound`, a HorovodInternalError, where a collective
-    failed and the job is not elastic or cannot go on; and any other error of ``func``.
+    The decorated function raises :class:`~horovod.elastic.rounds.NoNextRound`, a HorovodInternalError, if a collective failed
+    and the job is not elastic or cannot continue; and any other error of ``func``.
     """
     return run_fn(func, Reset(shutdown, init))

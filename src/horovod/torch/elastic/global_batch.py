@@ -13,7 +13,7 @@ class MicroBatch(NamedTuple):
 
     Attributes:
         data: what the loader gave.
-        weight: by which to multiply the mean loss of ``data``.
+        weight: the factor for the mean loss of ``data``.
         last: whether it is this rank's last one of the step; passes before it go inside ``optimizer.no_sync()``.
     """
 
@@ -23,8 +23,8 @@ class MicroBatch(NamedTuple):
 
 
 class GlobalBatchSampler(ElasticSampler):
-    """Deals out global batches of a fixed size: with fewer ranks each rank accumulates more, so that the learning rate and its
-    schedule stay right when the size changes.
+    """Divides global batches of a fixed size among the ranks: with fewer ranks each rank accumulates more, so that the learning
+    rate and its schedule stay right when the size changes.
 
     Each step takes the next ``global_batch`` samples of the epoch's order and deals them to the ranks in turn, so their shares
     differ by at most one sample. A rank works through its share in micro-batches. With the weights, the average of the
@@ -52,7 +52,7 @@ class GlobalBatchSampler(ElasticSampler):
     Args:
         dataset, shuffle, seed: as for :class:`ElasticSampler`.
         global_batch: samples of one step over all ranks, at least as many as there are ranks.
-        micro_batch: the most samples of one pass, as memory allows; None: a rank's whole share.
+        micro_batch: the largest number of samples of one pass, for limited memory; None: a rank's whole share.
 
     Raises:
         ValueError: not initialised; a number is not positive; or there are more ranks than samples in a batch.
@@ -96,7 +96,7 @@ class GlobalBatchSampler(ElasticSampler):
             step = self._micro_batches(batches, samples, [len(part) for part in parts])
             yield step
             for _ in step:
-                pass  # the loop left some out; the next step's are behind them
+                pass  # the loop has skipped some; those of the next step follow them
 
     def _micro_batches(self, batches: Iterator[Any], samples: int, lengths: list[int]) -> Iterator[MicroBatch]:
         for number, length in enumerate(lengths, 1):

@@ -1,7 +1,7 @@
 """How a ``TorchState`` saves, restores and synchronises each kind of object.
 
-With ``rollback="step"`` a handler also marks the end of a step without copying what only an optimizer changes, and can tell
-whether its object still is as it was then.
+With ``rollback="step"`` a handler also marks the end of a step without copying values that only an optimizer changes, and knows
+whether its object has changed since.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from horovod.torch.optimizer.wrapped import WrappedOptimizer
 
 
 class StateHandler:
-    """One object of a state. For an object of your own, derive from it and add the pair to the registry.
+    """One object of a state. For another class of objects, derive from it and add the pair to the registry.
 
     Attributes:
         value: the object.
-        root_rank: whose object :meth:`sync` gives to all ranks; the state sets it before each call.
+        root_rank: the rank whose object :meth:`sync` gives to all ranks; the state sets it before each call.
     """
 
     root_rank = 0
@@ -131,7 +131,7 @@ class ModelStateHandler(StateHandler):
 
 
 class OptimizerStateHandler(StateHandler):
-    """An optimizer: its state and its hyper-parameters. Gradients are thrown away when it is restored.
+    """An optimizer: its state and its hyper-parameters. Gradients are discarded when it is restored.
 
     A mark leaves the state out: only a step changes it, and steps are counted where they begin.
     """

@@ -1,4 +1,4 @@
-"""``ElasticSampler``: an epoch's samples, each seen once, however often the number of ranks changes meanwhile."""
+"""``ElasticSampler``: uses each sample of an epoch once, even if the number of ranks changes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from horovod.common.basics import rank, size
 
 
 class ElasticSampler(torch.utils.data.Sampler[Any]):
-    """Deals a data set to the ranks, and goes on within an epoch where the ranks before left off.
+    """Divides a data set among the ranks, and continues within an epoch after a change of ranks.
 
-    All ranks have one order of the epoch. The first ``processed_num`` samples of it are done; the rest is dealt in turn, so
-    after each step what is done is again a beginning of the order. After a change of size the rest is dealt to the new
-    ranks. So every sample of an epoch is in exactly one recorded batch; only where the rest does not divide by the number
-    of ranks, up to ``size - 1`` samples come a second time at the end, since all ranks make the same number of steps. A
-    batch that was under way when a rank was lost is not recorded, and comes once more.
+    All ranks have one order of the epoch. The first ``processed_num`` samples of it are done; the rest is dealt to the ranks in
+    turn, so after each step the samples that are done are again the first ones of the order. After a change of size the rest is
+    dealt to the new ranks. So every sample of an epoch is in exactly one recorded batch. Only if the rest cannot be divided by
+    the number of ranks, up to ``size - 1`` samples are used a second time at the end, because all ranks make the same number of
+    steps. A batch that was being computed when a rank was lost is not recorded, and is used again.
 
     It is local. Give it to a ``TorchState`` and to a ``DataLoader``, call :meth:`record_batch` after each batch and before
     ``state.commit()``, and :meth:`set_epoch` at the **end** of an epoch::
@@ -41,9 +41,9 @@ class ElasticSampler(torch.utils.data.Sampler[Any]):
     Attributes:
         epoch, processed_num: the epoch, and how many samples of its order are done, over all ranks.
         num_replicas, rank: of the running job, as of the last :meth:`reset`.
-        remaining_indices: what is left of the epoch's order.
+        remaining_indices: the rest of the epoch's order.
         indices: this rank's part of that.
-        num_samples, total_size: of one rank, and of all, with those that come twice.
+        num_samples, total_size: of one rank, and of all, including samples that are used twice.
 
     Raises:
         ValueError: Horovod is not initialised.
@@ -65,8 +65,8 @@ class ElasticSampler(torch.utils.data.Sampler[Any]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch``: nothing of it is done. To be called at the end of the epoch before, not at the start of a loop that
-        may be going on within an epoch."""
+        """Begin ``epoch``: nothing of it is done. Call it at the end of the epoch before, not at the start of a loop, which may
+        continue within an epoch."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from horovod.comm.spans import Spans, Vectors
-from horovod.common.reductions import ReductionArguments, reducing
+from horovod.common.reductions import ReductionArguments, checked_reduction
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import TensorSpec
 from horovod.core.submission import collectives
@@ -116,7 +116,7 @@ def allreduce_async(
             rank is not a member.
         HorovodInternalError: not initialised, or the job has failed.
     """
-    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_SINGLE, [tensor], name, how, in_place=False)
 
 
@@ -130,7 +130,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`allreduce_async` in place: the result is written into ``tensor``."""
-    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_SINGLE, [tensor], name, how, in_place=True)
 
 
@@ -144,7 +144,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Reduce ``tensor`` in place and return it. No gradient flows through it."""
-    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     result: torch.Tensor = synchronize(_start(_SINGLE, [tensor], name, how, in_place=True, awaited=True))
     return result
 
@@ -162,7 +162,7 @@ def grouped_allreduce_async(
 
     The tensors may differ in shape and dtype, and must be on one device.
     """
-    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_GROUP, list(tensors), name, how, in_place=False)
 
 
@@ -176,7 +176,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """:func:`grouped_allreduce_async` in place. The result is a tuple of the tensors themselves."""
-    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_GROUP, list(tensors), name, how, in_place=True)
 
 
@@ -190,7 +190,7 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
     """Reduce several tensors in place in one request, and return them."""
-    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     result: tuple[torch.Tensor, ...] = synchronize(
         _start(_GROUP, list(tensors), name, how, in_place=True, awaited=True)
     )
@@ -258,7 +258,7 @@ def allreduce(
 
     Differentiable. The default op is ``hvd.Average``. Arguments and errors as :func:`allreduce_async`.
     """
-    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     if compression is NoneCompressor:
         return _reduced(_SINGLE, [tensor], name, how)[0]
     return compressed(compression, [tensor], lambda sent: _reduced(_SINGLE, sent, name, how))[0]
@@ -275,5 +275,5 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """:func:`allreduce` of several tensors in one request. Returns a list of new tensors. Differentiable."""
-    how = reducing(op, average, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     return compressed(compression, tensors, lambda sent: _reduced(_GROUP, sent, name, how))

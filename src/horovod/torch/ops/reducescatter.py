@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from horovod.common.reductions import Average, ReductionArguments, Sum, reducing
+from horovod.common.reductions import Average, ReductionArguments, Sum, checked_reduction
 from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation
@@ -67,7 +67,7 @@ def reducescatter_async(
     Of n rows over s ranks, each rank keeps n // s, and the first n % s ranks keep one more. ``op`` is hvd.Average or hvd.Sum.
     Shape, dtype, op and factors must agree. Errors as :func:`allreduce_async`, and ValueError for a tensor without dimensions.
     """
-    return _start(_SINGLE, [tensor], name, reducing(op, None, prescale_factor, postscale_factor, process_set))
+    return _start(_SINGLE, [tensor], name, checked_reduction(op, None, prescale_factor, postscale_factor, process_set))
 
 
 def grouped_reducescatter_async(
@@ -79,7 +79,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """:func:`reducescatter_async` of several tensors in one request. The result is a tuple."""
-    how = reducing(op, None, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     return _start(_GROUP, list(tensors), name, how)
 
 
@@ -122,7 +122,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """:func:`reducescatter` of several tensors in one request. Returns a list. Differentiable."""
-    how = reducing(op, None, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     return compressed(compression, tensors, lambda sent: _scattered(_GROUP, sent, name, how))
 
 
@@ -136,5 +136,5 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """This rank's rows of the reduction of ``tensor``, as a new tensor. Differentiable."""
-    how = reducing(op, None, prescale_factor, postscale_factor, process_set)
+    how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     return compressed(compression, [tensor], lambda sent: _scattered(_SINGLE, sent, name, how))[0]

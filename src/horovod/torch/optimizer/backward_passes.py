@@ -1,8 +1,8 @@
 """Tells optimizers when a backward pass ends.
 
 A pass is one graph task of PyTorch's autograd engine: a call of ``backward()``. The first hook of an optimizer in a pass enters
-the optimizer, and has the engine call back at the end of the pass. A pass inside another, as of reentrant checkpointing, is a
-graph task of its own, so it ends on its own, and what it has reached is reduced then.
+the optimizer, and registers a callback of the engine for the end of the pass. A pass inside another, as in reentrant
+checkpointing, is a separate graph task. It ends separately, and the gradients that it has reached are reduced then.
 
 The engine keeps the callback alive as long as the pass is open. If the callback was freed and not called, backward has raised.
 """
@@ -19,11 +19,11 @@ from horovod.observe.step_clock import FORWARD, clock
 from horovod.torch.optimizer.reduction_round import Participant, reduce_together
 
 current_task: Callable[[], int] = torch._C._current_graph_task_id
-"""The number of the graph task that this thread works for. -1 outside of one. Every backward pass has another."""
+"""The number of the graph task that this thread works for; -1 outside of one. Every backward pass has a different number."""
 
 
 class PassListener(Participant):
-    """An optimizer that hears of the ends of passes.
+    """An optimizer that is notified of the ends of passes.
 
     Attributes:
         ends_passes: whether the latest pass has reached it last of all, so that the next one probably will.
@@ -68,13 +68,13 @@ _open: weakref.WeakValueDictionary[int, BackwardPass] = weakref.WeakValueDiction
 
 
 def enter(listener: PassListener, task: int) -> BackwardPass | None:
-    """Have a listener hear of the end of the pass that runs in this thread.
+    """Notify a listener of the end of the pass that runs in this thread.
 
     Args:
         task: :data:`current_task` in this thread.
 
     Returns:
-        The pass. None where PyTorch runs no engine that calls back.
+        The pass. None if PyTorch runs no engine that calls back.
     """
     found = _open.get(task)
     if found is None:

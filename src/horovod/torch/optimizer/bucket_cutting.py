@@ -16,8 +16,8 @@ def cut_buckets(
     """The buckets of ``slots``, which are in the order of the parameters.
 
     Args:
-        groups: what the user asked for; None: by size.
-        limit: the size of a bucket in bytes; 0: as suits the running generation.
+        groups: the user's; None: by size.
+        limit: the size of a bucket in bytes; 0: the default of the running generation.
     """
     if groups is not None:
         return by_groups(slots, groups)

@@ -1,4 +1,4 @@
-"""Sends a bucket's gradients: as they lie in host memory where that is possible, else compressed, made dense, or gathered."""
+"""Sends a bucket's gradients: directly from host memory if possible, else compressed, made dense, or gathered."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class BucketSender:
 
     @property
     def exact(self) -> bool:
-        """Whether gradients travel as they are, so that a part which is equal on all ranks may travel along."""
+        """Whether gradients are sent unchanged, so that a part that is equal on all ranks may be sent with them."""
         return self._uncompressed
 
     def send(self, bucket: Bucket, awaited: bool = False) -> None:
@@ -172,7 +172,7 @@ def is_sparse(slot: Slot) -> bool:
     return gradient is not None and gradient.layout is not torch.strided
 
 
-def nothing(slot: Slot) -> torch.Tensor:
+def zero_gradient(slot: Slot) -> torch.Tensor:
     """Zeros in the form of a parameter's gradient."""
     parameter = slot.parameter
     if not slot.sparse:

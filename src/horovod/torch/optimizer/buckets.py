@@ -1,7 +1,8 @@
 """A bucket: parameters of an optimizer whose gradients are sent in one request.
 
-:mod:`horovod.torch.optimizer.bucket_cutting` decides which parameters share a bucket. When a bucket is sent is decided by
-:mod:`horovod.torch.optimizer.gradient_reduction`, and for Adasum by :mod:`horovod.torch.optimizer.adasum_passes`.
+:mod:`horovod.torch.optimizer.bucket_cutting` decides which parameters share a bucket.
+:mod:`horovod.torch.optimizer.gradient_reduction` decides when a bucket is sent, for Adasum
+:mod:`horovod.torch.optimizer.adasum_passes`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Slot:
         tensor_address: the address of PyTorch's C++ tensor of the gradient (``_cdata``), then or at the last step.
         sparse: whether the gradient is sparse on some rank.
         aside: the older part of the gradient, which is reduced already, while a newer part is reduced apart from it.
-        memory: what a compressor keeps for this parameter from step to step.
+        memory: a compressor's state of this parameter, kept from step to step.
     """
 
     __slots__ = (

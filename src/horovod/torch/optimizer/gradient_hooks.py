@@ -20,7 +20,7 @@ def _stop_coming(identifier: int) -> None:
         handle.remove()
 
 
-def taken() -> int:
+def hook_changes() -> int:
     """The number of times that an optimizer of this process has taken a hook from another or has removed one."""
     return _taken
 
@@ -29,7 +29,7 @@ class GradientHook:
     """Calls ``heard(parameter)`` whenever a backward pass has added to the parameter's gradient.
 
     If several optimizers share a parameter, the one made last has the hook. A frozen parameter has one, too, so that its first
-    gradient is heard of once it is unfrozen.
+    gradient is noticed once it is unfrozen.
 
     Args:
         heard: a plain function, because PyTorch needs three times as long to call an object. It must not refer to the

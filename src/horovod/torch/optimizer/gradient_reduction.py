@@ -26,11 +26,11 @@ import torch
 from horovod.common.basics import is_initialized
 from horovod.observe.step_clock import UPDATE, clock
 from horovod.torch.ops.allreduce import allreduce_
-from horovod.torch.optimizer.gradient_hooks import taken
+from horovod.torch.optimizer.gradient_hooks import hook_changes
 from horovod.torch.optimizer.gradient_passes import AFTER_AN_EXCEPTION
 from horovod.torch.optimizer.gradient_rounds import GradientRounds
 from horovod.torch.optimizer.identity import OptimizerIdentity
-from horovod.torch.optimizer.reduction_round import enrol, participants, reduce_together
+from horovod.torch.optimizer.reduction_round import participants, reduce_together, register_optimizer
 from horovod.torch.optimizer.settings import OptimizerSettings
 
 _ZERO_GRAD_TOO_EARLY = (
@@ -71,7 +71,7 @@ class GradientReduction(GradientRounds):
         self._looked = False
         self._later: tuple[int, list[GradientReduction]] = (-1, [])
         super().__init__(optimizer, settings, identity)
-        enrol(self)
+        register_optimizer(self)
 
     def synchronize(self) -> None:
         """Reduce all gradients that are not reduced. ``optimizer.synchronize()`` calls it.
@@ -222,8 +222,8 @@ class GradientReduction(GradientRounds):
         Raises:
             AssertionError: one reduces with other settings.
         """
-        if self._later[0] != taken():
-            self._later = taken(), self._found_takers()
+        if self._later[0] != hook_changes():
+            self._later = hook_changes(), self._found_takers()
         if check:
             for other in self._later[1]:
                 if not other.settings.reduces_as(self.settings):

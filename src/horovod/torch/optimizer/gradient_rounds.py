@@ -7,7 +7,7 @@ import torch
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.tuned import TunedSettings
 from horovod.core.lifecycle.context import running
-from horovod.torch.optimizer.bucket_sender import is_sparse, nothing
+from horovod.torch.optimizer.bucket_sender import is_sparse, zero_gradient
 from horovod.torch.optimizer.buckets import Slot
 from horovod.torch.optimizer.gradient_passes import CHANGED_LOCALLY, GradientPasses
 from horovod.torch.optimizer.pass_record import Conclusion, TouchedGradients, as_bytes
@@ -38,10 +38,10 @@ class GradientRounds(GradientPasses):
     """The part of an optimizer that rounds call."""
 
     _covered = 0
-    """The slots that optimizers reduce which were made later over the same parameters."""
+    """The slots that are reduced by optimizers that were made later over the same parameters."""
 
     def told(self, final: bool) -> TouchedGradients:
-        self._task = -2  # what backward does next is another pass
+        self._task = -2  # the next backward is another pass
         joins = running().joins
         if self._joins != joins:  # until then ranks may have made different numbers of steps
             self._joins, self._steps = joins, 0
@@ -103,9 +103,9 @@ class GradientRounds(GradientPasses):
         for slot in self._in(conclusion.touched & ~self._touched):
             old = slot.parameter.grad
             if old is None:
-                slot.parameter.grad = nothing(slot)
+                slot.parameter.grad = zero_gradient(slot)
             elif self._keeps_aside:
-                slot.aside, slot.parameter.grad = old, nothing(slot)
+                slot.aside, slot.parameter.grad = old, zero_gradient(slot)
         for bucket in self.buckets:
             wanted = conclusion.touched & bucket.mask
             if wanted and bucket.open:

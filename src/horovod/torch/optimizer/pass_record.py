@@ -1,4 +1,4 @@
-"""The record that a rank sends to the others at the end of a backward pass, and what all ranks conclude from it. Pure.
+"""The record that a rank sends to the others at the end of a backward pass, and the conclusions of all ranks from it. Pure.
 
 A :class:`PassRecord` has one :class:`TouchedGradients` for each optimizer whose gradients the rank reduces now. Every rank gets
 the records of all, so all conclude the same: which gradients of which optimizers are reduced (:func:`conclude`). Sets of

@@ -89,7 +89,7 @@ _participants: weakref.WeakValueDictionary[int, Participant] = weakref.WeakValue
 _count = count()
 
 
-def enrol(participant: Participant) -> None:
+def register_optimizer(participant: Participant) -> None:
     """Let rounds find an optimizer by its name, as long as it exists."""
     _participants[next(_count)] = participant
 
@@ -100,7 +100,7 @@ def participants() -> list[Participant]:
 
 
 def reduce_together(ending: Iterable[Participant], final: bool = False) -> None:
-    """Reduce what any rank's optimizers have touched. Every rank of their process sets must call it.
+    """Reduce the gradients that any rank's optimizers have touched. Every rank of their process sets must call it.
 
     Args:
         ending: the optimizers whose gradients this rank has touched, or in whose ``step()`` it is.

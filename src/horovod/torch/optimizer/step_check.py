@@ -17,15 +17,15 @@ from horovod.common.alike import Alike, compare, is_compared
 from horovod.torch.optimizer.buckets import Slot
 
 GROUPS = 16
-"""How many groups of an optimizer are looked at for each step, in turns."""
+"""The number of groups of an optimizer that each step compares, in turns."""
 _SAMPLE = 8
-"""How many elements of a parameter are looked at."""
+"""The number of elements of a parameter that are compared."""
 _NUMBERS = (float, int, bool)
 _MASK = (1 << 63) - 1
 
 
 class StepCheck:
-    """The comparison of one optimizer. After it has found a difference of a kind, it compares that no more."""
+    """The comparison of one optimizer. After it has found a difference of some kind, it does not compare that kind any more."""
 
     def __init__(self) -> None:
         self._told: set[Alike] = set()
@@ -63,7 +63,7 @@ class StepCheck:
     def compare(
         self, optimizer: torch.optim.Optimizer, slots: Iterable[Slot], name: str, process_set_id: int | None, line: str
     ) -> None:
-        """Find out what differs, and say so. Every rank of the process set must call it.
+        """Find the difference, and report it. Every rank of the process set must call it.
 
         Raises:
             MismatchError: something differs, and HOROVOD_CHECK=error.

@@ -28,7 +28,7 @@ GPUS = ["GPU-aa1", "GPU-aa2", "GPU-b"]
     ],
 )
 def test_a_restriction_shows_some_in_its_order(chosen: str, found: list[str]) -> None:
-    assert nvml.shown(GPUS, chosen) == found
+    assert nvml.selected_gpus(GPUS, chosen) == found
 
 
 def test_gpus_that_a_process_may_not_use_are_left_out(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from cut_network import in_a_cut_network
 from engines import loopback_pair, tcp_sockets
-from horovod._silence import silence
+from horovod._silence import silent_host_reason
 from horovod.comm.base import Aborted, PeerFailure, Stall
 from horovod.comm.exchange.base import HEADER, MAGIC, CollectiveKind
 from horovod.comm.tcp.transport import TcpExchange
@@ -187,7 +187,7 @@ def test_a_host_that_is_silent_is_named_with_the_connection_however_that_is_foun
             print(failure.rank, failure.suspected, failure.reason)
         """
     )
-    assert found == f"1 True {silence('from 127.0.0.1 to 127.0.0.2')}\n"
+    assert found == f"1 True {silent_host_reason('from 127.0.0.1 to 127.0.0.2')}\n"
 
 
 def test_a_tolerated_stall_is_reported_repeatedly_until_it_ends() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, requested_sets, settle
+from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, agree_on_process_sets, requested_sets
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.lifecycle.world import World, choose
 from horovod.environments import ProcessIdentity
@@ -23,7 +23,7 @@ def split(*groups: tuple[int, ...]) -> list[RequestedSet]:
 def all_ranks(*entries: RequestedSet | list[RequestedSet], size: int) -> list[StaticSets]:
     """What every rank finds, from entries that are the same on all of them or one for each."""
     by_rank = [[each[rank] if isinstance(each, list) else each for each in entries] for rank in range(size)]
-    return [settle(by_rank, rank) for rank in range(size)]
+    return [agree_on_process_sets(by_rank, rank) for rank in range(size)]
 
 
 def test_lists_are_numbered_in_their_order() -> None:
@@ -81,7 +81,7 @@ def test_duplicates_are_left_out_and_told_to_all(
 def test_a_set_that_cannot_be_is_refused_on_all_ranks(entry: RequestedSet | list[RequestedSet], text: str) -> None:
     for rank in range(3):
         with pytest.raises(ValueError, match=r"^Horovod initialization failed: process set") as caught:
-            settle([[entry[each] if isinstance(entry, list) else entry] for each in range(3)], rank)
+            agree_on_process_sets([[entry[each] if isinstance(entry, list) else entry] for each in range(3)], rank)
         assert text in str(caught.value)
 
 
@@ -95,7 +95,7 @@ def test_a_set_that_cannot_be_is_refused_on_all_ranks(entry: RequestedSet | list
 )
 def test_ranks_that_were_given_different_sets(other: list[RequestedSet], shown: str) -> None:
     with pytest.raises(ValueError, match="the ranks were given different process sets") as caught:
-        settle([[listed(0)], other], 0)
+        agree_on_process_sets([[listed(0)], other], 0)
     assert "Rank 0 has [0]" in str(caught.value)
     assert shown in str(caught.value)
 

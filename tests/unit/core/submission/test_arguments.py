@@ -16,11 +16,11 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import encode
 from horovod.core.submission.arguments import (
     LONGEST_NAME,
+    flag_value,
     full_name,
     loose_truth,
     real_number,
     set_id,
-    truth,
     whole_number,
     whole_numbers,
 )
@@ -91,11 +91,11 @@ def test_several_whole_numbers() -> None:
 
 
 def test_flags() -> None:
-    assert truth(True, "x") is truth(np.bool_(True), "x") is truth(1, "x") is True
-    assert truth(False, "x") is truth(np.array(False), "x") is truth(0, "x") is False
+    assert flag_value(True, "x") is flag_value(np.bool_(True), "x") is flag_value(1, "x") is True
+    assert flag_value(False, "x") is flag_value(np.array(False), "x") is flag_value(0, "x") is False
     for wrong in ("", "yes", None, 2, 0.5, [True], np.array([True, False])):
         with pytest.raises((TypeError, ValueError), match=r"^average="):
-            truth(wrong, "average")
+            flag_value(wrong, "average")
 
 
 def test_flags_that_take_anything() -> None:

@@ -8,7 +8,18 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from horovod.mxnet.ops.arrays import DATA_TYPES, back, check, empty, flat, on_host, readable, variable, view, writable
+from horovod.mxnet.ops.arrays import (
+    DATA_TYPES,
+    check,
+    empty,
+    flat,
+    on_host,
+    readable,
+    to_devices_of,
+    variable,
+    view,
+    writable,
+)
 
 
 @pytest.mark.parametrize("kind", DATA_TYPES, ids=lambda kind: kind.__name__)
@@ -74,4 +85,4 @@ def test_what_cannot_be_communicated_is_refused_with_the_reason() -> None:
 def test_arrays_in_host_memory_stay_where_they_are() -> None:
     arrays = [mx.nd.ones((2,)), mx.nd.ones((2,), ctx=mx.cpu_pinned()), mx.nd.ones((2,), ctx=mx.cpu(1))]
     assert all(found is given for found, given in zip(on_host(arrays), arrays, strict=True))
-    assert all(found is given for found, given in zip(back(arrays, arrays), arrays, strict=True))
+    assert all(found is given for found, given in zip(to_devices_of(arrays, arrays), arrays, strict=True))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +16,7 @@ from horovod.runner.agent import local, process_tree
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import AgentEvent, Closed, Ended, OutputData, ProcessPlan
+from horovod.runner.agent.processes import StartedProcess
 from horovod.runner.loop import Loop
 
 
@@ -23,6 +27,14 @@ def descriptors() -> int:
 def test_processes_that_have_ended_leave_nothing_behind_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "GRACE_SECONDS", 0.1)
     events: list[AgentEvent] = []
+    started: weakref.WeakSet[StartedProcess] = weakref.WeakSet()
+
+    def start(*arguments: Any, **options: Any) -> StartedProcess:
+        process = StartedProcess(*arguments, **options)
+        started.add(process)
+        return process
+
+    monkeypatch.setattr(local, "StartedProcess", start)
 
     def report(_: Agent, event: AgentEvent) -> None:
         events.append(event)
@@ -40,6 +52,8 @@ def test_processes_that_have_ended_leave_nothing_behind_while_the_job_goes_on(mo
     loop.run(lambda: len(ended()) == 5 and descriptors() == before, time.monotonic() + 30)
     assert ended() == list(range(5))
     assert descriptors() == before
+    gc.collect()
+    assert not started
     pids = [int(event.data) for event in events if isinstance(event, OutputData) and event.data]
     assert len(pids) == 5
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "not even a zombie"

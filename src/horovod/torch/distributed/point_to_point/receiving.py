@@ -26,7 +26,7 @@ from horovod.torch.distributed.point_to_point.messages import (
     decode,
     encode,
 )
-from horovod.torch.distributed.point_to_point.wire import Wire, is_local, outcome
+from horovod.torch.distributed.point_to_point.wire import Wire, is_local, message_error
 
 _READ_AT_ONCE = 1 << 30
 
@@ -155,7 +155,7 @@ class Receiver:
         if isinstance(message, Own):
             if not error:
                 receive.data[:] = message.data
-            message.handle.complete(outcome(error))
+            message.handle.complete(message_error(error))
         elif isinstance(message, Whole) and not error:
             receive.data[:] = np.frombuffer(message.data, np.uint8)
         elif isinstance(message, Offer) and source is not None:
@@ -164,7 +164,7 @@ class Receiver:
                 self._answer(source, Ask(message.number))
                 return
             self._answer(source, Taken(message.number, error))
-        receive.handle.complete(outcome(error))
+        receive.handle.complete(message_error(error))
 
     def _answer(self, source: _Source, message: Message) -> None:
         try:

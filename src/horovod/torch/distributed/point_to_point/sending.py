@@ -29,7 +29,7 @@ from horovod.torch.distributed.point_to_point.messages import (
     encode,
 )
 from horovod.torch.distributed.point_to_point.peers import PeerEndpoint
-from horovod.torch.distributed.point_to_point.wire import Wire, outcome
+from horovod.torch.distributed.point_to_point.wire import Wire, message_error
 
 
 @dataclass
@@ -154,7 +154,7 @@ class Sender:
     def _take(self, peer: _Peer, body: bytes) -> None:
         message = decode(body)
         if isinstance(message, Taken):
-            peer.offered.pop(message.number).handle.complete(outcome(message.error))
+            peer.offered.pop(message.number).handle.complete(message_error(message.error))
         elif isinstance(message, Ask):
             peer.streaming.append(peer.offered[message.number])
         else:

@@ -46,7 +46,7 @@ class Wire:
             self._lost(rank, reason)
 
 
-def outcome(error: str) -> MismatchError | None:
+def message_error(error: str) -> MismatchError | None:
     """The error of a message that does not fit; None for ""."""
     return MismatchError(error, reason=error) if error else None
 
