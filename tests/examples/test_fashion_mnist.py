@@ -316,7 +316,7 @@ def test_all_ranks_take_the_same_images(ranks: Callable[..., RankPool], tmp_path
 
     pool = ranks(2, QUIET, "keras")
     assert pool.run(load, str(LAB), str(tmp_path), [True, True]) == [(60, True, "")] * 2
-    said = "Fashion-MNIST cannot be had (by another rank): training on generated images of digits\n"
+    said = "Fashion-MNIST cannot be downloaded (by another rank): training on generated images of digits\n"
     assert pool.run(load, str(LAB), str(tmp_path), [True, False]) == [(8000, False, said), (8000, False, "")]
 
 

@@ -65,7 +65,7 @@ class Unpicklable:
 
 
 class Stubborn(torch.optim.SGD):
-    """An optimizer whose state cannot be had."""
+    """An optimizer whose state cannot be read."""
 
     def state_dict(self) -> Any:
         raise KeyError("momentum of layer 3")
