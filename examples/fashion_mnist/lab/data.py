@@ -124,7 +124,9 @@ def _all_of(file: Path | None, hvd: Any) -> Images:
         train, test = fashion
         return Images(_uniform(*train), _uniform(*test), may_flip=True)
     if hvd is None or hvd.rank() == 0:
-        print(f"Fashion-MNIST cannot be downloaded ({why_not or 'by another rank'}): training on generated images of digits")
+        print(
+            f"Fashion-MNIST cannot be downloaded ({why_not or 'by another rank'}): training on generated images of digits"
+        )
     return _generated()
 
 
