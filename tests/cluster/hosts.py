@@ -246,7 +246,8 @@ class Hosts:
         for name in self.init:
             self.link(name, up=True)
             for pid in self.processes(name):
-                psutil.Process(pid).kill()
+                with suppress(psutil.NoSuchProcess):
+                    psutil.Process(pid).kill()
         self.cut = False
 
     def listening(self, name: str) -> list[tuple[str, int]]:
