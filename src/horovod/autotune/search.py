@@ -35,7 +35,7 @@ _FINALISTS = 3
 _REPEATS = 4
 """How many of the best settings are measured again, and how often."""
 _NEAR = 0.9
-"""What is measured again: so many times the best."""
+"""Settings are measured again down to this share of the best score."""
 _ALIKE = 0.98
 """Settings count as equally fast down to this share of the best speed."""
 _SUGGESTIONS = 50

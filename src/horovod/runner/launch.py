@@ -119,9 +119,8 @@ def main() -> int:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # not at the interpreter's end, which would complain
-    except (
-        BrokenPipeError
-    ):  # the reader of --dry-run or --check-build has ended, as `head` does; a job notices it itself
+    except BrokenPipeError:
+        # The reader of --dry-run or --check-build has ended, as `head` does. A job notices it itself.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 128 + signal.SIGPIPE
     except (JobFailed, WrongRequest) as end:

@@ -194,9 +194,8 @@ def initialised_mpi(threads: bool = True, deadline: float = math.inf) -> Any:
             mpi4py.rc.initialize = False  # it would wait for the others without end
             ours = mpi4py.rc.finalize is None
             if ours:
-                mpi4py.rc.finalize = (
-                    False  # it would come after the interpreter's end, and wait forever after a failure
-                )
+                # It would come after the interpreter's end, and wait forever after a failure.
+                mpi4py.rc.finalize = False
         from mpi4py import MPI
 
         mpi4py.rc.initialize = initialize

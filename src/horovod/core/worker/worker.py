@@ -230,8 +230,10 @@ class WorkerThread:
         self._leaving = reason, steps
         self._connections.wake()
 
-    # An abort has three steps, because a script that gets the error may use the tensors' memory for something else: 1.
-    # interrupt(): take no more requests, and wake the thread from any wait. 2. await_exit(): wait until nothing uses a tensor.
+    # An abort has three steps, because a script that gets the error may use the tensors' memory for something else:
+    #
+    # 1. interrupt(): take no more requests, and wake the thread from any wait.
+    # 2. await_exit(): wait until nothing uses a tensor.
     # 3. fail(): fail the handles.
 
     def interrupt(self) -> None:
