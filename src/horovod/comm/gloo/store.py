@@ -73,9 +73,12 @@ class ConnectionStore(Store):
     def _tell(self, key: str, value: bytes) -> None:
         body = msgspec.msgpack.encode(_Entry(key, value))
         message = len(body).to_bytes(_LENGTH_BYTES, "big") + body
-        for connection in self._sockets.values():
+        for peer, connection in self._sockets.items():
             connection.settimeout(max(0.001, self._deadline - time.monotonic()))
-            connection.sendall(message)
+            try:
+                connection.sendall(message)
+            except ConnectionError as error:
+                raise ConnectionError(f"member {peer} left while Gloo connected") from error
 
     def _hear(self, peer: int) -> None:
         """The next entry of a peer. All peers set the same number of entries in the same order."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -79,12 +79,12 @@ class ExchangeOverConnections:
             for child in self._children:
                 found = msgspec.msgpack.decode(self._receive(child)[0], type=list[bytes])
                 values.update(zip(self._groups[child], found, strict=True))
+            body = msgspec.msgpack.encode([values[index] for index in sorted(values)])
+            if self._index != COORDINATOR:
+                self._send_to_parent(_DATA + body)
         except OSError as error:
-            self._pass_on(error)
+            self._pass_on(error, self._connections)
             raise
-        body = msgspec.msgpack.encode([values[index] for index in sorted(values)])
-        if self._index != COORDINATOR:
-            self._send(self._parent, _DATA + body)
         return msgspec.msgpack.decode(self.broadcast(body)[0], type=list[bytes])
 
     def broadcast(self, data: bytes, descriptor: int = -1) -> tuple[bytes, int]:
@@ -92,13 +92,26 @@ class ExchangeOverConnections:
             try:
                 data, descriptor = self._receive(self._parent)
             except OSError as error:
-                self._pass_on(error)
+                self._pass_on(error, self._children)
                 raise
         elif descriptor >= 0:
             descriptor = os.dup(descriptor)
-        for child in self._children:
-            self._send(child, _DATA + data, descriptor)
+        for position, child in enumerate(self._children, 1):
+            try:
+                self._send(child, _DATA + data, descriptor)
+            except OSError as error:
+                self._pass_on(error, self._children[position:])
+                if descriptor >= 0:
+                    os.close(descriptor)
+                raise
         return data, descriptor
+
+    def _send_to_parent(self, data: bytes) -> None:
+        try:
+            self._send(self._parent, data)
+        except ConnectionError:
+            self._receive(self._parent)  # a parent that gives up sends the reason before it closes the connection
+            raise
 
     def _send(self, index: int, data: bytes, descriptor: int = -1) -> None:
         connection = self._connections[index]
@@ -112,11 +125,11 @@ class ExchangeOverConnections:
         except OSError as error:
             raise self._lost(index, error) from error
 
-    def _pass_on(self, error: OSError) -> None:
-        """Send the reason of a failure to the members that wait for this one: all from which it has received nothing, and to
-        which it has sent nothing, since."""
+    def _pass_on(self, error: OSError, waiting: Iterable[int]) -> None:
+        """Send the reason of a failure to the members that wait for this one."""
         message = frame(_FAILED + str(error).encode())
-        for connection in self._connections.values():
+        for index in waiting:
+            connection = self._connections[index]
             try:
                 connection.settimeout(_PASSING_ON_SECONDS)
                 connection.sendall(message)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -71,28 +72,49 @@ def test_a_member_that_never_answers_is_named_by_its_rank() -> None:
 
 @pytest.mark.parametrize("hosts", ["aaaaa", "aabbb", "abbbb"], ids=["one host", "a relay", "a relay for all others"])
 @pytest.mark.parametrize("lost", range(1, 5))
-@pytest.mark.parametrize("how", ["is gone", "is silent"])
-def test_all_members_name_the_one_that_is_missing(hosts: str, lost: int, how: str) -> None:
-    """Those who are not connected with it, too, even if their time is over a little earlier."""
+@pytest.mark.parametrize(
+    ("pair", "how"),
+    [
+        (socket.socketpair, "is silent"),
+        *itertools.product(
+            [socket.socketpair, loopback_pair], ["is gone", *(f"is gone before {late} comes" for late in range(5))]
+        ),
+    ],
+)
+def test_all_members_name_the_one_that_is_missing(
+    pair: Callable[[], tuple[socket.socket, socket.socket]], hosts: str, lost: int, how: str
+) -> None:
+    """Those who are not connected with it, too, even if their time is over a little earlier, or if those who know of it have
+    ended before they come."""
     tree, ranks = Tree(list(hosts)), [10, 11, 12, 13, 14]
     ends: dict[int, dict[int, socket.socket]] = {member: {} for member in range(5)}
     for parent in range(5):
         for child in tree.children(parent):
-            ends[parent][child], ends[child][parent] = socket.socketpair()
-    if how == "is gone":
-        for end in ends[lost].values():
-            end.close()
-    now, seconds = time.monotonic(), 20.0 if how == "is gone" else 0.5
+            ends[parent][child], ends[child][parent] = pair()
+
+    def end(member: int) -> None:
+        for connection in ends[member].values():
+            connection.close()
+
+    gone = how != "is silent"
+    if gone:
+        end(lost)
+    now, seconds = time.monotonic(), 20.0 if gone else 0.5
     others = [member for member in range(5) if member != lost]
 
     def member(index: int) -> list[bytes]:
         deadline = now + seconds - 0.1 * index
-        return ExchangeOverConnections(ranks, ends[index], index, deadline, tree).allgather(b"here")
+        if how == f"is gone before {index} comes":
+            time.sleep(0.05)
+        try:
+            return ExchangeOverConnections(ranks, ends[index], index, deadline, tree).allgather(b"here")
+        finally:
+            if gone:
+                end(index)  # as its process does
 
     outcomes = ConcurrentCalls(*(functools.partial(member, index) for index in others)).outcomes()
-    for each in ends.values():
-        for end in each.values():
-            end.close()
+    for each in range(5):
+        end(each)
     named = f"rank {10 + lost} did not take part in the choice of an engine"
     assert all(str(outcome).startswith(named) for outcome in outcomes), outcomes
 
