@@ -201,6 +201,10 @@ class JobState:
         """The processes that have asked for a rank in the next round."""
         return [process for process in self.processes.values() if isinstance(process.state, WaitingForRound)]
 
+    def has_rank(self, number: int) -> bool:
+        """Whether a process has, or had, a rank in the last round that has begun."""
+        return number in self.ranks.values()
+
     def have_same_state(self, members: Iterable[JobProcess]) -> bool:
         """Whether all of them have stopped at the same check of the last round, so with one state."""
         return all(isinstance(each.state, WaitingForRound) and each.state.kept == self.round for each in members)

@@ -139,14 +139,15 @@ class ElasticPolicy(Policy):
         left = process.leaving and end.code == 0
         if end.code == 0 and not dismissed and not left and not isinstance(job.phase, Finishing):
             job.phase = Finishing(number)
-            self.first_failure = None  # the job is there to survive what failed before
+            if self.first_failure is not None and not job.has_rank(self.first_failure.culprit):
+                self.first_failure = None  # of a process that would have joined in another round
         elif end.code and not dismissed:
             decisions += self._on_failure(process, end)
         elif process.leaving and process.host in job.hosts and process.host not in job.blacklist:
             more, following = self._shun(process.host)  # it is about to be lost, so nothing new is started there
             message = f"horovodrun: {job.describe(process)} has left, as it was asked to."
             decisions += [Say(message + more), *following]
-        if number in job.ranks.values() and not isinstance(process.state, WaitingForRound):
+        if job.has_rank(number) and not isinstance(process.state, WaitingForRound):
             decisions += self._leave_round(f"{job.describe(process)} has ended with exit code {end}", lost=True)
         if end.code and not dismissed and not job.has_state and not job.lost_all() and job.all_failed():
             return decisions + self._reviewer.stop("all processes have failed")
@@ -214,11 +215,14 @@ class ElasticPolicy(Policy):
         return decisions
 
     def _on_failure(self, process: JobProcess, end: Exit) -> list[ElasticDecision]:
-        if self.first_failure is None:
+        job = self._job
+        if self.first_failure is None or (
+            job.has_rank(process.number) and not job.has_rank(self.first_failure.culprit)
+        ):
             self.first_failure = FirstFailure(process.number, process.number, end, "")
-        message = f"horovodrun: {self._job.describe(process)} exit with status code {end}."
+        message = f"horovodrun: {job.describe(process)} exit with status code {end}."
         decisions: list[ElasticDecision] = []
-        if process.host not in self._job.blacklist:
+        if process.host not in job.blacklist:
             more, decisions = self._shun(process.host)
             message += more
         return [Say(message), *decisions]

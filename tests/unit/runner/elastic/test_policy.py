@@ -330,7 +330,7 @@ def test_a_job_whose_ranks_all_end_well_ends_well() -> None:
     assert not world.policy.stopped
 
 
-def test_a_rank_lost_before_the_end_does_not_fail_a_job_that_ends_well() -> None:
+def test_a_rank_lost_in_an_earlier_round_does_not_fail_a_job_that_ends_well() -> None:
     world = PolicyWorld({"a": 3}, least=2)
     world.begin()
     world.end(2)
@@ -344,22 +344,41 @@ def test_a_rank_lost_before_the_end_does_not_fail_a_job_that_ends_well() -> None
 def test_a_process_that_asks_for_a_round_after_the_work_is_done_is_ended() -> None:
     world = PolicyWorld({"a": 3}, least=1)
     world.begin()
-    world.end(2)
     world.end(0, Exit(0))
     world.ready(1, failed=True)
     assert world.dismissed == {1: True}
     world.end(1, Exit(1))
+    world.end(2, Exit(0))
     assert world.policy.first_failure is None
     assert not world.policy.undecided
 
 
-def test_a_rank_that_fails_after_another_has_done_its_work_fails_the_job() -> None:
-    world = PolicyWorld({"a": 2})
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])
+def test_a_rank_that_fails_in_the_last_round_fails_the_job_whenever_others_end_well(order: tuple[int, ...]) -> None:
+    world = PolicyWorld({"a": 3}, least=1)
     world.begin()
-    world.end(0, Exit(0))
-    world.end(1, Exit(3))
+    for number in order:
+        world.end(number, Exit(3 if number == 2 else 0))
     assert world.policy.first_failure is not None
-    assert world.policy.first_failure.exit == Exit(3)
+    assert (world.policy.first_failure.culprit, world.policy.first_failure.exit) == (2, Exit(3))
+
+
+@pytest.mark.parametrize("newcomer_fails_first", [True, False])
+@pytest.mark.parametrize("rank_fails", [True, False])
+def test_a_process_without_a_rank_does_not_fail_a_job_that_ends_well(
+    rank_fails: bool, newcomer_fails_first: bool
+) -> None:
+    world = PolicyWorld({"a": 2}, least=1)
+    world.begin()
+    world.hosts({"a": 2, "b": 1})
+    if newcomer_fails_first:
+        world.end(2, Exit(7))
+    world.end(1, Exit(3 if rank_fails else 0))
+    if 2 in world.alive:  # it is ended as soon as a rank has ended well
+        world.end(2, Exit(7))
+    world.end(0, Exit(0))
+    failure = world.policy.first_failure
+    assert (failure and failure.culprit) == (1 if rank_fails else None)
 
 
 def test_a_signal_ends_the_job() -> None:
