@@ -155,21 +155,41 @@ LENIENT = {mpi.MPICH: ["-disable-auto-cleanup"], mpi.OPEN_MPI: ["--runtime-optio
 """What has ``mpirun`` leave the other ranks alone when one has ended with an error."""
 
 
-@pytest.mark.parametrize("lost", [0, 2, 3])
+@pytest.mark.parametrize(("lost", "late"), [(0, 0), (0, 2), (2, 0), (3, 0)])
 @pytest.mark.parametrize("kind", mpi.MPIS)
 def test_a_rank_that_dies_after_all_have_left_does_not_keep_those_on_the_other_host(
-    cluster: Cluster, kind: str, lost: int
+    cluster: Cluster, kind: str, lost: int, late: int
 ) -> None:
     """They wait for it before ``Finalize``, and their launcher does not end them. Open MPI ends by itself where it sees a
-    connection between hosts closed; MPICH waits on."""
+    connection between hosts closed; MPICH waits on, and if they come ``late`` seconds later, in a call that may not return."""
     script = cluster.script(
-        "import os, numpy, plain\nfrom horovod.common import basics\n"
+        "import os, time, numpy, plain\nfrom horovod.common import basics\n"
         "plain.init()\nrank = basics.rank()\nplain.allreduce(numpy.ones(9, numpy.float32), 'x')\nplain.shutdown()\n"
-        f"if rank == {lost}:\n    os._exit(3)\n"
+        f"if rank == {lost}:\n    os._exit(3)\ntime.sleep({late})\n"
     )
     command = [*LENIENT[kind], "python", script]
     done = cluster.finish(start(cluster, kind, "hostA:2,hostB:2", *command, engine="mpi"), PATIENCE_SECONDS)
     assert done.returncode not in (None, 0) and "Segmentation" not in done.stderr
     if kind == mpi.MPICH:
         assert done.stderr.count("MPI is not finalized") == 3, done.stdout + done.stderr
+    cluster.hosts.await_nothing(10)
+
+
+@pytest.mark.parametrize("kind", mpi.MPIS)
+def test_a_rank_that_ends_before_others_send_to_it_does_not_keep_them(cluster: Cluster, kind: str) -> None:
+    """Their launcher does not end them."""
+    script = cluster.script(
+        "import os, time, numpy, plain\nos.environ['HOROVOD_GLOO_TIMEOUT_SECONDS'] = '3'\nplain.init()\n"
+        "from horovod.common import basics\nfrom horovod.comm.mpi.exchange import MpiExchange\n"
+        "rank, send = basics.rank(), MpiExchange.send\n"
+        "def late(exchange, peer, *data):\n    if step == 20:\n"
+        "        os._exit(3) if rank == 2 else time.sleep(0.3)\n    return send(exchange, peer, *data)\n"
+        "MpiExchange.send = late\n"
+        "for step in range(22):\n    plain.allreduce(numpy.ones(9, numpy.float32), 'x')\n"
+    )
+    command = [*LENIENT[kind], "python", script]
+    done = cluster.finish(start(cluster, kind, "hostA:2,hostB:2", *command, engine="mpi"), PATIENCE_SECONDS)
+    assert done.returncode not in (None, 0) and "Segmentation" not in done.stderr
+    if kind == mpi.MPICH:  # the other launcher may end them all the same
+        assert done.stderr.count("RankLostError: Horovod: rank 2 ") == 3, done.stdout + done.stderr
     cluster.hosts.await_nothing(10)

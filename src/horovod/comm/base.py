@@ -121,8 +121,9 @@ class Communicator(ABC):
     name: ClassVar[str]
     """The engine's name as users write it in HOROVOD_CPU_OPERATIONS or HOROVOD_GPU_OPERATIONS, in lower case."""
 
-    any_thread: ClassVar[bool] = True
-    """Whether a thread that waits for a small collective may carry it out itself. Calls never overlap in either case."""
+    any_thread: bool = True
+    """Whether a thread that waits for a small collective may carry it out itself. Calls never overlap in either case. False if
+    a call may not return after a failure: only the worker thread makes such calls, as it can be abandoned."""
 
     chosen_because: str = ""
     """On the first rank, why no better engine serves the group; "" if there is none."""

@@ -20,6 +20,7 @@ class ForwardingCommunicator(Communicator):
     def __init__(self, target: Communicator) -> None:
         super().__init__(target.rank, target.size)
         self.target = target
+        self.any_thread = target.any_thread
 
     def forward(self, collective: Callable[..., Completion], *arguments: object) -> Completion:
         """Carry out a collective of the target."""

@@ -29,7 +29,7 @@ class SwitchingCommunicator(ForwardingCommunicator):
     def _use(self, engine: Communicator) -> None:
         self.target = engine
         self.name = engine.name  # type: ignore[misc]  # that of a class elsewhere
-        self.any_thread = engine.any_thread  # type: ignore[misc]  # likewise
+        self.any_thread = engine.any_thread
 
     def tune(self, settings: TunedSettings) -> None:
         for engine in self.built:

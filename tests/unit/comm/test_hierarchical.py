@@ -70,6 +70,16 @@ def engine(fails: bool = False) -> HierarchicalCommunicator:
     return HierarchicalCommunicator(RankGrid.of("aabb", 0), inside, across, SingleCommunicator(), piece_bytes=64)
 
 
+def test_a_part_whose_calls_may_not_return_keeps_all_collectives_off_the_scripts_threads() -> None:
+    inside = Inside()
+    across = Across(inside, fails=False)
+    for any_thread in (True, False):
+        across.any_thread = any_thread
+        grid = RankGrid.of("aabb", 0)
+        with closing(HierarchicalCommunicator(grid, inside, across, SingleCommunicator(), piece_bytes=64)) as made:
+            assert made.any_thread is any_thread
+
+
 @pytest.mark.parametrize("lengths", [[40, 3, 0, 7], [0, 0, 0, 0], [1, 1, 1, 1], [0, 0, 200, 0]])
 def test_an_allgather_takes_constant_memory(lengths: list[int]) -> None:
     """Rank 0 sees its own; what the others bring is left as it is."""

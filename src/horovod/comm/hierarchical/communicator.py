@@ -81,6 +81,7 @@ class HierarchicalCommunicator(Communicator):
         self._inside = Part(inside, grid.hosts[grid.host])
         self._across = None if across is None else Part(across, grid.column or ())
         self._flat = flat if isinstance(flat, Communicator) else flat(self._gather)
+        self.any_thread = all(part.any_thread for part in (inside, across, self._flat) if part is not None)
         self._steps_in_allreduce = allreduce
         self._steps_in_allgather = allgather
         self._piece_bytes = piece_bytes

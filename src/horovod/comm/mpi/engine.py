@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup, version_of
 from horovod.comm.exchange.communicator import PIECE_BYTES, ExchangeCommunicator
+
+if TYPE_CHECKING:
+    from horovod.comm.mpi.exchange import MpiExchange
 
 _PIECES_BYTES = 2 << 20
 """The pieces of a reduction that a rank has under way to all others. Measured between 2 ranks of one host: 1 MiB is slower
@@ -14,9 +17,18 @@ at 4 MB, and 4 MiB from 16 MB on."""
 
 
 class MpiCommunicator(ExchangeCommunicator):
-    """One rank of a group over MPI; see :class:`~horovod.comm.mpi.exchange.MpiExchange`."""
+    """One rank of a group over MPI; see :class:`~horovod.comm.mpi.exchange.MpiExchange`.
+
+    Args:
+        one_host: all ranks of the group are on one host. MPICH connects ranks of different hosts at their first message, and
+            again if a connection breaks. After a peer's end it tries that without limit, in a call that does not return.
+    """
 
     name: ClassVar[str] = "mpi"
+
+    def __init__(self, rank: int, size: int, exchange: MpiExchange, piece_bytes: int, *, one_host: bool) -> None:
+        super().__init__(rank, size, exchange, piece_bytes)
+        self.any_thread = one_host
 
 
 class MpiEngine(Engine):
@@ -56,4 +68,4 @@ class MpiEngine(Engine):
         exchange = MpiExchange(communicator, settings.stall_timeout, group.on_stall, settings.spins)
         # Each message costs some microseconds of Python, so pieces are large, but smaller with many ranks, to bound memory.
         piece_bytes = max(PIECE_BYTES, _PIECES_BYTES // (group.size - 1))
-        return MpiCommunicator(group.rank, group.size, exchange, piece_bytes)
+        return MpiCommunicator(group.rank, group.size, exchange, piece_bytes, one_host=len(set(group.hosts)) == 1)

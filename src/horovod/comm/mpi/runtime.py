@@ -2,8 +2,9 @@
 
 The side that initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. Neither has
 a time limit in MPI. A rank that waits for the start gives up in time (:mod:`horovod.comm.mpi.start`). ``Finalize`` waits until
-every rank calls it. So ranks first tell each other that they have arrived and that nothing is in flight, in an exchange that a
-failure can end (:func:`finalize`). Making and freeing a communicator have no time limit either: a separate thread makes each
+every rank calls it. So ranks first tell each other that they have arrived and that nothing is in flight, in an exchange that is
+given up after a failure (:func:`finalize`). It runs on MPI's thread, since MPICH tries to connect to a rank that has ended
+without limit, even in ``MPI_Test``. Making and freeing a communicator have no time limit either: a separate thread makes each
 such call, and is abandoned if the call takes too long (:func:`in_time`).
 """
 
@@ -217,10 +218,27 @@ def finalize(mpi: Any, process: int) -> None:
         return
     raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # since Python 3.12, and before
     doubtful = raised is not None or failed.is_set()
-    if not _late and _all_at_their_end(mpi, _FINALIZE_SECONDS if doubtful else None):
-        _thread.finalize()
-    else:
+    seconds = _FINALIZE_SECONDS if doubtful else None
+    if _late or not _thread.finalize(lambda: _all_at_their_end(mpi, seconds), _giving_up(seconds)):
         _log.warning("MPI is not finalized, as that would wait for ranks that have failed")
+
+
+def _giving_up(seconds: float | None) -> Callable[[], bool]:
+    """A function that returns whether to wait no longer, also for a call of MPI that does not return.
+
+    Args:
+        seconds: as of :func:`_all_at_their_end`, which gives up first where its calls return.
+    """
+    limit = _FINALIZE_SECONDS + 2 * _LOOK_SECONDS
+    deadline = math.inf if seconds is None else time.monotonic() + limit
+
+    def given_up() -> bool:
+        nonlocal deadline
+        if deadline == math.inf and _ended_ranks():
+            deadline = time.monotonic() + limit
+        return time.monotonic() > deadline
+
+    return given_up
 
 
 def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:

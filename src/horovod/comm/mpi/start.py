@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from typing import Any, TypeVar
 
 _LOOK_SECONDS = 0.5
 """How often a process that waits for the others looks whether one of them has ended."""
 
 _log = logging.getLogger("horovod.comm")
+_T = TypeVar("_T")
 
 
 class MpiThread:
@@ -36,13 +37,14 @@ class MpiThread:
         self._level = level
         self._initialised: Future[None] = Future()
         self._may_end = threading.Event()
-        self._finalized: Future[None] = Future()
+        self._agreed: Callable[[], bool] = bool
+        self._finalized: Future[bool] = Future()
         threading.Thread(target=self._run, name="horovod-mpi", daemon=True).start()
 
     def _run(self) -> None:
         _tell(self._initialised, lambda: _initialise(self._mpi, self._level))
         self._may_end.wait()
-        _tell(self._finalized, self._mpi.Finalize)
+        _tell(self._finalized, self._finalize_if_agreed)
 
     def wait(self, deadline: float, ended_ranks: Callable[[], str]) -> None:
         """Wait until MPI is initialised.
@@ -70,19 +72,41 @@ class MpiThread:
             f"waits for all ranks of the launcher{f', and {gone} has ended' if gone else ''}"
         )
 
-    def finalize(self) -> None:
-        """Finalize MPI, which waits for all ranks to do the same."""
+    def finalize(self, agreed: Callable[[], bool], given_up: Callable[[], bool]) -> bool:
+        """Finalize MPI, which waits for all ranks to do the same, if they agree.
+
+        Both is done on the thread: once a rank has ended, any call of MPI may never return.
+
+        Args:
+            agreed: calls MPI, and returns whether all ranks finalize it.
+            given_up: whether to leave the thread alone; called repeatedly.
+
+        Returns:
+            Whether MPI is finalized.
+        """
+        self._agreed = agreed
         self._may_end.set()
-        self._finalized.result()
+        while True:
+            try:
+                return self._finalized.result(_LOOK_SECONDS)
+            except FutureTimeoutError:
+                if given_up():
+                    return False
+
+    def _finalize_if_agreed(self) -> bool:
+        if not self._agreed():
+            return False
+        self._mpi.Finalize()
+        return True
 
 
-def _tell(outcome: Future[None], call: Callable[[], object]) -> None:
+def _tell(outcome: Future[_T], call: Callable[[], _T]) -> None:
     try:
-        call()
+        result = call()
     except BaseException as error:
         outcome.set_exception(error)
     else:
-        outcome.set_result(None)
+        outcome.set_result(result)
 
 
 def _initialise(mpi: Any, level: int) -> None:

@@ -90,7 +90,7 @@ class NcclCommunicator(Communicator):
     """
 
     name: ClassVar[str] = "nccl"
-    any_thread: ClassVar[bool] = False
+    any_thread = False
 
     def __init__(self, rank: int, size: int, handle: CommHandle, runtime: DeviceRuntime, stream: Any) -> None:
         super().__init__(rank, size)
