@@ -115,7 +115,7 @@ class HostTally:
     def pass_on_overdue(self, now: float) -> None:
         """Pass on what has been held for :data:`HELD_SECONDS`."""
         for name in self._names.values():  # the oldest first
-            if now - name.since < HELD_SECONDS:
+            if now < name.since + HELD_SECONDS:
                 break
             self._pass_on(name)
 
