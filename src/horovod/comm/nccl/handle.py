@@ -191,7 +191,7 @@ class CommHandle:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """A block between ``ncclGroupStart`` and ``ncclGroupEnd``, under the lock. Its end waits until NCCL has queued the calls.
+        """A block from ``ncclGroupStart`` to ``ncclGroupEnd``, under the lock. Its end waits until NCCL has queued the calls.
 
         Raises:
             NcclError: NCCL refuses the calls, or is busy with them for longer than the limit.
