@@ -17,7 +17,7 @@ class RankGrid:
                      4
 
     There are as many columns as the smallest host has ranks; here rank 4 is in no column. The columns share the traffic between
-    hosts. A rank in no column communicates only within its host.
+    hosts. A rank in no column moves data only within its host.
 
     Attributes:
         rank: this rank.
