@@ -119,8 +119,10 @@ class Communicator(ABC):
     then in the order of hosts, and rounds 16-bit floats twice. An engine for device memory may reduce in any order. With
     every engine all ranks get the same bits.
 
-    Every collective raises :class:`PeerFailure` when a peer is gone, and :class:`Aborted` after ``abort()``. It reports a peer
-    that makes no progress to the communicator's :data:`OnStall`. After an error the communicator can only be closed.
+    A collective of an engine for host memory raises :class:`PeerFailure` when a peer is gone, and reports a peer that makes no
+    progress to the communicator's :data:`OnStall`. An engine for device memory raises :class:`DeviceFailure`, or the
+    :class:`CompletionEvent` reports it. Every collective raises :class:`Aborted` after ``abort()``. After an error the
+    communicator can only be closed.
     """
 
     name: ClassVar[str]
@@ -144,8 +146,8 @@ class Communicator(ABC):
         """Reduce each ``inputs[i]`` over the ranks into ``outputs[i]``.
 
         ``inputs[i]`` and ``outputs[i]`` have the same length, and all vectors have one dtype. An output may be its input (the
-        same memory), but must not overlap it in part. ``op`` is any reduction but AVERAGE, which is a SUM with
-        a factor, and ADASUM (:mod:`horovod.comm.adasum`).
+        same memory), but must not overlap it in part. ``op`` is any reduction but AVERAGE, which is a SUM with a factor, and
+        ADASUM (:mod:`horovod.comm.adasum`).
         """
 
     @abstractmethod
@@ -189,7 +191,8 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Interrupt any wait of the worker thread. Any thread may call it, any number of times, even after ``close()``."""
+        """Interrupt the wait of the thread that is in a collective, and all later ones. Any thread may call it, any number of
+        times, even after ``close()``."""
 
     def may_still_read(self) -> bool:
         """After a failure: whether a library may still read vectors, so that their memory must not be freed while this process
@@ -250,8 +253,7 @@ class Communicator(ABC):
         return [self.name]
 
     def descriptors(self) -> list[int]:
-        """Open file descriptors, which a forked child must close. A forked child has no mapping of shared memory in any
-        case."""
+        """Open file descriptors, which a forked child must close. A forked child gets no mapping of shared memory."""
         return []
 
     @abstractmethod

@@ -61,7 +61,7 @@ class _Unusable(Engine):
     """An engine of a package that is not installed here, or cannot be loaded."""
 
     def __init__(self, name: str, why: str) -> None:
-        self.name = name  # type: ignore[misc]  # that of a class elsewhere
+        self.name = name  # type: ignore[misc]  # a class attribute elsewhere
         self._why = why
 
     def obstacle(self, group: EngineGroup) -> str:
