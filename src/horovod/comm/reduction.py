@@ -1,5 +1,6 @@
-"""Reduces and scales elements in host memory. All engines for host memory share this arithmetic, so their results have the same
-bits. (``nccl`` reduces on the device; :mod:`horovod.comm.adasum` combines vectors.)
+"""Reduces and scales elements in host memory, for all engines for host memory. So their results have the same bits, except
+those of ``hierarchical``, which adds host by host. (``nccl`` reduces on the device; :mod:`horovod.comm.adasum` combines
+vectors.)
 
 ``reduce_into`` folds the contributions to one shard in rank order. 16-bit floats are widened to float32, folded, scaled and
 rounded once. A loaded framework may provide faster kernels (:func:`use_halves`). These round to nearest-even as well, so

@@ -13,7 +13,7 @@ from horovod.comm.spans import Vectors, arrays_of
 
 
 class SingleCommunicator(Communicator):
-    """Rank 0 of a group of one. It never waits, so an abort has nothing to interrupt."""
+    """Rank 0 of a group of one. It never waits, so :meth:`abort` does nothing."""
 
     name: ClassVar[str] = "single"
 

@@ -1,7 +1,7 @@
 """The UUIDs of a host's GPUs, from NVIDIA's management library (NVML), which makes no context on any GPU.
 
 Frameworks number the GPUs that a process may use from 0. If a batch system shows each process one GPU, every process calls it
-number 0, so only UUIDs tell whether two ranks share a GPU.
+number 0, so only UUIDs show whether two ranks share a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PROTOTYPES = {
 
 
 def _identities() -> list[str] | None:
-    """The UUIDs of the GPUs that this process is permitted to use, in NVML's order; None if NVML does not tell them."""
+    """The UUIDs of the GPUs that this process is permitted to use, in NVML's order; None if NVML cannot report them."""
     try:
         library = ctypes.CDLL(_FILE)
         functions = {name: getattr(library, name) for name in _PROTOTYPES}

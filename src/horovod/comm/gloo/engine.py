@@ -39,7 +39,7 @@ class GlooEngine(Engine):
             installed = version_of("torch")
             return f"Gloo of PyTorch {installed} cannot change its time limit later: install PyTorch {OLDEST} or newer"
         try:
-            from torch.distributed import ProcessGroupGloo  # noqa: F401  tells whether there is one
+            from torch.distributed import ProcessGroupGloo  # noqa: F401  fails if PyTorch has no Gloo
         except ImportError as error:
             return f"this PyTorch was built without Gloo ({error}): install one from pytorch.org or PyPI"
         return ""

@@ -197,7 +197,7 @@ class Nccl:
 
         Raises:
             OSError: the file cannot be loaded, or is too old; the message says which version is needed.
-            NcclError: the library does not tell its version.
+            NcclError: the library cannot report its version.
         """
         releasing, keeping = ctypes.CDLL(path), ctypes.PyDLL(path)
         functions = SimpleNamespace()
@@ -243,7 +243,7 @@ class Nccl:
         """The state of a communicator as a result code: success, in progress, or the first error since it was made.
 
         Raises:
-            NcclError: NCCL does not tell the state.
+            NcclError: NCCL cannot report the state.
         """
         state = _int(0)
         result = self.functions.ncclCommGetAsyncError(communicator, ctypes.byref(state))

@@ -33,12 +33,12 @@ for _call in (_preadv, _pwritev):
         _call.restype = ctypes.c_ssize_t
 
 
-_ADVICE = ". Was one resized or freed while it travelled?"
+_ADVICE = ". Was a tensor resized or freed during the collective?"
 
 
 def _check_copied(position: int, stop: int) -> None:
     if position != stop:
-        raise OSError(f"tensors were copied to or from shared memory short of {stop - position} bytes{_ADVICE}")
+        raise OSError(f"a copy of tensors to or from shared memory ended short of {stop - position} bytes{_ADVICE}")
 
 
 class Arena(SharedMemory):

@@ -102,7 +102,7 @@ class Counters:
                 raise Aborted
             # Another rank has aborted. Usually the liveness monitor reports its failure, too, but this wait must end anyway.
             raise PeerFailure(
-                peer, "it, or another rank, gave up a collective that others were still in", suspected=True
+                peer, "it, or another rank, gave up a collective that other ranks had not finished", suspected=True
             )
         self._words.read_fence()
 

@@ -83,13 +83,13 @@ def exchange_rank_infos(rank: int, exchange: ExchangeFunction) -> list[int] | No
             obstacle = f"rank {peer} of the group: {error.strerror or error}"
             break
         if (found != card[2:]).any():
-            obstacle = f"rank {peer} of the group has another process id than it sees itself"
+            obstacle = f"the process id of rank {peer} of the group belongs to another process here"
             break
     able = [bool(answer[0]) for answer in exchange(np.array([not obstacle], np.uintp))]
     if all(able):
         return [int(card[0]) for card in cards]
     if obstacle:
-        _log.info("large tensors go through shared memory, as this rank cannot read others' memory: %s", obstacle)
+        _log.info("large tensors go through shared memory, since this rank cannot read other ranks' memory: %s", obstacle)
     return None
 
 
@@ -299,7 +299,7 @@ class DirectCollectives:
                 raise PeerFailure(peer, "its process has ended", suspected=True) from None
             raise PeerFailure(
                 peer,
-                f"its tensor cannot be read, or this rank's cannot be written: {error.strerror or error}."
-                " Was one resized or freed while it travelled?",
+                f"its tensor cannot be read, or this rank's tensor cannot be written: {error.strerror or error}."
+                " Was a tensor resized or freed during the collective?",
                 suspected=True,
             ) from None
