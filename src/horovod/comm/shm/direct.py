@@ -89,7 +89,7 @@ def exchange_rank_infos(rank: int, exchange: ExchangeFunction) -> list[int] | No
     if all(able):
         return [int(card[0]) for card in cards]
     if obstacle:
-        _log.info("large tensors go through shared memory, since this rank cannot read other ranks' memory: %s", obstacle)
+        _log.info("large tensors go through shared memory: this rank cannot read other ranks' memory (%s)", obstacle)
     return None
 
 
