@@ -2,8 +2,8 @@
 transfer.
 
 The receiver of a transfer knows in advance to which kind of collective it belongs, the number of that collective, and how many
-bytes follow. So it detects a peer that is out of step or sends other data. ``tcp`` sends these in a header, ``mpi`` in the
-tag of a message.
+bytes follow. So it detects a peer that is out of step or sends other data. ``tcp`` sends these in a header; with ``mpi`` they
+are in the tag and the length of a message.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ reduces the contributions to piece k in rank order and, for an allreduce, sends 
 ranks the order of the transfers is: contributions 0, contributions 1, results 0, contributions 2, results 1, ... So the next
 piece travels while one is reduced.
 
-The size of pieces bounds the memory, not the size of the batch. Data that is contiguous in the caller's arrays is sent from
-there and received there. Other data passes through staging memory; round k and round k + 2 use the same.
+The staging memory depends on the size of pieces, not on the size of the batch. Data that is contiguous in the caller's
+arrays is sent from there and received there. Other data passes through staging memory; round k and round k + 2 use the same.
 """
 
 from __future__ import annotations

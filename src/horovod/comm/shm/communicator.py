@@ -47,8 +47,8 @@ SMALL = 32 << 10
 """Largest reduction, in bytes, in which every rank folds the whole vector after a single wait."""
 
 MANY = 32
-"""Smallest number of vectors that always stream, so that the kernel copies them in one call, even if they are small in total:
-that saves more than the second wait costs."""
+"""Smallest number of vectors for which an allreduce always streams, so that the kernel copies them in one call, even if they
+are small in total: that saves more than the second wait costs."""
 
 
 class ShmCommunicator(Communicator):

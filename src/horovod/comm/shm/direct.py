@@ -3,7 +3,7 @@
 No data is copied to shared memory, so each byte is copied at most once before it is folded. The ranks wait for each other two
 or three times in a collective of any size, not for every piece. An allreduce::
 
-    exchange   every rank sends its tensors' addresses, and whether others can read them; if one's cannot be read, stop here
+    exchange   every rank sends its tensors' addresses, and whether others can read them; if some cannot be read, stop here
     reduce     read the others' parts of my shard, some hundred kilobytes at a time, and fold them in rank order with mine
     exchange   every rank has reduced its shard, and no rank reads the others' parts any more
     gather     read the others' shards into my tensors

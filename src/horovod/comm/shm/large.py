@@ -20,7 +20,8 @@ _LARGE = 8 << 20
 """Smallest size at which both paths are timed."""
 
 SCATTERED = 16 << 10
-"""Smallest average size of vectors for direct reads, which handle vectors one by one."""
+"""Smallest average size of vectors for direct reads, which handle vectors one by one. Smaller vectors go through the arena, and
+an allreduce of them is gathered and scattered by the kernel."""
 
 ARENA = 0
 """The path through the arena; 1 is the path of direct reads."""
