@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
-from torch.distributed import Store  # type: ignore[attr-defined]  # it is there, and public
+from torch.distributed import Store  # type: ignore[attr-defined]  # PyTorch has it, and documents it
 
 _LENGTH_BYTES = 4
 
