@@ -1,1 +1,1 @@
-"""The data plane: engines, one folder each, behind the contract of ``comm.base.Communicator``; and what they share."""
+"""The data plane: engines, one folder each, behind the contract of ``comm.base.Communicator``; and the modules they share."""

@@ -12,18 +12,19 @@ combine, (0, 1), (2, 3), ...; if their number is odd, the last one goes up uncha
             \      /
              01234
 
-For powers of two all ranks have the same weight; otherwise the last ones take part in fewer combinations. Exchanging two
-vectors that combine with each other, or two subtrees that do, leaves every bit of the result; other permutations may not.
+If the number of ranks is a power of two, all ranks have the same weight; otherwise the last ones take part in fewer
+combinations. Exchanging two vectors that combine with each other, or two subtrees that do, changes no bit of the result;
+other permutations may.
 
-It needs nothing but the collectives of a :class:`~horovod.comm.base.Communicator`, in three phases:
+Adasum uses only the collectives of a :class:`~horovod.comm.base.Communicator`, in three phases:
 
 * scatter: an alltoall gives rank j the j-th share of every rank's vectors;
 * combine: on each level every rank computes dot products of its shares, an allreduce adds them over the ranks, and then
   every rank combines its shares;
 * gather: an allgather brings the shares of the result together.
 
-Dot products are taken per tensor and shares are cut per tensor, so the bits of a result do not depend on the batch it
-travelled in. They are summed in float64; 16-bit floats are combined in float32 and rounded once.
+Dot products and shares are computed per tensor, so the bits of a result do not depend on the batch in which the tensor
+travelled. Dot products are summed in float64. 16-bit floats are combined in float32 and rounded once.
 
 Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020 (arXiv:2006.02924).
 """
@@ -40,14 +41,14 @@ from horovod.comm.datatypes import FLOATING, HALF_PRECISION, Array, DataType, da
 from horovod.comm.reduction import ReduceOp, narrow, scale, widen
 
 PORTION_BYTES = 8 << 20
-"""A batch is reduced in portions of whole tensors of at most this size (or of one larger tensor), which bounds memory:
-beside the caller's arrays a portion needs twice its size, in 16-bit types three times."""
+"""A batch is reduced in portions of whole tensors of at most this size (or of one larger tensor). That bounds memory: beside
+the caller's arrays a portion needs twice its size, in 16-bit types three times."""
 
 _BLOCK = 8192
-"""Elements that are widened to float64 at a time: three blocks stay in the first-level cache, and BLAS uses no threads."""
+"""Elements to widen to float64 at a time: few enough that blocks stay in the cache, and that BLAS uses no threads."""
 
 _NOTHING = float(np.sqrt(np.finfo(np.float64).tiny))
-"""A squared norm below this counts as zero; such a vector is added as it is."""
+"""A squared norm below this counts as zero; a vector with such a norm is added as it is."""
 
 
 def can_combine(data_type: DataType) -> bool:
@@ -60,12 +61,14 @@ def adasum(
 ) -> None:
     """``outputs[i] = postscale * Adasum(prescale * inputs[i] of every rank)``, with the same bits on every rank.
 
-    Every rank of the group calls it with matching arguments. An infinite or undefined element makes the whole tensor
-    undefined (NaN) on all ranks.
+    Every rank of the group must call it with matching arguments. An infinite element or a NaN makes all elements of its tensor
+    NaN on all ranks.
 
     Args:
-        inputs: one-dimensional arrays of one floating-point dtype; each is a tensor with dot products of its own.
-        outputs: of the same lengths and dtype; an output may be its input.
+        communicator: of the group.
+        inputs: one-dimensional arrays of one floating-point dtype; each one is a tensor, with its own dot products.
+        outputs: arrays of the same lengths and dtype; an output may be its input.
+        prescale, postscale: factors as in :func:`horovod.comm.reduction.scale`.
 
     Raises:
         PeerFailure, Aborted: as the communicator's collectives.
@@ -78,7 +81,7 @@ def adasum(
 
 
 def _portions(arrays: Sequence[Array]) -> Iterator[tuple[int, int]]:
-    """Ranges of indices whose arrays together stay below the limit, or of one array."""
+    """Ranges of indices, each of arrays of at most :data:`PORTION_BYTES` together, or of one larger array."""
     start, filled = 0, 0
     for index, array in enumerate(arrays):
         if index > start and filled + array.nbytes > PORTION_BYTES:
@@ -93,10 +96,10 @@ def _adasum(
     communicator: Communicator, inputs: Sequence[Array], outputs: Sequence[Array], prescale: float, postscale: float
 ) -> None:
     rank, size = communicator.rank, communicator.size
-    # shares[i][r]: where rank r's share of tensor i begins; the last entry is the tensor's end.
+    # shares[i][r] is the first element of rank r's share of tensor i; the last entry is the tensor's end.
     shares = [[array.size * r // size for r in range(size + 1)] for array in inputs]
     mine = [bounds[rank + 1] - bounds[rank] for bounds in shares]
-    # tensors[i]: where tensor i begins in the concatenation of my shares.
+    # tensors[i] is the first element of tensor i in the concatenation of this rank's shares.
     tensors = [0, *np.cumsum(mine).tolist()]
     vectors = _scatter(communicator, inputs, shares, tensors[-1], prescale)
     while len(vectors) > 1:
@@ -114,11 +117,11 @@ def _adasum(
 def _scatter(
     communicator: Communicator, inputs: Sequence[Array], shares: Sequence[Sequence[int]], length: int, prescale: float
 ) -> list[Array]:
-    """By rank: my shares of its tensors, one after another, scaled, in the type in which to combine them."""
+    """By rank, this rank's shares of that rank's tensors: concatenated, scaled, in the type in which they are combined."""
     size, dtype = communicator.size, inputs[0].dtype
     send_counts = [sum(bounds[r + 1] - bounds[r] for bounds in shares) for r in range(size)]
     if len(inputs) == 1:
-        source = inputs[0]  # the shares of one tensor lie in rank order already
+        source = inputs[0]  # the shares of one tensor are already in rank order
     else:
         source = np.concatenate(
             [
@@ -140,7 +143,8 @@ def _scatter(
 
 
 def _combine_neighbours(communicator: Communicator, vectors: Sequence[Array], tensors: Sequence[int]) -> list[Array]:
-    """One level of the tree. The first of each pair is overwritten by the result, the second by intermediate values."""
+    """Combine one level of the tree. Overwrites the first vector of each pair with the result, the second with intermediate
+    values."""
     pairs = list(zip(vectors[0::2], vectors[1::2], strict=False))
     dots = np.zeros((len(pairs), len(tensors) - 1, 3))
     for (a, b), row in zip(pairs, dots, strict=True):
@@ -155,7 +159,7 @@ def _combine_neighbours(communicator: Communicator, vectors: Sequence[Array], te
 
 
 def _dot_products(a: Array, b: Array, three: Array) -> None:
-    """Put a.b, |a|^2 and |b|^2 into ``three``, block by block in float64."""
+    """Add a.b, |a|^2 and |b|^2 to the elements of ``three``, computed block by block in float64."""
     wide_a, wide_b = np.empty((2, min(a.size, _BLOCK)))
     for start in range(0, a.size, _BLOCK):
         length = min(_BLOCK, a.size - start)

@@ -1,11 +1,12 @@
 """The Communicator contract: what every data-plane engine does, and all that the core knows of a running engine.
 
-A communicator is bound to one group of ranks. A worker thread calls the collectives one after another, every rank of the group
-in the same order with matching arguments (the core has agreed on them beforehand, so engines do not check). The data are
-:data:`~horovod.comm.spans.Vectors`: ranges of the memory of one kind of device. Host engines make NumPy arrays of them if they
-need them; a device engine uses the addresses. ``abort`` alone may be called from other threads.
+A communicator is bound to one group of ranks. One thread at a time calls the collectives, one after another. Every rank of the
+group calls them in the same order with matching arguments (the core has agreed on them beforehand, so engines do not check).
+The data are :data:`~horovod.comm.spans.Vectors`: ranges of the memory of one kind of device. Engines for host memory make NumPy
+arrays of them where they need arrays; an engine for device memory uses the addresses. Only ``abort`` may be called while
+another thread is in a collective.
 
-How an engine is chosen and built is in :mod:`horovod.comm.engine`.
+:mod:`horovod.comm.engine` says how an engine is chosen and built.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from horovod.comm.tuned import TunedSettings
 
 
 class PeerFailure(Exception):
-    """A collective could not finish because of one rank of the group: it is gone, has given up, or sent invalid data.
+    """A collective could not finish because of one rank of the group: it is gone, has given up, or has sent invalid data.
 
     Attributes:
         rank: the failing rank's index in the communicator's group.
-        reason: what was seen, for the error that every rank will show.
-        suspected: the rank may itself be a victim of another failure, so the liveness monitor looks for that first.
+        reason: what this rank has observed, for the error that every rank shows.
+        suspected: the rank may itself be a victim of another failure, so the liveness monitor looks for that failure first.
     """
 
     def __init__(self, rank: int, reason: str, suspected: bool = False) -> None:
@@ -38,12 +39,12 @@ class PeerFailure(Exception):
 
 
 class Stall(NamedTuple):
-    """A peer makes no progress while it is waited for in a collective.
+    """A peer makes no progress while this rank waits for it in a collective.
 
     Attributes:
-        rank: its index in the communicator's group.
-        seconds: since when.
-        times: how many times the same wait has reported this, this time included.
+        rank: the peer's index in the communicator's group.
+        seconds: how long the peer has made no progress.
+        times: how many times the same wait has reported the peer, including this time.
         connection: the addresses of the connection; "" if they are not known or do not matter.
     """
 
@@ -54,6 +55,7 @@ class Stall(NamedTuple):
 
     @property
     def reason(self) -> str:
+        """The text for errors."""
         where = f", on the connection {self.connection}," if self.connection else ""
         return f"it made no progress in a collective{where} for {self.seconds:.3g} seconds"
 
@@ -64,20 +66,20 @@ further timeout. It returns to continue the wait, or raises. It must not block."
 
 
 def give_up(stall: Stall) -> None:
-    """Stop waiting: the ``OnStall`` of a communicator without a liveness monitor."""
+    """Raise PeerFailure, which ends the wait: the ``OnStall`` of a communicator without a liveness monitor."""
     raise PeerFailure(stall.rank, stall.reason, suspected=True)
 
 
 class Aborted(Exception):
-    """:meth:`Communicator.abort` has interrupted the collective; its caller knows why."""
+    """:meth:`Communicator.abort` has interrupted the collective. The caller of ``abort`` knows the reason."""
 
 
 class DeviceFailure(Exception):
-    """Collectives on a device have failed or exceeded the time limit. The failing rank is not known: the rank that reports this
-    may be a victim of another failure.
+    """Collectives on a device have failed or exceeded their time limit. The failing rank is not known: the rank that raises
+    this may be a victim of another failure.
 
     Attributes:
-        timed_out: the time limit was exceeded.
+        timed_out: whether the time limit was exceeded.
     """
 
     def __init__(self, text: str, timed_out: bool = False) -> None:
@@ -89,41 +91,46 @@ class CompletionEvent(Protocol):
     """The completion of a collective that a device carries out after the call has returned."""
 
     def begun(self) -> bool:
-        """Whether the device has done all that comes before the collective. Never blocks. Any thread."""
+        """Whether the device has done all work that comes before the collective. Never blocks. Any thread may call it."""
 
     def query(self) -> bool:
-        """Whether it is over, successfully or not. Never blocks. Any thread."""
+        """Whether the collective is over, successfully or not. Never blocks. Any thread may call it."""
 
     def wait(self) -> None:
-        """Let the current stream of the calling thread continue only after it. Never blocks the host. Any thread."""
+        """Make later work on the calling thread's current stream wait for the collective. Does not block the host, unless the
+        framework exposes no stream. Any thread may call it."""
 
     def error(self) -> BaseException | None:
-        """Why it failed or will never complete, as far as the engine knows; None if nothing is wrong. Any thread."""
+        """Why the collective has failed or will never complete, as far as the engine knows; None if no error is known. Any
+        thread may call it."""
 
 
 Completion: TypeAlias = CompletionEvent | None
-"""The result of every collective. None: it is complete; host engines always return this. An event: it is in the device's queue,
-and its vectors must be kept alive until the event completes."""
+"""The result of every collective. None means that it is complete; engines for host memory always return None. An event means
+that it is in the device's queue; its vectors must be kept alive until the event completes."""
 
 
 class Communicator(ABC):
     """One engine bound to one group of ranks.
 
-    Every collective must be called by every rank of the group. ``result = postscale * reduce(prescale * x)``, scaling as in
-    :func:`horovod.comm.reduction.scale`. An engine on host memory reduces each element in rank order, in any batch. 16-bit
-    floats accumulate in 32 bits and are rounded once. The hierarchical engine reduces in rank order on each host, and then in
-    the order of hosts. A device's engine may reduce in any order; all ranks get the same bits.
+    Every rank of the group must call every collective. Reductions compute ``postscale * reduce(prescale * x)``, scaling as
+    :func:`horovod.comm.reduction.scale` does. An engine for host memory reduces each element in rank order, in any batch.
+    16-bit floats accumulate in 32 bits and are rounded once. The hierarchical engine reduces in rank order on each host, and
+    then in the order of hosts, and rounds 16-bit floats twice. An engine for device memory may reduce in any order. With
+    every engine all ranks get the same bits.
 
-    Every collective raises :class:`PeerFailure` when a peer is gone, and :class:`Aborted` after ``abort()``. It reports a peer
-    that makes no progress to the communicator's :data:`OnStall`. After an error the communicator can only be closed.
+    A collective of an engine for host memory raises :class:`PeerFailure` when a peer is gone, and reports a peer that makes no
+    progress to the communicator's :data:`OnStall`. An engine for device memory raises :class:`DeviceFailure`, or the
+    :class:`CompletionEvent` reports it. Every collective raises :class:`Aborted` after ``abort()``. After an error the
+    communicator can only be closed.
     """
 
     name: ClassVar[str]
     """The engine's name as users write it in HOROVOD_CPU_OPERATIONS or HOROVOD_GPU_OPERATIONS, in lower case."""
 
     any_thread: bool = True
-    """Whether a thread that waits for a small collective may carry it out itself. Calls never overlap in either case. False if
-    a call may not return after a failure: only the worker thread makes such calls, as it can be abandoned."""
+    """Whether a thread that waits for a small collective may carry it out itself, instead of the worker thread. Calls never
+    overlap in either case. False if a call may not return after a failure: the worker thread can be abandoned."""
 
     chosen_because: str = ""
     """On the first rank, why no better engine serves the group; "" if there is none."""
@@ -138,28 +145,31 @@ class Communicator(ABC):
     ) -> Completion:
         """Reduce each ``inputs[i]`` over the ranks into ``outputs[i]``.
 
-        ``inputs[i]`` and ``outputs[i]`` have the same length and one dtype is common to all; an output may be its input
-        (the same memory), never a partly overlapping one. ``op`` is SUM, MIN, MAX or PRODUCT.
+        ``inputs[i]`` and ``outputs[i]`` have the same length, and all vectors have one dtype. An output may be its input (the
+        same memory), but must not overlap it in part. ``op`` is any reduction but AVERAGE, which is a SUM with a factor, and
+        ADASUM (:mod:`horovod.comm.adasum`).
         """
 
     @abstractmethod
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> Completion:
         """Concatenate each ``inputs[i]`` over the ranks into ``outputs[i]``; ``counts[i][r]`` elements come from rank r.
 
-        One dtype is common to all."""
+        All vectors have one dtype."""
 
     @abstractmethod
     def broadcast(self, vectors: Vectors, root: int) -> Completion:
-        """Copy each vector of group rank ``root`` over that of all others. The vectors may be of several dtypes."""
+        """Copy each vector of group rank ``root`` into the same vector of all other ranks. The vectors may have several
+        dtypes."""
 
     @abstractmethod
     def alltoall(
         self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
     ) -> Completion:
-        """Send ``sent[r]`` consecutive elements of ``source`` to each rank r. Receive ``received[r]`` from it in ``target``,
-        in rank order. No rank sends another, or itself, more than ``longest``, which is the same on all ranks.
+        """Send ``sent[r]`` consecutive elements of ``source`` to each rank r, itself included, in rank order. Receive
+        ``received[r]`` elements from each rank r in ``target``, in rank order.
 
-        Each is one vector. ``source`` may be longer than the sum of what is sent; the rest stays."""
+        ``source`` and ``target`` hold one vector each, of the same dtype. ``source`` may be longer than the sum of ``sent``;
+        the rest is not sent. No rank sends more than ``longest`` elements to any rank; ``longest`` is the same on all ranks."""
 
     @abstractmethod
     def reducescatter(
@@ -173,7 +183,7 @@ class Communicator(ABC):
     ) -> Completion:
         """Reduce each ``inputs[i]`` over the ranks; rank r keeps its ``counts[i][r]`` elements in ``outputs[i]``.
 
-        One dtype is common to all. An output may be this rank's own part of its input, and shares no other memory with it."""
+        All vectors have one dtype. An output may be this rank's own part of its input, and shares no other memory with it."""
 
     @abstractmethod
     def barrier(self) -> Completion:
@@ -181,16 +191,17 @@ class Communicator(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Interrupt any wait of the worker thread. Any thread, any number of times, even after ``close()``."""
+        """Interrupt the wait of the thread that is in a collective, and all later ones. Any thread may call it, any number of
+        times, even after ``close()``."""
 
     def may_still_read(self) -> bool:
-        """After a failure: whether vectors may still be read, so that their memory must not be given back while this process
-        lives. On the thread that carries out collectives, or when it has ended."""
+        """After a failure: whether a library may still read vectors, so that their memory must not be freed while this process
+        lives. Called on the thread that carries out collectives, or when that thread has ended."""
         return False
 
     def may_still_write(self) -> bool:
-        """After a failure: whether vectors may still be read and written, because a library has not ended an operation in time.
-        Then the script must not use them again. Called as :meth:`may_still_read`."""
+        """After a failure: whether a library may still read and write vectors, because it has not ended an operation in time.
+        Then the script must not use them again. Called on the same threads as :meth:`may_still_read`."""
         return False
 
     def allocate(self, dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
@@ -199,46 +210,52 @@ class Communicator(ABC):
 
     def follow(self, ready: Any) -> None:
         """Make all later collectives wait on the device for ``ready``, a marker of its
-        :class:`~horovod.comm.device.DeviceRuntime`. For engines of device memory."""
-        raise TypeError(f"the engine {self.name} moves host memory, which is there when it is handed over")
+        :class:`~horovod.comm.device.DeviceRuntime`. Only engines for device memory have this.
+
+        Raises:
+            TypeError: the engine moves host memory.
+        """
+        raise TypeError(f"the engine {self.name} moves host memory, which is ready when it is handed over")
 
     def can_split(self) -> bool:
-        """Whether this rank can call :meth:`split` now. All ranks must be asked first."""
+        """Whether this rank can call :meth:`split` now. The ranks call :meth:`split` only if this is true on all of them."""
         return False
 
     def split(
         self, members: Sequence[int], deadline: float, meanwhile: Callable[[], None] = lambda: None
     ) -> Communicator | None:
-        """A communicator of some of this one's ranks, for the same kind of memory; None if this rank is not among them.
+        """A communicator of some ranks of this one, for the same kind of memory; None if this rank is not among them.
 
-        Every rank of this communicator calls it with the same members, after :meth:`can_split` was true on all of them.
+        Every rank of this communicator must call it with the same members, after :meth:`can_split` was true on all of them.
 
         Args:
-            members: the new communicator's ranks, as indices in this one, in their new order.
-            deadline: ``time.monotonic`` by which it must have succeeded or failed.
+            members: the ranks of the new communicator, as indices in this one, in their new order.
+            deadline: ``time.monotonic`` by which the call must have succeeded or failed.
             meanwhile: called from time to time while this waits for peers.
 
         Raises:
-            DeviceFailure: it cannot be made.
+            DeviceFailure: the communicator cannot be made.
+            Aborted: ``abort()`` was called.
+            TypeError: the engine cannot split communicators.
         """
-        raise TypeError(f"the engine {self.name} builds communicators of some ranks from the beginning")
+        raise TypeError(f"the engine {self.name} cannot split a communicator; build a new one for the ranks")
 
     def tune(self, settings: TunedSettings) -> None:
-        """Take over settings that concern it, between two collectives, the same two on all ranks."""
+        """Apply the settings that concern this engine. All ranks call it between the same two collectives."""
         del settings  # most engines have no such setting
 
     def alternatives(self) -> list[str]:
-        """The engines between which :meth:`tune` chooses, the present one first."""
+        """The names of the engines among which :meth:`tune` chooses, the present one first."""
         return [self.name]
 
     def engines(self) -> list[str]:
-        """The names of this engine and of those that it is composed of."""
+        """The names of this engine and of the engines that it is composed of."""
         return [self.name]
 
     def descriptors(self) -> list[int]:
-        """Open file descriptors, which a forked child must close; shared memory is not passed on to it anyway."""
+        """Open file descriptors, which a forked child must close. A forked child gets no mapping of shared memory."""
         return []
 
     @abstractmethod
     def close(self) -> None:
-        """Give back memory, descriptors and threads. Called once, when no collective runs."""
+        """Release memory, descriptors and threads. Called once, when no collective runs."""

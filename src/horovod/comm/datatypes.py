@@ -1,6 +1,6 @@
-"""The one table of element types: the identifier that travels, its NumPy type, its size, its printed name.
+"""The one table of element types: the number in messages, the NumPy type, the size, the printed name.
 
-Ids 0 to 9 are those of the interface that existing scripts rely on; bfloat16, the wider unsigned types and complex numbers
+Numbers 0 to 9 are those of the interface that existing scripts rely on; bfloat16, the wider unsigned types and complex numbers
 follow.
 """
 
@@ -17,7 +17,8 @@ Array = npt.NDArray[Any]
 
 
 class DataType(IntEnum):
-    """Element types that every engine moves and reduces.
+    """The element types of collectives. Every engine for host memory moves and reduces all of them
+    (:func:`~horovod.comm.reduction.can_fold` says by which reductions).
 
     Attributes:
         label: the lower-case name used in messages, for example ``float32``.
@@ -56,14 +57,14 @@ _FROM_NUMPY: dict[np.dtype[Any], DataType] = {data_type.numpy: data_type for dat
 HALF_PRECISION = frozenset({DataType.FLOAT16, DataType.BFLOAT16})
 FLOATING = frozenset({DataType.FLOAT16, DataType.BFLOAT16, DataType.FLOAT32, DataType.FLOAT64})
 COMPLEX = frozenset({DataType.COMPLEX64, DataType.COMPLEX128})
-"""Pairs of reals. A sum, and so an average, is that of the real and of the imaginary parts."""
+"""Pairs of reals. Sums and averages are computed separately for the real and the imaginary parts."""
 
 
 def data_type_of(array: Array) -> DataType:
     """The data type of a NumPy array.
 
     Raises:
-        ValueError: no collective moves this type (strings, objects, structured types).
+        ValueError: no collective moves this type, for example strings, objects and structured types.
     """
     try:
         return _FROM_NUMPY[array.dtype]

@@ -1,7 +1,7 @@
-"""The interface of an engine for devices to the framework that owns the memory: streams, events, memory, copies.
+"""The interface between an engine for device memory and the framework that owns the memory: streams, events, memory, copies.
 
 A binding implements :class:`DeviceRuntime` with its framework's own streams and allocator, so that no engine imports a
-framework. Only the runtime knows the types of streams and markers.
+framework. Streams and markers are opaque to engines: only the runtime knows their types.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 from horovod.comm.spans import Spans
 
 GPU = "gpu"
-"""The kind of device whose engines HOROVOD_GPU_OPERATIONS names."""
+"""The kind of device for GPUs; HOROVOD_GPU_OPERATIONS names its engine."""
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """A rank's facts about its devices before any is used.
+    """What a rank knows about its devices before it uses one.
 
     Attributes:
-        gpus: identifies the GPUs that this process may use among all of the host.
-        missing: why no GPU can be used, with what to do about it; "" if one can.
+        gpus: identifiers of the GPUs that this process may use, different for each GPU of the host.
+        missing: why no GPU can be used, and what to do about it; "" if one can.
     """
 
     gpus: tuple[str, ...] = ()
@@ -42,20 +42,22 @@ _VIEWS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def names_in_view(kind: str, count: int) -> list[str]:
-    """Identifiers of the visible devices of a kind, if their UUIDs are not known.
+    """Identifiers of the ``count`` visible devices of a kind, for use when their UUIDs are not known.
 
-    Two processes that see different devices under the same numbers must not be taken to share them. So an identifier is made
-    of the variable that restricts the view, and the number.
+    Two processes that see different devices under the same numbers must not appear to share devices. So an identifier has the
+    environment variables that restrict which devices are visible, and the number.
     """
     view = ";".join(os.environ.get(name, "") for name in _VIEWS)
     return [f"{kind} {view} {number}" for number in range(count)]
 
 
 def shared_by(hosts: Sequence[str], gpus: Sequence[Sequence[str]]) -> list[str]:
-    """By rank, why not every rank of its host can have a GPU of its own; "" if every rank can.
+    """By rank, why not every rank of its host can have a separate GPU; "" if every rank can.
 
     Args:
-        gpus: as of :class:`DeviceFacts`, by rank; empty for ranks to which it does not matter.
+        hosts: the host name of each rank.
+        gpus: the identifiers of :class:`DeviceFacts` by rank; empty for a rank that needs no separate GPU, whose host is then
+            not checked.
     """
     reasons = []
     for host in hosts:
@@ -72,16 +74,16 @@ class OwnedSpans(Spans, gc=True):
     """Spans that hold their memory.
 
     Attributes:
-        owner: an object that must live as long as they are used.
+        owner: an object that keeps the memory alive.
     """
 
     owner: Any = None
 
 
 class DeviceRuntime(ABC):
-    """One device, as its framework knows it. Every method may be called by any thread.
+    """One device, as its framework knows it. Any thread may call every method.
 
-    None of them waits for the device, except :meth:`wait` with None for the stream.
+    No method waits for the device, except :meth:`wait` with None for the stream.
 
     Attributes:
         device: its name, for example ``cuda:1``.
@@ -90,12 +92,12 @@ class DeviceRuntime(ABC):
     device: str
 
     scales: ClassVar[bool] = False
-    """Whether :meth:`scale` is there."""
+    """Whether :meth:`scale` is implemented."""
 
     @abstractmethod
     def chosen(self) -> AbstractContextManager[Any]:
-        """A context in which the device is the calling thread's current one. Its calls do not disturb a capture of a graph by
-        any thread."""
+        """A block in which the device is the calling thread's current one, and in which the thread's calls invalidate no
+        capture of a graph."""
 
     @abstractmethod
     def new_stream(self) -> Any:
@@ -103,16 +105,16 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def current_stream(self) -> Any:
-        """The current stream of the calling thread. None if the framework exposes none: the thread's work on the device is
-        complete when it calls, and it waits for results itself."""
+        """The current stream of the calling thread. None if the framework exposes no stream: then the thread's work on the
+        device is complete before it submits a collective, and it waits for results itself."""
 
     @abstractmethod
     def stream_address(self, stream: Any) -> int:
-        """As C functions take it: a ``cudaStream_t`` or ``hipStream_t``."""
+        """The stream as C functions take it: a ``cudaStream_t`` or ``hipStream_t``."""
 
     @abstractmethod
     def record(self, stream: Any) -> Any:
-        """A marker of the present end of the stream's work; for None, a marker that is already reached."""
+        """A marker of the present end of the stream's work. For None, a marker that is already reached."""
 
     @abstractmethod
     def wait(self, stream: Any, marker: Any) -> None:
@@ -120,18 +122,22 @@ class DeviceRuntime(ABC):
 
     @abstractmethod
     def query(self, marker: Any) -> bool:
-        """Whether all work before the marker is done. An error of the device is raised."""
+        """Whether all work before the marker is done. Raises an error of the device."""
 
     @abstractmethod
     def allocate(self, dtype: np.dtype[Any], length: int, stream: Any, value: Any = None) -> OwnedSpans:
-        """A vector, filled on the stream with ``value`` (uninitialized for None). After its release, later work of the same
-        stream may get its memory."""
+        """A new vector, which the stream fills with ``value`` (uninitialized for None). After the vector is released, later
+        work of the same stream may get its memory."""
 
     @abstractmethod
     def copy(self, stream: Any, sources: Spans, targets: Spans) -> None:
         """Copy each source to the target of the same index and size, in as few device operations as possible."""
 
     def scale(self, stream: Any, sources: Spans, targets: Spans, factor: float) -> None:
-        """Write each source, multiplied by ``factor``, to the target of the same index and size, which may be the source. 16
-        bits are computed in float32 and rounded once."""
-        raise TypeError(f"{self.device} is used without its framework's kernels, and multiplies nothing")
+        """Write each source, multiplied by ``factor``, to the target of the same index and size, which may be the source.
+        16-bit types are multiplied in float32 and rounded once.
+
+        Raises:
+            TypeError: the runtime does not implement it (:attr:`scales`).
+        """
+        raise TypeError(f"the runtime of {self.device} has no kernel that multiplies vectors")

@@ -11,10 +11,10 @@ from horovod.comm.tuned import TunedSettings
 
 
 class ForwardingCommunicator(Communicator):
-    """Owns the other communicator.
+    """Forwards every collective to another communicator of the same ranks.
 
-    Attributes:
-        target: carries out the collectives.
+    Args:
+        target: the communicator that carries out the collectives. This object owns it from now on.
     """
 
     def __init__(self, target: Communicator) -> None:
@@ -23,7 +23,7 @@ class ForwardingCommunicator(Communicator):
         self.any_thread = target.any_thread
 
     def forward(self, collective: Callable[..., Completion], *arguments: object) -> Completion:
-        """Carry out a collective of the target."""
+        """Carry out a collective of the target. Subclasses override this to handle its errors."""
         return collective(*arguments)
 
     def allreduce(

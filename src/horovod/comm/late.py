@@ -1,7 +1,7 @@
-"""An engine that is built at its first collective: its connections take a descriptor for each other rank, and a job may never
-need it.
+"""An engine that is built at its first collective: its connections need a descriptor for each other rank, and a job may never
+use it.
 
-Every rank of a group carries out the same collectives in the same order, so all reach the first one together.
+Every rank of a group carries out the same collectives in the same order, so all ranks build the engine together.
 """
 
 from __future__ import annotations
@@ -15,29 +15,35 @@ from horovod.comm.tuned import TunedSettings
 
 
 class LateCommunicator(ForwardingCommunicator):
-    """One rank of a group whose engine is not built yet. Collectives build it, and nothing else does.
+    """One rank of a group whose engine is not built yet. Only collectives build it.
 
     Args:
         name: of the engine.
-        build: builds it; every rank calls it at the same collective. It raises RuntimeError or OSError.
-        cancel: has ``build`` fail, now or later. Any thread.
+        rank, size: this rank's index in the group, and the size of the group.
+        build: builds the engine; every rank calls it at the same collective. It raises RuntimeError or OSError if it fails.
+        cancel: makes ``build`` fail, now or later. Any thread may call it.
     """
 
     def __init__(
         self, name: str, rank: int, size: int, build: Callable[[], Communicator], cancel: Callable[[], None]
     ) -> None:
         Communicator.__init__(self, rank, size)
-        self.name = name  # type: ignore[misc]  # that of a class elsewhere
+        self.name = name  # type: ignore[misc]  # a class attribute elsewhere
         self._build = build
         self._cancel = cancel
         self._settings: TunedSettings | None = None
-        self._lock = threading.Lock()  # of what abort() sees
+        self._lock = threading.Lock()  # guards _built and _aborted between abort() and the build
         self._built: Communicator | None = None
         self._aborted = False
 
     @property
-    def target(self) -> Communicator:  # type: ignore[override]  # it is never set
-        """The engine, which the first call builds."""
+    def target(self) -> Communicator:  # type: ignore[override]  # read-only: nothing sets it
+        """The engine. The first access builds it.
+
+        Raises:
+            PeerFailure: it cannot be built.
+            Aborted: :meth:`abort` was called.
+        """
         if self._built is not None:
             return self._built
         try:

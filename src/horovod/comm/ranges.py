@@ -22,18 +22,18 @@ def shard_bounds(length: int, size: int) -> tuple[int, ...]:
 
 
 def split(array: Array, counts: Sequence[int]) -> list[Array]:
-    """Consecutive views of these numbers of elements."""
+    """Consecutive views of an array: ``counts[i]`` elements in view i."""
     ends = list(accumulate(counts))
     return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def split_by_rank(arrays: Sequence[Array], counts: Sequence[Sequence[int]]) -> list[list[Array]]:
-    """By rank, the views that belong to it: ``counts[i][rank]`` consecutive elements of array i."""
+    """By rank, the views that belong to that rank: ``counts[i][rank]`` consecutive elements of each array i."""
     return [list(views) for views in zip(*map(split, arrays, counts), strict=True)]
 
 
 class Range(NamedTuple):
-    """Elements ``[start, stop)`` of spans: what one rank owns, or a piece of that."""
+    """Elements ``[start, stop)`` of spans: the part that one rank owns, or a piece of that part."""
 
     spans: Spans
     start: int
@@ -47,11 +47,11 @@ class Range(NamedTuple):
 
     @property
     def length(self) -> int:
-        """In elements."""
+        """The number of elements."""
         return self.stop - self.start
 
     def piece(self, index: int, step: int) -> Range:
-        """Piece ``index`` of those of ``step`` elements; an empty range past the last one."""
+        """Piece ``index`` of this range, cut into pieces of ``step`` elements; an empty range past the last piece."""
         begin = min(self.start + index * step, self.stop)
         return Range(self.spans, begin, min(begin + step, self.stop))
 

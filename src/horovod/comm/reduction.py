@@ -1,8 +1,10 @@
-"""How elements are reduced and scaled: the only arithmetic of the project, shared by every engine.
+"""Reduces and scales elements in host memory, for all engines for host memory. So their results have the same bits, except
+those of ``hierarchical``, which adds host by host. (``nccl`` reduces on the device; :mod:`horovod.comm.adasum` combines
+vectors.)
 
-``reduce_into`` folds one shard's contributions in rank order. 16-bit floats are widened to float32, folded, scaled and
-rounded once. A loaded framework may provide faster kernels (:func:`use_halves`). They round to nearest-even as well, so results
-do not depend on which are in use.
+``reduce_into`` folds the contributions to one shard in rank order. 16-bit floats are widened to float32, folded, scaled and
+rounded once. A loaded framework may provide faster kernels (:func:`use_halves`). These round to nearest-even as well, so
+results do not depend on which kernels are used.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from horovod.comm.datatypes import COMPLEX, FLOATING, HALF_PRECISION, Array, Dat
 
 
 class ReduceOp(IntEnum):
-    """Reductions, with the integer values of the public interface. Bitwise ones, which it does not have, follow."""
+    """Reductions, with the integer values of the public interface. The bitwise ones, which that interface lacks, follow."""
 
     AVERAGE = 0
     SUM = 1
@@ -46,7 +48,7 @@ _FOLD: dict[ReduceOp, Any] = {
 }
 
 OF_BITS = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
-"""Reductions of integers and bools, bit by bit."""
+"""The reductions of integers and bools bit by bit."""
 
 Convert = Callable[[Array, Array], None]
 """``convert(source, target)`` casts every element of ``source`` into ``target``, rounding to nearest-even."""
@@ -57,7 +59,8 @@ def _cast(source: Array, target: Array) -> None:
 
 
 Combine = Callable[[Array, Array, Array], bool]
-"""``combine(first, second, target)`` of 16-bit floats, with one rounding; False: not done, ``target`` may hold anything."""
+"""``combine(first, second, target)`` combines 16-bit floats with a single rounding. It returns False if it cannot; then the
+contents of ``target`` are arbitrary."""
 
 
 def _not_done(first: Array, second: Array, target: Array) -> bool:
@@ -71,12 +74,13 @@ _mean: Combine = _not_done
 
 
 def use_halves(convert: Convert, sum_of_two: Combine, mean_of_two: Combine) -> None:
-    """Take a framework's vectorised arithmetic for 16-bit floats.
+    """Use a framework's vectorised arithmetic for 16-bit floats from now on.
 
     Args:
-        convert: casts to float32 and back.
-        sum_of_two, mean_of_two: leave what widening, adding (halving) and rounding once would, bit for bit; but for the
-            bits of a NaN, and for a mean whose sum would overflow float32, which may be right.
+        convert: casts 16-bit floats to float32 and back.
+        sum_of_two, mean_of_two: write the sum or the mean of two vectors, with the bits that widening, adding, halving and
+            rounding once would give. Exceptions are the bits of a NaN, and a mean whose sum overflows float32, for which
+            they may write the correct mean.
     """
     global _widen, _narrow, _sum, _mean
     _widen, _narrow, _sum, _mean = convert, convert, sum_of_two, mean_of_two
@@ -95,18 +99,18 @@ def narrow(source: Array, target: Array) -> None:
 HALVES, _FLOATS, _PAIRS = (
     frozenset(data_type.numpy for data_type in some) for some in (HALF_PRECISION, FLOATING, COMPLEX)
 )
-"""The same kinds as sets of NumPy types: looking up a data type takes longer than reducing a small array."""
+"""The same kinds of types as sets of NumPy types: looking up a :class:`DataType` takes longer than reducing a small array."""
 
 _LEAST_FACTOR = 1e-15
-"""For larger n, float64 does not distinguish 1/n from 1/(n + 1)."""
+"""The smallest factor that may count as 1/n: for larger n, float64 does not distinguish 1/n from 1/(n + 1)."""
 
 
 def scale(array: Array, factor: float) -> None:
     """Multiply ``array`` by ``factor`` in place.
 
-    Floating types multiply in their own precision (16-bit ones through float32), complex ones part by part. Integers multiply
-    in float64 and truncate towards zero, as the public interface says. For a factor of 1/n they are divided by n exactly,
-    because 49 * (1/49) is less than 1.
+    Floating types are multiplied in their own precision (16-bit ones in float32), complex types part by part. Integers are
+    multiplied in float64 and truncated towards zero, as the public interface specifies. If the factor is 1/n, integers are
+    divided by n exactly instead, because 49 * (1/49) is less than 1 in float64.
     """
     if factor == 1.0:
         return
@@ -127,7 +131,7 @@ def scale(array: Array, factor: float) -> None:
             np.copyto(array, array.astype(np.float64) * factor, casting="unsafe")
         elif array.itemsize < 8:
             np.copyto(array, array / float(divisor), casting="unsafe")
-        else:  # float64 does not represent all of them
+        else:  # float64 does not represent all 64-bit integers
             quotient, remainder = np.divmod(array, divisor)
             np.add(quotient, (remainder != 0) & (array < 0), out=array)
 
@@ -140,15 +144,15 @@ class Workspace:
         self._typed: dict[tuple[int, np.dtype[Any]], Array] = {}
 
     def array(self, index: int, dtype: np.dtype[Any], length: int) -> Array:
-        """Scratch vector number ``index``, of this type and length, uninitialized. It replaces the last vector of that
-        number."""
+        """Scratch vector number ``index``, of this type and length, with arbitrary contents. It uses the memory of the last
+        vector with that number."""
         typed = self._typed.get((index, dtype))
         if typed is None or typed.size < length:
             typed = self._typed[index, dtype] = self._grown(index, length * dtype.itemsize).view(dtype)
         return typed[:length]
 
     def _grown(self, index: int, nbytes: int) -> Array:
-        """The memory of a scratch vector, of at least this length."""
+        """The memory of scratch vector ``index``, of at least ``nbytes``."""
         memory = self._memory.get(index)
         if memory is None or memory.size < nbytes:
             self._typed = {key: typed for key, typed in self._typed.items() if key[0] != index}
@@ -157,7 +161,7 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are kept."""
+        """The bytes of all scratch memory."""
         return sum(memory.size for memory in self._memory.values())
 
 
@@ -167,7 +171,7 @@ _WIDEST = 16
 _FLOAT32 = np.dtype(np.float32)
 
 _AT_ONCE = 1 << 20
-"""Bytes that are reduced at a time if the reduction needs scratch memory."""
+"""Bytes to reduce at a time if the reduction needs scratch memory; this bounds that memory."""
 
 
 def reduce_into(
@@ -181,9 +185,11 @@ def reduce_into(
     """``target = postscale * fold(op, [prescale * x for x in contributions])``, element by element, in the given order.
 
     Args:
-        target: result; may be the memory of any one contribution, and of no part of another.
-        contributions: one vector a rank, in rank order, of the target's length and dtype.
-        workspace: scratch of the calling worker thread.
+        target: the result; may be the memory of one of the contributions, but must not overlap one in part.
+        contributions: one vector per rank, in rank order, of the target's length and dtype.
+        op: any reduction but AVERAGE and ADASUM.
+        prescale, postscale: factors as in :func:`scale`; 16-bit floats are multiplied in float32, before they are rounded.
+        workspace: scratch memory of the calling thread.
     """
     fold, half = _FOLD[op], target.dtype in HALVES
     if target.nbytes > _AT_ONCE and (len(contributions) > 2 or prescale != 1.0 or half):
@@ -211,7 +217,7 @@ def reduce_into(
     elif len(contributions) == 2:
         fold(first, contributions[1], out=target)
     else:
-        # The target may be the memory of a later contribution, so it is written only by the last fold.
+        # The target may be the memory of a later contribution, so only the last fold writes it.
         accumulator = workspace.array(0, target.dtype, target.size)
         fold(first, contributions[1], out=accumulator)
         for contribution in contributions[2:-1]:
@@ -232,7 +238,7 @@ def _reduce_half_precision(
         first, second = contributions
         if postscale == 1.0 and _sum(first, second, target):
             return
-        # An abandoned mean has overwritten its target, which may be the memory of a contribution.
+        # A mean that returns False has overwritten its target, so the target must not be the memory of a contribution.
         if postscale == 0.5 and not _overlaps(target, contributions) and _mean(first, second, target):
             return
     accumulator = workspace.array(0, _FLOAT32, target.size)
@@ -252,7 +258,7 @@ def _overlaps(target: Array, contributions: Sequence[Array]) -> bool:
 
 
 def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
-    """The neutral element, which a rank that has joined contributes."""
+    """The neutral element of a reduction. A rank that has joined contributes it."""
     if op == ReduceOp.PRODUCT:
         return 1
     if op == ReduceOp.BAND:
@@ -268,12 +274,13 @@ def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
 
 
 def can_fold(op: ReduceOp, data_type: DataType) -> bool:
-    """Whether ``op`` is defined for this type. Complex numbers have no order, and only sums work part by part."""
+    """Whether ``op`` is defined for this type. Complex numbers have no order, and of them only sums are computed part by part;
+    bitwise reductions need integers or bools."""
     if op in OF_BITS:
         return data_type not in COMPLEX and data_type not in FLOATING
     return data_type not in COMPLEX or op in (ReduceOp.SUM, ReduceOp.AVERAGE)
 
 
 def can_scale(data_type: DataType) -> bool:
-    """Whether pre- and postscale factors other than 1, and so Average, are defined for this type."""
+    """Whether prescale and postscale factors other than 1, and therefore averages, are defined for this type."""
     return data_type is not DataType.BOOL

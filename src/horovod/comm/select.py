@@ -1,9 +1,8 @@
-"""Which engine serves a group of ranks. Pure, except for packages' entry points: takes settings and obstacles, and returns the
-engines to try or the reason why there is none.
+"""Chooses the engine that serves a group of ranks. Pure, except for packages' entry points: takes settings and obstacles, and
+returns the engines to try or the reason why there is none.
 
-A package can bring an engine for host memory: an entry point of the group ``horovod.engines`` whose name is the engine's, and
-which is a subclass of :class:`~horovod.comm.engine.Engine`. Such an engine is never chosen by itself. It is loaded when
-HOROVOD_CPU_OPERATIONS names it.
+A package can bring an engine for host memory: a subclass of :class:`~horovod.comm.engine.Engine` as an entry point of the group
+``horovod.engines``, under the engine's name. An engine of a package is loaded and used only if HOROVOD_CPU_OPERATIONS names it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ ENGINES: Mapping[str, tuple[Engine, ...]] = {
     HOST: (ShmEngine(), HierarchicalEngine(), TcpEngine(), GlooEngine(), MpiEngine(), OneCclEngine()),
     GPU: (NcclEngine(),),
 }
-"""By kind of device, the engines that move its memory, best first. A group of one has an engine of its own, ``single``."""
+"""By kind of device, the engines that move its memory, best first. A group of one rank always has the engine ``single``."""
 
 ENTRY_POINTS = "horovod.engines"
 """The group of entry points under which packages offer engines for host memory."""
@@ -50,8 +49,8 @@ class Support(NamedTuple):
     """One rank's report about engines.
 
     Attributes:
-        forced: the engine that its environment forces, "" for none.
-        obstacles: by engine, the reason why it cannot use it; "" if it can. Only for engines from which it would choose.
+        forced: the engine that the rank's environment forces; "" for none.
+        obstacles: by engine, why the rank cannot use it; "" if it can. Has only the engines from which the rank would choose.
     """
 
     forced: str
@@ -62,7 +61,7 @@ class _Unusable(Engine):
     """An engine of a package that is not installed here, or cannot be loaded."""
 
     def __init__(self, name: str, why: str) -> None:
-        self.name = name  # type: ignore[misc]  # that of a class elsewhere
+        self.name = name  # type: ignore[misc]  # a class attribute elsewhere
         self._why = why
 
     def obstacle(self, group: EngineGroup) -> str:
@@ -73,10 +72,11 @@ class _Unusable(Engine):
 
 
 def engine(name: str, device: str = HOST) -> Engine:
-    """The engine of that name; one that says why it cannot be built, if only another rank's packages offer it.
+    """The engine of that name. If no engine for host memory has it here, an engine whose obstacle says so, since a package
+    may offer the engine on another rank.
 
     Raises:
-        KeyError: there is none for this kind of device.
+        KeyError: there is no such engine for a device.
     """
     found = {each.name: each for each in ENGINES[device]}
     if name in found or device != HOST:
@@ -93,7 +93,7 @@ def _no_such_engine(names: Sequence[str]) -> str:
 
 @functools.cache
 def _outside(name: str) -> Engine | None:
-    """The engine that an installed package offers under this name, None if none does."""
+    """The engine that an installed package offers under this name; None if none does."""
     from importlib.metadata import entry_points  # here, since it imports much and is hardly ever needed
 
     for offered in entry_points(group=ENTRY_POINTS, name=name):
@@ -103,15 +103,15 @@ def _outside(name: str) -> Engine | None:
             return _Unusable(name, f"{offered.value} cannot be loaded: {type(error).__name__}: {error}")
         if isinstance(made, Engine) and made.name == name:
             return made
-        return _Unusable(name, f"{offered.value}, which is to be the engine {name}, is no Engine of that name")
+        return _Unusable(name, f"{offered.value}, the entry point of the engine {name}, is no Engine of that name")
     return None
 
 
 def obstacles(group: EngineGroup, forced: str = "", names: Sequence[str] = (), device: str = HOST) -> dict[str, str]:
     """By engine, why this rank cannot use it for this group; "" if it can.
 
-    Only engines from which this rank would choose are asked, since asking may be expensive: the forced one; else those named;
-    else those that are chosen without being forced.
+    Checks only the engines from which this rank would choose, since a check may be expensive: the forced one; else those in
+    ``names``; else those that may be chosen without being forced.
     """
     return {each.name: each.obstacle(group) for each in _table(forced, names, device)}
 
@@ -123,10 +123,14 @@ def _table(forced: str, names: Sequence[str], device: str) -> list[Engine]:
 
 
 def check(forced: str, variable: str, device: str = HOST) -> None:
-    """Check that the engine that is forced, "" for none, exists.
+    """Check that the forced engine exists.
+
+    Args:
+        forced: the engine's name; "" for none.
+        variable: the environment variable that forces it, for the message.
 
     Raises:
-        EngineError: it does not.
+        EngineError: it does not exist.
     """
     names = [each.name for each in ENGINES[device]]
     if device == GPU:
@@ -138,17 +142,19 @@ def check(forced: str, variable: str, device: str = HOST) -> None:
 def candidates(
     support: Mapping[int, Support], variable: str, names: Sequence[str] = (), device: str = HOST
 ) -> list[str]:
-    """The engines to try for one group of at least two ranks, best first; only one if it is forced.
+    """The engines to try for one group of at least two ranks, best first; a single one if it is forced.
 
-    Every rank calls it with the same arguments, and gets the same answer.
+    Every rank must call it with the same arguments, and gets the same answer.
 
     Args:
-        support: by global rank, in group order.
-        variable: the environment variable's name, for messages.
-        names: the engines to choose from, best first; none: those of the device that are chosen without being forced.
+        support: the ranks' reports, by global rank, in group order.
+        variable: the name of the environment variable that forces an engine, for messages.
+        names: the engines to choose from, best first; empty for those that may be chosen without being forced.
+        device: the kind of device whose memory the engine moves.
 
     Raises:
-        EngineError: the ranks ask for different engines, for one that does not exist, or for one that cannot run here.
+        EngineError: the ranks force different engines, one that does not exist, or one that cannot run here; or no engine can
+            serve the group.
     """
     wishes: dict[str, int] = {}
     for rank, each in support.items():
@@ -173,14 +179,19 @@ def candidates(
 
 
 STAGED = "host"
-"""The value of HOROVOD_GPU_OPERATIONS for staging in host memory. The names of engines for host memory mean the same."""
+"""The value of HOROVOD_GPU_OPERATIONS for staging in host memory. The name of an engine for host memory means the same, and
+forces that engine."""
 
 
 def forced_host_engine(gpu: str, cpu: str, gpu_variable: str, cpu_variable: str) -> str:
-    """The engine that is forced for host memory, by the setting for CPUs or by that for staged tensors of GPUs.
+    """The engine that is forced for host memory, by the setting for CPUs or by the setting for GPUs; "" for none.
+
+    Args:
+        gpu, cpu: the values of the settings.
+        gpu_variable, cpu_variable: the names of their environment variables, for messages.
 
     Raises:
-        EngineError: there is no engine of the name for GPUs, or the two contradict each other.
+        EngineError: ``gpu`` names no engine, or the settings force two different engines for host memory.
     """
     hosts = [each.name for each in ENGINES[HOST]]
     devices = [each.name for each in ENGINES[GPU]]
@@ -194,19 +205,19 @@ def forced_host_engine(gpu: str, cpu: str, gpu_variable: str, cpu_variable: str)
         return cpu
     if cpu and cpu != gpu:
         raise EngineError(
-            f"{gpu_variable}={gpu} stages GPU memory for the engine for host memory, and {cpu_variable}={cpu} "
-            "forces another one for that: set both to one name, or unset one"
+            f"{gpu_variable}={gpu} stages GPU memory in host memory and forces the engine {gpu} there, and "
+            f"{cpu_variable}={cpu} forces another one: set both to one name, or unset one"
         )
     return gpu
 
 
 def device_engine(support: Mapping[int, Support], variable: str) -> tuple[str, str]:
-    """The engine that moves the memory of all ranks' GPUs, and ""; or "" and why tensors are staged in host memory instead.
+    """The engine that moves the memory of all ranks' GPUs, and ""; or "" and the reason why tensors are staged in host memory.
 
-    Every rank calls it with the same arguments, as for :func:`candidates`, and gets the same answer.
+    Every rank must call it with the same arguments, as for :func:`candidates`, and gets the same answer.
 
     Raises:
-        EngineError: one is forced that some rank cannot use; the message says why and what to do.
+        EngineError: some rank cannot use the forced engine; the message says why and what to do.
     """
     wishes = {each.forced for each in support.values() if each.forced}
     for wish in sorted(wishes):
@@ -224,7 +235,7 @@ def device_engine(support: Mapping[int, Support], variable: str) -> tuple[str, s
 
 
 def not_alone() -> str:
-    """Advice if several ranks share a GPU and its engine needs one for each; "" if that does not matter."""
+    """Advice for ranks that share a GPU, if an engine cannot serve them; "" if all engines can."""
     return next((advice for each in ENGINES[GPU] if (advice := each.not_alone())), "")
 
 
@@ -234,7 +245,7 @@ def forced_engine_error(variable: str, name: str, rank: int, obstacle: str) -> E
 
 
 def _is_known(wish: str, obstacles: Mapping[str, str], device: str) -> bool:
-    """Whether a rank has found the forced engine."""
+    """Whether a rank with these obstacles has found the forced engine, in the table or in a package."""
     names = [each.name for each in ENGINES[device]]
     return wish in names or obstacles.get(wish, _no_such_engine(names)) != _no_such_engine(names)
 

@@ -1,4 +1,4 @@
-"""The engine of a group of one rank: copies and scales, so that callers need no special case."""
+"""The engine for a group of one rank: it copies and scales, so that callers need no special case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod.comm.spans import Vectors, arrays_of
 
 
 class SingleCommunicator(Communicator):
-    """Rank 0 of 1. Never waits, so it is never aborted."""
+    """Rank 0 of a group of one. It never waits, so :meth:`abort` does nothing."""
 
     name: ClassVar[str] = "single"
 

@@ -1,8 +1,8 @@
 """Several vectors treated as one, given by their addresses or as arrays.
 
 Making a NumPy array takes as long as copying some kilobytes. So a binding with many tensors passes their addresses: the kernel
-copies small ones in one call, and arrays are made only if something needs them. An engine reads and writes the elements of all
-vectors by one index, so a batch needs no buffer of its size.
+copies small ones in one call, and arrays are made only where code needs them. An engine reads and writes the elements of all
+vectors by one index, so it needs no buffer of the size of a batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 
 VECTORS = max(16, os.sysconf("SC_IOV_MAX"))
-"""How many memory ranges one system call takes."""
+"""The most memory ranges that one system call takes."""
 
 IOVEC_BYTES = 16
 """The size of one memory range as system calls take it: an address and a number of bytes (``struct iovec``)."""
@@ -39,21 +39,22 @@ def address_of(array: Array) -> int:
 
 
 def bytes_at(address: int, length: int) -> Array:
-    """Memory of the host as an array of bytes, which does not keep it alive."""
+    """An array of bytes over ``length`` bytes of host memory at ``address``. It does not keep the memory alive."""
     return np.frombuffer(_memory_at(address, length, _WRITABLE), np.uint8) if length else np.empty(0, np.uint8)
 
 
 HOST = "cpu"
-"""The kind of device whose memory the host's processor reads and writes."""
+"""The kind of device for host memory, which the processor reads and writes."""
 
 
 class Layout(msgspec.Struct, eq=False, gc=False):
-    """The part of spans that does not depend on addresses, and stays the same from step to step.
+    """The part of spans that does not depend on addresses, and stays the same from training step to training step.
 
     Attributes:
-        sizes: in elements; ``ends`` are their running sums.
-        lengths: in bytes.
-        nbytes: of all vectors.
+        dtype: of all elements.
+        sizes: the vectors' sizes in elements; ``ends`` are their running sums.
+        lengths: the vectors' sizes in bytes.
+        nbytes: the bytes of all vectors.
         device: the device of the memory: :data:`HOST`, or a device's name, for example ``cuda:1``.
     """
 
@@ -72,12 +73,13 @@ class Layout(msgspec.Struct, eq=False, gc=False):
 
 
 class Spans(msgspec.Struct, gc=False):
-    """Vectors of one dtype, and their concatenation, addressed by element index. Copies nothing.
+    """Vectors of one dtype, whose concatenation is indexed by element. Copies nothing.
 
     The code that passes addresses keeps their memory alive as long as they are used. :func:`spans_of` makes spans of arrays.
 
     Attributes:
-        addresses: of the vectors; arbitrary for one without elements. Empty if the vectors are given as arrays.
+        layout: the dtype and sizes of the vectors.
+        addresses: the address of each vector; arbitrary for an empty vector. Empty if the vectors are given as arrays.
     """
 
     layout: Layout
@@ -111,10 +113,10 @@ class Spans(msgspec.Struct, gc=False):
         return self.arrays()[index]
 
     def arrays(self) -> Sequence[Array]:
-        """One-dimensional arrays of the same memory. Arrays that are made from addresses do not keep it alive.
+        """The vectors as one-dimensional arrays. Arrays that are made from addresses do not keep the memory alive.
 
         Raises:
-            ValueError: it is the memory of a device.
+            ValueError: the vectors are in the memory of a device.
         """
         if self._arrays is None:
             if self.layout.device != HOST:
@@ -146,7 +148,8 @@ class Spans(msgspec.Struct, gc=False):
         return np.frombuffer(memory, self.layout.dtype)
 
     def iovecs(self, start: int, stop: int) -> Array:
-        """The memory of elements ``[start, stop)``: rows of an address and a number of bytes (``iovec``)."""
+        """The memory of elements ``[start, stop)``, as an array of shape [ranges, 2]: each row is an address and a number of
+        bytes (``iovec``)."""
         layout = self.layout
         if start >= stop:
             return np.empty((0, 2), np.uintp)
@@ -182,7 +185,7 @@ class Spans(msgspec.Struct, gc=False):
         return found
 
     def read(self, start: int, stop: int, target: Array) -> None:
-        """Copy elements ``[start, stop)`` into ``target``, which has that length ("pack")."""
+        """Copy elements ``[start, stop)`` into ``target``, which has ``stop - start`` elements ("pack")."""
         runs = self.runs(start, stop)
         if len(runs) == 1:
             np.copyto(target, runs[0])
@@ -190,7 +193,8 @@ class Spans(msgspec.Struct, gc=False):
             np.concatenate(runs, out=target)
 
     def write(self, start: int, stop: int, source: Array, factor: float = 1.0) -> None:
-        """Copy ``source`` over elements ``[start, stop)`` ("unpack"); floating types can be scaled at the same time."""
+        """Copy ``source`` over elements ``[start, stop)`` ("unpack"), multiplied by ``factor``, which only floating types
+        support."""
         position = 0
         scalar = source.dtype.type(factor)
         for run in self.runs(start, stop):
@@ -202,7 +206,7 @@ class Spans(msgspec.Struct, gc=False):
             position += run.size
 
     def whole(self, start: int, stop: int) -> Array | None:
-        """Elements ``[start, stop)`` as one view if they are in one vector, else None."""
+        """Elements ``[start, stop)`` as one view if they are all in one vector, else None."""
         runs = self.runs(start, stop)
         return runs[0] if len(runs) == 1 else None
 
@@ -216,7 +220,9 @@ class Spans(msgspec.Struct, gc=False):
         postscale: float,
         workspace: Workspace,
     ) -> None:
-        """Write the reduction of ``contributions``, vectors of that length, over elements ``[start, stop)``."""
+        """Write the reduction of ``contributions``, vectors of ``stop - start`` elements, over elements ``[start, stop)``.
+
+        The other arguments are those of :func:`~horovod.comm.reduction.reduce_into`."""
         whole = self.whole(start, stop)
         if whole is not None:
             reduce_into(whole, contributions, op, prescale, postscale, workspace)
@@ -227,8 +233,8 @@ class Spans(msgspec.Struct, gc=False):
 
 
 Vectors = Sequence[Array] | Spans
-"""One-dimensional arrays of one dtype, or their spans. Vectors of several dtypes are a list of arrays; in the memory of a
-device, a list of spans of one vector each, which :func:`joined` and :func:`vector_of` make and take."""
+"""One-dimensional arrays of one dtype, or spans. Vectors of several dtypes are a list of arrays. In the memory of a device they
+are a list of spans of one vector each, which :func:`joined` makes and :func:`vector_of` takes."""
 
 
 def host_vector(dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors:
@@ -237,7 +243,7 @@ def host_vector(dtype: np.dtype[Any], length: int, value: Any = None) -> Vectors
 
 
 def vector_of(vectors: Vectors, index: int) -> Vectors:
-    """One of the vectors."""
+    """The vector of this index, as vectors that hold only it."""
     if isinstance(vectors, Spans):
         layout = vectors.layout
         return Spans(layout_of(layout.dtype, (layout.sizes[index],), layout.device), [vectors.addresses[index]])
@@ -246,7 +252,7 @@ def vector_of(vectors: Vectors, index: int) -> Vectors:
 
 
 def dtype_of(vectors: Vectors) -> np.dtype[Any]:
-    """The dtype of vectors, of which there is at least one."""
+    """The dtype of the first vector; there must be at least one."""
     return vectors.layout.dtype if isinstance(vectors, Spans) else vectors[0].dtype
 
 
@@ -256,7 +262,7 @@ def arrays_of(vectors: Vectors) -> Sequence[Array]:
 
 
 def size_in_bytes(vectors: Vectors) -> int:
-    """Bytes of all vectors, which may be arrays of several dtypes."""
+    """The bytes of all vectors, which may have several dtypes."""
     if isinstance(vectors, Spans):
         return vectors.layout.nbytes
     return sum([vector.nbytes for vector in vectors])
@@ -264,7 +270,7 @@ def size_in_bytes(vectors: Vectors) -> int:
 
 @lru_cache(maxsize=1024)
 def layout_of(dtype: np.dtype[Any], sizes: tuple[int, ...], device: str = HOST) -> Layout:
-    """The layout of vectors of these sizes, the same object each time."""
+    """The layout of vectors of these sizes (in elements). The same arguments get the same object."""
     return Layout.of(dtype, sizes, device)
 
 
@@ -278,20 +284,20 @@ def spans_of(vectors: Vectors) -> Spans:
 
 
 def source_and_target(inputs: Vectors, outputs: Vectors) -> tuple[Spans, Spans]:
-    """Both sides of a reduction; the same object if it is in place."""
+    """The spans of both sides of a reduction; the same object twice if the reduction is in place."""
     source = spans_of(inputs)
     return source, source if outputs is inputs else spans_of(outputs)
 
 
 @lru_cache(maxsize=64)
 def _joined_layout(layouts: tuple[Layout, ...]) -> Layout:
-    """Cached, because every training step has the same batches."""
+    """The layout of all vectors together; cached, because every training step has the same batches."""
     first = layouts[0]
     return Layout.of(first.dtype, [size for layout in layouts for size in layout.sizes], first.device)
 
 
 def joined(parts: Sequence[Vectors]) -> Vectors:
-    """The vectors of all parts, as spans if all of them are, of one dtype."""
+    """The vectors of all parts together: as spans if all parts are spans of one dtype and device, else as a list."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -309,7 +315,7 @@ def joined(parts: Sequence[Vectors]) -> Vectors:
 
 
 def _each(vectors: Vectors) -> Sequence[Any]:
-    """The vectors one by one: arrays, or in the memory of a device spans of one vector each."""
+    """The vectors one by one: as arrays, or as spans of one vector each if they are in the memory of a device."""
     if isinstance(vectors, Spans) and vectors.layout.device != HOST:
         return [vector_of(vectors, index) for index in range(len(vectors))]
     return arrays_of(vectors)

@@ -1,4 +1,4 @@
-"""Several engines for one group of ranks. One of them moves the data; all ranks switch it at the same collective."""
+"""Several engines for one group of ranks. One of them moves the data; all ranks switch between the same two collectives."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from horovod.comm.tuned import TunedSettings
 
 
 class SwitchingCommunicator(ForwardingCommunicator):
-    """Owns the engines. An abort ends all of them, since a failure of the job ends all.
+    """Forwards every collective to one of several engines. An abort interrupts all of them, since a failure ends the whole job.
 
     Args:
-        engines: at least one; the first is the present one.
+        engines: at least one; the first is used until :meth:`tune` switches. This object owns them from now on.
     """
 
     def __init__(self, engines: Sequence[Communicator]) -> None:
@@ -28,7 +28,7 @@ class SwitchingCommunicator(ForwardingCommunicator):
 
     def _use(self, engine: Communicator) -> None:
         self.target = engine
-        self.name = engine.name  # type: ignore[misc]  # that of a class elsewhere
+        self.name = engine.name  # type: ignore[misc]  # a class attribute elsewhere
         self.any_thread = engine.any_thread
 
     def tune(self, settings: TunedSettings) -> None:

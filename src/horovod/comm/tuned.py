@@ -6,14 +6,15 @@ import msgspec
 
 
 class TunedSettings(msgspec.Struct, frozen=True, array_like=True):
-    """One point of what autotuning searches (:mod:`horovod.autotune`).
+    """One point of the space that autotuning searches (:mod:`horovod.autotune`).
 
     Attributes:
-        fusion_threshold: the size of a batch in bytes; 0 turns fusion off.
-        bucket_bytes: bytes of gradients that an optimizer submits at a time; 0: the optimizer decides.
-        engine: the engine for host memory; "": the one that was chosen in ``init()``.
-        shm_direct: whether the ranks of a host read one another's memory: "auto", "always" or "never".
-        hierarchical_allreduce, hierarchical_allgather: whether the hierarchical engine takes three steps for it.
+        fusion_threshold: bytes up to which tensors are fused into one batch; 0 turns fusion off.
+        bucket_bytes: bytes of gradients that an optimizer submits at a time; 0 if the optimizer decides.
+        engine: the engine for host memory; "" for the one that was chosen in ``init()``.
+        shm_direct: whether the ranks of a host read one another's memory: "auto" (if that is faster), "always" or "never".
+        hierarchical_allreduce, hierarchical_allgather: whether the hierarchical engine carries out the operation in three
+            steps.
     """
 
     fusion_threshold: int

@@ -8,7 +8,7 @@ from horovod.comm.engine import EngineGroup
 from horovod.comm.select import ENGINES, EngineError, Support, candidates, obstacles
 from horovod.comm.spans import HOST
 
-NONE: dict[str, str] = {"shm": "", "hierarchical": "all its ranks are on one host", "tcp": ""}
+NONE: dict[str, str] = {"shm": "", "hierarchical": "all ranks of the group are on one host", "tcp": ""}
 
 
 def _support(forced: list[str], found: list[dict[str, str]]) -> dict[int, Support]:

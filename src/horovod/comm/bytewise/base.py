@@ -10,29 +10,38 @@ from horovod.comm.datatypes import Array
 
 
 class ByteCollectives(ABC):
-    """Collectives of one group on arrays of bytes (``uint8``). Nothing else may access the arrays until :meth:`wait` has
-    returned. All ranks start the collectives in the same order. Each returns a value for :meth:`wait`, which is called in the
-    same order. Lengths are far below what a 32-bit count holds. The arrays may be a script's tensors: after :meth:`wait` has
-    failed, the library must not access them any more. A library that cannot guarantee that works on copies.
+    """Collectives of one group on one-dimensional arrays of bytes (``uint8``).
+
+    All ranks start the same collectives in the same order. Each of them returns a value for :meth:`wait`, which the caller
+    passes to it in the same order. The caller does not access the arrays until :meth:`wait` has returned. Lengths are far below
+    the limit of a 32-bit count.
+
+    The arrays may be a script's tensors: after :meth:`wait` has failed, the library must not access them any more. A library
+    that cannot guarantee that works on copies.
     """
 
     @abstractmethod
     def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> Any:
-        """Send ``sends[r]`` to each other rank r, and receive ``receives[r]`` from it. This rank's own two are left alone.
+        """Start to send ``sends[r]`` to each other rank r, and to receive ``receives[r]`` from it. Ignores this rank's own two.
 
-        No length on any rank is above ``longest``, which is the same on all ranks."""
+        No array on any rank is longer than ``longest``, which is the same on all ranks."""
 
     @abstractmethod
     def gather(self, own: Array, receives: Sequence[Array], longest: int) -> Any:
-        """Send ``own`` to every other rank, and receive ``receives[r]`` from rank r."""
+        """Start to send ``own`` to every other rank, and to receive ``receives[r]`` from each other rank r.
+
+        No array on any rank is longer than ``longest``, which is the same on all ranks."""
 
     @abstractmethod
     def broadcast(self, data: Array, root: int) -> Any:
-        """Copy ``data`` of ``root`` over that of all others."""
+        """Start to copy ``data`` of rank ``root`` into ``data`` of all other ranks, where it has the same length."""
 
     @abstractmethod
     def wait(self, started: Any) -> None:
         """Return when a collective is complete.
+
+        Args:
+            started: the value that the collective has returned.
 
         Raises:
             PeerFailure: it cannot complete.
@@ -41,10 +50,10 @@ class ByteCollectives(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """End the present wait and every later one with ``Aborted``. From any thread, any number of times."""
+        """End the present wait and every later one with ``Aborted``. Any thread may call it, any number of times."""
 
     def may_still_write(self) -> bool:
-        """As of :meth:`horovod.comm.base.Communicator.may_still_write`."""
+        """As :meth:`horovod.comm.base.Communicator.may_still_write`."""
         return False
 
     def descriptors(self) -> list[int]:
@@ -53,4 +62,4 @@ class ByteCollectives(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. Called once, when no collective is waited for."""
+        """Release connections, threads and memory. Called once, when no thread waits for a collective."""

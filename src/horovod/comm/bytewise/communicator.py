@@ -1,14 +1,14 @@
 """Every collective of the contract over a library of collectives on bytes: what ``gloo`` and ``ccl`` have in common.
 
 The library moves bytes, and Horovod reduces. So all data types work, 16-bit floats accumulate in 32 bits, every element is
-reduced in rank order, and results have the same bits as with Horovod's own engines. An allreduce of a piece is
+reduced in rank order, and results have the same bits as with Horovod's own engines. An allreduce of a piece has three steps,
 
     exchange    each rank gets all ranks' contributions to its share of the piece
-    reduce      in rank order
-    gather      of the shares
+    reduce      each rank reduces its share in rank order
+    gather      all ranks get all shares
 
-which moves as many bytes as a ring does. The next piece travels while one is reduced. Memory is bounded by pieces: ranges that
-are contiguous in the caller's vectors are passed in place, others are copied through staging memory.
+which together move as many bytes as a ring allreduce. The next piece travels while one is reduced. The size of pieces bounds
+the memory: ranges that are contiguous in the caller's vectors are passed in place, others are copied through staging memory.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spans_of
 
 PIECE_BYTES = 8 << 20
-"""Bytes of a batch that one rank contributes to a reduction at a time: the next piece is under way while one is reduced."""
+"""Bytes of a batch that one rank contributes to a reduction at a time: the next piece travels while one is reduced."""
 MOVED_PIECES = 4
 """Pieces are this many times larger if nothing is reduced. Between 2 ranks of one host, a broadcast of 64 MB by Gloo takes a
-fifth longer in pieces of 8 MB than in one, and no longer in pieces of 32 MB."""
+fifth longer in pieces of 8 MB than in one piece, and the same time in pieces of 32 MB."""
 
 DIRECT_BYTES = 1 << 20
-"""The largest reduction of which every rank gets all contributions: one collective instead of two."""
+"""The largest allreduce in which every rank gets the whole vectors of all ranks: one collective instead of two."""
 DIRECT_EXCESS_BYTES = 32 << 10
-"""The most bytes that each rank may send beyond those of two collectives; sending more costs more than it saves."""
+"""The most bytes that a rank may send in such an allreduce beyond those of two collectives; sending more costs more time
+than one collective saves."""
 
 
 def _bytes(arrays: Sequence[Array]) -> list[Array]:
@@ -42,7 +43,12 @@ def _bytes(arrays: Sequence[Array]) -> list[Array]:
 
 
 class _Receipt(NamedTuple):
-    """A running transfer: what to wait for, and where its result goes."""
+    """A running transfer.
+
+    Attributes:
+        started: the library's value to wait for.
+        unpack: the ranges to write from staging memory afterwards.
+    """
 
     started: Any
     unpack: Sequence[tuple[Range, Array]] = ()
@@ -52,8 +58,9 @@ class BytewiseCommunicator(Communicator):
     """One rank of a group.
 
     Args:
+        rank, size: this rank's index in the group, and the size of the group.
         collectives: of the same group. This object owns them from now on.
-        piece_bytes: the same on all ranks.
+        piece_bytes: bytes that a rank contributes to a reduction at a time; the same on all ranks.
     """
 
     def __init__(self, rank: int, size: int, collectives: ByteCollectives, piece_bytes: int = PIECE_BYTES) -> None:
@@ -65,7 +72,7 @@ class BytewiseCommunicator(Communicator):
         self._memory: dict[str, Array] = {}
 
     def _stage(self, use: str, dtype: np.dtype[Any], length: int) -> Array:
-        """Staging memory for one use at a time, kept for the next."""
+        """A vector of staging memory. The next call with the same ``use`` gets the same memory."""
         nbytes = length * dtype.itemsize
         memory = self._memory.get(use)
         if memory is None or memory.size < nbytes:
@@ -73,7 +80,7 @@ class BytewiseCommunicator(Communicator):
         return memory[:nbytes].view(dtype)
 
     def _arrays(self, use: str, dtype: np.dtype[Any], ranges: Sequence[Range]) -> tuple[list[Array], list[int]]:
-        """Each range as one array, in place if it is contiguous, else in staging memory; and the indices of the latter."""
+        """Each range as one array, in place if it is contiguous, else in staging memory; and the indices of the staged ones."""
         found = [each.whole() for each in ranges]
         apart = [index for index, array in enumerate(found) if array is None]
         memory = self._stage(use, dtype, sum(ranges[index].length for index in apart))
@@ -81,14 +88,16 @@ class BytewiseCommunicator(Communicator):
         return [next(staged) if array is None else array for array in found], apart
 
     def _sources(self, use: str, dtype: np.dtype[Any], ranges: Sequence[Range]) -> list[Array]:
-        """Their contents."""
+        """The contents of each range as one array, in place if it is contiguous, else copied to staging memory."""
         arrays, apart = self._arrays(use, dtype, ranges)
         for index in apart:
             ranges[index].read(arrays[index])
         return arrays
 
     def _gather(self, use: str, own: Array, ranges: Sequence[Range]) -> _Receipt:
-        """Start sending ``own`` to every other rank, and receiving theirs, by rank. This rank's own range is not written."""
+        """Start to send ``own`` to every other rank, and to receive theirs into ``ranges``, which are by rank.
+
+        This rank's own range is not written."""
         longest = max(each.length for each in ranges)
         others = [each if rank != self.rank else each._replace(stop=each.start) for rank, each in enumerate(ranges)]
         arrays, apart = self._arrays(use, own.dtype, others)
@@ -101,7 +110,11 @@ class BytewiseCommunicator(Communicator):
             target.write(array)
 
     def _contributions(self, use: str, dtype: np.dtype[Any], ranges: Sequence[Range]) -> _Contributions:
-        """Start sending each rank its range, and receiving the other ranks' contributions to this rank's range."""
+        """Start to send each rank its range, and to receive the other ranks' contributions to this rank's range.
+
+        Args:
+            ranges: by rank, the elements that this rank contributes to the part that the rank owns.
+        """
         longest = max(each.length for each in ranges)
         sends = self._sources(f"{use} sent", dtype, ranges)
         own = sends[self.rank]
@@ -134,7 +147,7 @@ class BytewiseCommunicator(Communicator):
         pieces = -(-length // step)
 
         def bounds(index: int) -> list[int]:
-            """The boundaries of the shares of a piece."""
+            """The first elements of the ranks' shares of a piece, and the piece's end."""
             start = index * step
             each = -(-min(step, length - start) // self.size)
             return [min(start + rank * each, start + step, length) for rank in range(self.size + 1)]
@@ -260,14 +273,19 @@ class BytewiseCommunicator(Communicator):
 
 
 class _Contributions(NamedTuple):
-    """All ranks' contributions to this rank's range, after waiting for them."""
+    """All ranks' contributions to this rank's range, by rank: ``arrays`` hold them after waiting for ``started``."""
 
     started: Any
     arrays: Sequence[Array]
 
 
 def _in_turns(count: int, start: Callable[[int], Any], finish: Callable[[int, Any], None]) -> None:
-    """Carry out steps in a pipeline: each runs while the one before is finished."""
+    """Carry out ``count`` steps as a pipeline: step i + 1 is started before step i is finished.
+
+    Args:
+        start: starts the step of an index.
+        finish: takes the index and the result of ``start``, and finishes that step.
+    """
     pending = start(0) if count else None
     for index in range(count):
         following = start(index + 1) if index + 1 < count else None

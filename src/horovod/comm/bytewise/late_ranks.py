@@ -1,8 +1,8 @@
-"""Finds the rank that a collective waits for, if the library that carries it out cannot tell.
+"""Finds the rank for which a collective waits, if the library that carries out the collective does not report it.
 
-The ranks keep connections to each other. A rank that has waited for a while sends the number of its collective to all others,
-once. So the waiting ranks know of each other, and a rank that has sent nothing is the late one. A rank whose process has ended
-is known by its closed connection. No answers are needed, and nothing is sent while no rank is late.
+The ranks keep connections to each other. A rank that has waited for a while sends the number of its collective to all other
+ranks, once. So each waiting rank knows which others wait, too, and a rank that has sent nothing is the late one. A closed
+connection shows that the process of a rank has ended. Ranks do not answer, and send nothing while no rank is late.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ _NOTE = struct.Struct("<Q")
 
 
 class LateRanks:
-    """Watches one rank's connections to the others, by rank, and owns them."""
+    """Watches one rank's connections to the others.
+
+    Args:
+        sockets: a connection with every other rank, by index. This object owns them from now on.
+    """
 
     def __init__(self, sockets: Mapping[int, socket.socket]) -> None:
         self._sockets = dict(sockets)
@@ -34,7 +38,7 @@ class LateRanks:
         self._told = number
         for peer, connection in self._sockets.items():
             try:
-                connection.send(_NOTE.pack(number))  # eight bytes, of which the kernel takes all or none
+                connection.send(_NOTE.pack(number))  # the kernel takes all eight bytes or none
             except BlockingIOError:
                 pass
             except OSError:
@@ -46,12 +50,12 @@ class LateRanks:
         return sorted(self._gone)
 
     def missing(self, number: int) -> int:
-        """The rank that collective ``number`` waits for: one that is gone, else one that is not waiting in it, else any."""
+        """The rank for which collective ``number`` waits: one that is gone, else one that does not wait in it, else any."""
         gone = self.gone()
         return next(iter(gone + [peer for peer in self._sockets if self._heard[peer] < number] + list(self._sockets)))
 
     def _listen(self, seconds: float) -> None:
-        """Read everything that has arrived."""
+        """Wait up to ``seconds`` for data or a closed connection, and read what has arrived."""
         poll = select.poll()
         by_descriptor = {self._sockets[peer].fileno(): peer for peer in self._sockets if peer not in self._gone}
         for descriptor in by_descriptor:
@@ -73,14 +77,14 @@ class LateRanks:
                 self._heard[peer] = max(number for (number,) in _NOTE.iter_unpack(data[:whole]))
 
     def descriptors(self) -> list[int]:
-        """The descriptors that a forked child must close."""
+        """Open file descriptors, which a forked child must close."""
         return [connection.fileno() for connection in self._sockets.values()]
 
     def close(self) -> None:
         """Close the connections. The other ranks see it at once."""
         for connection in self._sockets.values():
             try:
-                connection.shutdown(socket.SHUT_RDWR)  # also where a forked child still holds a copy
+                connection.shutdown(socket.SHUT_RDWR)  # peers see this even if a forked child still holds a copy
             except OSError:
-                pass  # the peer was faster
+                pass  # the peer has closed the connection first
             connection.close()

@@ -1,7 +1,7 @@
-"""Collectives on bytes by oneCCL. Its calls block and cannot be interrupted, so a thread of the group makes them.
+"""Collectives on bytes by oneCCL. Its calls block and cannot be interrupted, so a separate thread of each group makes them.
 
-After an abort that thread may stay in a call forever; it uses no tensor of the script. oneCCL does not say which rank a call
-waits for; see :mod:`horovod.comm.bytewise.late_ranks`.
+After an abort that thread may stay in a call forever; the call uses no tensor of the script. oneCCL does not say which rank a
+call waits for; :mod:`horovod.comm.bytewise.late_ranks` finds that rank.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from horovod.comm.engine import EngineError
 from horovod.comm.spans import address_of
 
 _SLICE = 0.02
-"""Seconds between checks of a wait for an abort or a lost rank."""
+"""Seconds between two checks of a wait for an abort or a lost rank."""
 
 
 _LEAVING_SECONDS = 1.0
-"""How long a collective may go on after a rank has closed its connection."""
+"""How long a collective may continue after a rank has closed its connection."""
 
 
 class Calls(Protocol):
-    """The part of :class:`horovod.comm.ccl.library.Library` that is used here."""
+    """The methods of :class:`horovod.comm.ccl.library.Library` that this module uses."""
 
     def communicator(self, size: int, unique_id: bytes, rank: int) -> Any: ...
     def allgather(self, communicator: Any, source: int, target: int, count: int) -> None: ...
@@ -42,7 +42,16 @@ class Calls(Protocol):
 
 
 class _QueuedCall:
-    """A call that the thread makes, or will make; ``held`` is the memory that it uses, until it returns."""
+    """A call that the thread makes.
+
+    Attributes:
+        number: counts the calls of this group, the same on all ranks.
+        call: makes it.
+        held: the memory that the call uses, kept alive until it returns.
+        over: set when the call has returned.
+        error: the exception of the call.
+        finish: copies the result to its arrays after the call.
+    """
 
     def __init__(self, number: int, call: Callable[[], None], held: Sequence[Array] = ()) -> None:
         self.number = number
@@ -54,12 +63,15 @@ class _QueuedCall:
 
 
 class OneCclCollectives(ByteCollectives):
-    """One rank of a group. Every rank makes its own at the same time.
+    """One rank of a group. All ranks must construct it together.
 
     Args:
         library: makes the calls.
-        unique_id: the same on all ranks.
-        sockets: a connection with every other rank. Owned from now on.
+        unique_id: made by one rank, and the same on all.
+        rank, size: this rank's index in the group, and the size of the group.
+        sockets: a connection with every other rank, by index; this object owns them from now on.
+        stall_timeout: how long a collective may wait for a peer.
+        on_stall: called when a collective has waited for a peer for ``stall_timeout``.
         deadline: ``time.monotonic`` by which all ranks must have connected.
 
     Raises:
@@ -99,7 +111,7 @@ class OneCclCollectives(ByteCollectives):
         connecting.over.wait(max(0.1, deadline - time.monotonic()))
         if connecting.error is not None or not connecting.over.is_set():
             self.close()
-            raise EngineError(f"oneCCL cannot connect its ranks: {connecting.error or 'not all came in time'}")
+            raise EngineError(f"oneCCL cannot connect its ranks: {connecting.error or 'not all called it in time'}")
 
     def _run(self) -> None:
         while (started := self._queue.get()) is not None:
@@ -116,7 +128,7 @@ class OneCclCollectives(ByteCollectives):
         return self._latest
 
     def _rows(self, count: int, longest: int) -> Array:
-        """Memory of this module, which oneCCL may use forever after an abort."""
+        """Memory of shape [count, longest] that belongs to this module, since oneCCL may use it forever after an abort."""
         memory = next((each for each in self._free if each.size >= count * longest), None)
         if memory is None:
             memory = np.empty(count * longest, np.uint8)
@@ -142,7 +154,7 @@ class OneCclCollectives(ByteCollectives):
         return started
 
     def exchange(self, sends: Sequence[Array], receives: Sequence[Array], longest: int) -> _QueuedCall:
-        # oneCCL supports equal counts only, so pad.
+        # oneCCL supports equal counts only, so each row is padded to the longest.
         outgoing, incoming = self._rows(self._size, longest), self._rows(self._size, longest)
         for rank, (row, part) in enumerate(zip(outgoing, sends, strict=True)):
             if rank != self._rank:
@@ -203,7 +215,7 @@ class OneCclCollectives(ByteCollectives):
         started.finish()
 
     def abort(self) -> None:
-        self._aborted = True  # a wait looks every few milliseconds
+        self._aborted = True  # a wait checks this between its slices
 
     def descriptors(self) -> list[int]:
         return self._late_ranks.descriptors()
@@ -211,7 +223,7 @@ class OneCclCollectives(ByteCollectives):
     def close(self) -> None:
         idle = self._latest is None or self._latest.over.is_set()
         if idle and self._communicator is not None and not self._aborted:
-            # Not after an abort: it waits for the other ranks.
+            # Not after an abort, since destroying the communicator waits for the other ranks.
             self._start(lambda: self._library.destroy(self._communicator))
         self._queue.put(None)
         if idle:

@@ -1,4 +1,4 @@
-"""How oneCCL is chosen and built: only if it is forced."""
+"""Chooses and builds the engine ``ccl``: only if it is forced."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OneCclEngine(Engine):
 
     def obstacle(self, group: EngineGroup) -> str:
         if path() is None:
-            return f"oneCCL ({NAME}) is not installed: pip install oneccl, or set CCL_ROOT to the folder of your own"
+            return f"oneCCL ({NAME}) is not installed: pip install oneccl, or set CCL_ROOT to the folder of an installation"
         try:
             _library()
         except (OSError, AttributeError, OneCclError) as error:

@@ -1,6 +1,6 @@
-"""oneCCL's C interface through ctypes: what is used of it, each function under its prototype.
+"""The functions of oneCCL's C interface that Horovod uses, called through ctypes; a comment above each has its prototype.
 
-Bytes only: Horovod reduces itself. All calls block until the collective is over.
+They only move bytes: Horovod reduces itself. All calls block until the collective is over.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _UINT8 = 1  # onecclUint8 of onecclDataType_t
 
 NAME = "libccl.so.2"
 COMPANIONS = ("libfabric.so.1", "libccl_legacy_cpu.so")
-"""The libraries that libccl loads by bare names. They must be loaded first if they are not on the loader's path."""
+"""The libraries that libccl loads by name alone. They must be loaded beforehand if they are not on the loader's path."""
 
 _MISSING = re.compile(r"(lib[\w.+-]+): cannot open shared object file")
 
 
 def _load(folder: Path, name: str) -> ctypes.CDLL:
-    """Load a library of a folder, after those of the same folder that it needs and the loader does not find."""
+    """Load a library of a folder, after the libraries of the same folder that it needs and that the loader does not find."""
     loaded = {name}
     while True:
         try:
@@ -45,13 +45,18 @@ class OneCclError(RuntimeError):
 
 
 def path() -> Path | None:
-    """The library's path: in ``$CCL_ROOT/lib``, or where the wheel ``oneccl`` puts it; None if it is in neither."""
+    """The library's path: in ``$CCL_ROOT/lib``, or where the wheel ``oneccl`` installs it; None if it is in neither folder."""
     roots = [os.environ.get("CCL_ROOT", ""), sys.prefix]
     return next((found for root in roots if root and (found := Path(root) / "lib" / NAME).exists()), None)
 
 
 class Library:
-    """The loaded library."""
+    """The loaded library.
+
+    Raises:
+        OneCclError: the library is not installed.
+        OSError, AttributeError: it cannot be loaded, or lacks a function.
+    """
 
     def __init__(self) -> None:
         found = path()
@@ -86,28 +91,28 @@ class Library:
             raise OneCclError(f"oneCCL: {text.decode(errors='replace')} ({status})")
 
     def unique_id(self) -> bytes:
-        """The unique id that all ranks of a new communicator need."""
+        """A new unique id, which all ranks of one communicator need."""
         made = _UniqueId()
         self._check(self._library.onecclGetUniqueId(ctypes.byref(made)))
         return bytes(made)
 
     def communicator(self, size: int, unique_id: bytes, rank: int) -> Any:
-        """A new communicator; all ranks call it at the same time."""
+        """A new communicator. All ranks must call this; it blocks until they have."""
         made = ctypes.c_void_p()
         identity = _UniqueId.from_buffer_copy(unique_id)
         self._check(self._library.onecclCommInitRank(ctypes.byref(made), size, identity, rank))
         return made
 
     def allgather(self, communicator: Any, source: int, target: int, count: int) -> None:
-        """``count`` bytes of each rank; source and target are addresses."""
+        """Gather ``count`` bytes of each rank: from address ``source`` to address ``target``, in rank order."""
         self._check(self._library.onecclAllGather(source, target, count, _UINT8, communicator, None))
 
     def alltoall(self, communicator: Any, source: int, target: int, count: int) -> None:
-        """``count`` bytes from each rank to each."""
+        """Send ``count`` bytes from each rank to each: from address ``source`` to address ``target``, both in rank order."""
         self._check(self._library.onecclAllToAll(source, target, count, _UINT8, communicator, None))
 
     def broadcast(self, communicator: Any, data: int, count: int, root: int) -> None:
-        """``count`` bytes, in place."""
+        """Send ``count`` bytes of rank ``root`` to all others, from address ``data`` to the address ``data`` of each."""
         self._check(self._library.onecclBroadcast(data, data, count, _UINT8, root, communicator, None))
 
     def destroy(self, communicator: Any) -> None:

@@ -1,1 +1,1 @@
-"""CUDA's streams, events and memory, for frameworks that show none of their own in Python."""
+"""CUDA's streams, events and memory, for frameworks that expose none of their own in Python."""

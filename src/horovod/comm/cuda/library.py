@@ -1,10 +1,11 @@
 """CUDA's driver library, called through ctypes.
 
-TensorFlow and JAX have no streams and events in Python, so these come from here. This is the driver's library, and not
-the runtime's (libcudart): every host with a GPU has it, under one name; it does not leave a thread's errors where the framework
-takes them for its own; and a thread can work on one device and go back without a context being made on device 0, where the
-runtime's ``cudaSetDevice`` makes one. The contexts are the devices' primary ones, which the frameworks and NCCL use as well.
-Each function's C prototype stands beside its types. HIP has no such library, so on ROCm these frameworks use host memory.
+TensorFlow and JAX expose no streams and events in Python, so this module provides them. It uses the driver's library, and
+not the runtime's (libcudart), for three reasons. Every host with a GPU has the driver's library, under one name. Its errors
+do not become the thread's last error, which the framework would take for its own. A thread can work on one device and return
+to its former device without making a context on device 0, which the runtime's ``cudaSetDevice`` would make. The contexts are
+the devices' primary ones, which the frameworks and NCCL use as well. A comment above each function's types has its C
+prototype. HIP has no such library, so on ROCm these frameworks use host memory.
 """
 
 from __future__ import annotations
@@ -91,19 +92,20 @@ _KEEP_INTERPRETER_LOCK = frozenset(
         "cuEventQuery",
     }
 )
-"""Calls that only query or record. They keep the interpreter lock, since releasing it costs more than such a call if another
-Python thread computes. Calls that queue work on a stream release it: they wait if the device has much queued."""
+"""Calls that only query or set a state of the thread. They keep the interpreter lock: if another Python thread computes,
+releasing the lock costs more than the call. Calls that queue work on a stream release the lock: they wait if the device's
+queue is full."""
 
 
 class CudaError(DeviceFailure):
-    """A call of CUDA failed."""
+    """A call of CUDA has failed."""
 
 
 class Cuda:
     """The loaded library.
 
     Args:
-        functions: has the C functions as attributes: a :class:`ctypes.CDLL` with their types set, or a stand-in.
+        functions: an object with the C functions as attributes, their types set; or a stand-in.
     """
 
     def __init__(self, functions: Any) -> None:
@@ -111,11 +113,11 @@ class Cuda:
 
     @classmethod
     def load(cls, path: str) -> Cuda:
-        """Load a file, and check that it has everything.
+        """Load the library from a file, check that it has all functions, and initialise it.
 
         Raises:
-            OSError: it cannot be loaded, or is too old; the message says what to do.
-            CudaError: there is no device that it can use.
+            OSError: the file cannot be loaded, or is too old; the message says which version is needed.
+            CudaError: there is no device that the library can use.
         """
         releasing, keeping = ctypes.CDLL(path), ctypes.PyDLL(path)
         functions = SimpleNamespace()
@@ -131,7 +133,7 @@ class Cuda:
         return cuda
 
     def call(self, name: str, *arguments: Any) -> None:
-        """One call. Raises CudaError, with CUDA's message, unless it succeeds."""
+        """Make one call. Raises CudaError, with CUDA's message, unless it succeeds."""
         result = getattr(self.functions, name)(*arguments)
         if result != SUCCESS:
             message = ctypes.c_char_p()
@@ -141,9 +143,9 @@ class Cuda:
 
     @contextmanager
     def beside_captures(self) -> Iterator[None]:
-        """A context in which calls are allowed, and do not invalidate a capture, while any thread captures a graph.
+        """A block in which this thread's calls are allowed, and invalidate no capture, while any thread captures a graph.
 
-        A capture in CUDA's default mode forbids all threads to ask for events or to allocate memory.
+        While a thread captures in CUDA's default mode, no other thread may query events or allocate memory.
         """
         mode = ctypes.c_int(RELAXED)
         self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
@@ -153,7 +155,7 @@ class Cuda:
             self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
     def reached(self, event: int) -> bool:
-        """Whether all work before an event is done. Work that failed raises CudaError."""
+        """Whether all work before an event is done. Raises CudaError if the work has failed."""
         result = self.functions.cuEventQuery(event)
         if result == SUCCESS:
             return True
@@ -162,10 +164,11 @@ class Cuda:
         return False
 
     def ordinal(self, address: int) -> int:
-        """The number that CUDA gives the device on which an address lies. Frameworks number those that they use.
+        """CUDA's number of the device whose memory has this address. It may differ from the number in a framework, which
+        numbers only the devices that it uses.
 
         Raises:
-            CudaError: it is not the memory of a device.
+            CudaError: the address is not in the memory of a device.
         """
         found = ctypes.c_int(-1)
         self.call("cuPointerGetAttribute", ctypes.byref(found), DEVICE_ORDINAL, address)
@@ -173,15 +176,15 @@ class Cuda:
 
 
 def present() -> bool:
-    """Whether this host has a driver for NVIDIA's devices. Loads nothing."""
+    """Whether this host has a driver for NVIDIA's GPUs. Loads no library."""
     return Path("/dev/nvidiactl").exists()
 
 
 def visible() -> int:
-    """How many devices this process may use, from what the system shows.
+    """How many devices this process may use, from NVML, or else from ``/dev``, and from CUDA_VISIBLE_DEVICES.
 
-    The library is not asked: it reads CUDA_VISIBLE_DEVICES when it is first called, and scripts set that, or the devices of
-    their framework, after ``hvd.init()``.
+    CUDA's own library must not be called for this: it reads CUDA_VISIBLE_DEVICES at its first call, and scripts set that
+    variable, or the devices of their framework, after ``hvd.init()``.
     """
     known = nvml.visible_gpus()
     if known is not None:
@@ -191,7 +194,7 @@ def visible() -> int:
     if value is None:
         return count
     chosen = [each.strip() for each in value.split(",")]
-    chosen = chosen[: chosen.index("-1")] if "-1" in chosen else chosen  # what follows is not visible
+    chosen = chosen[: chosen.index("-1")] if "-1" in chosen else chosen  # devices after -1 are not visible
     return min(count, sum(map(bool, chosen)))
 
 
@@ -200,10 +203,10 @@ _loading = threading.Lock()
 
 
 def loaded() -> Cuda:
-    """The library, loaded once. Only where the framework uses a GPU already.
+    """The library, which the first call loads. Must be called only when the framework already uses a GPU.
 
     Raises:
-        OSError, CudaError: it cannot be used; the message says why.
+        OSError, CudaError: the library cannot be used; the message says why.
     """
     with _loading:
         if not _loaded:

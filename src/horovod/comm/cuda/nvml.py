@@ -1,7 +1,7 @@
-"""The UUIDs of a host's GPUs, from NVIDIA's management library (NVML), which makes no context on any of them.
+"""The UUIDs of a host's GPUs, from NVIDIA's management library (NVML), which makes no context on any GPU.
 
 Frameworks number the GPUs that a process may use from 0. If a batch system shows each process one GPU, every process calls it
-number 0, so only UUIDs tell whether two ranks share a GPU.
+number 0, so only UUIDs show whether two ranks share a GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PROTOTYPES = {
 
 
 def _identities() -> list[str] | None:
-    """The UUIDs of the GPUs that this process is permitted to use, in NVML's order; None if NVML cannot be asked."""
+    """The UUIDs of the GPUs that this process is permitted to use, in NVML's order; None if NVML cannot report them."""
     try:
         library = ctypes.CDLL(_FILE)
         functions = {name: getattr(library, name) for name in _PROTOTYPES}
@@ -48,7 +48,7 @@ def _identities() -> list[str] | None:
         for index in range(count.value):
             device, text = _address(), ctypes.create_string_buffer(_UUID_BYTES)
             result = functions["nvmlDeviceGetHandleByIndex_v2"](index, ctypes.byref(device))
-            if result == _INSUFFICIENT_PERMISSIONS:  # a control group keeps this process from it
+            if result == _INSUFFICIENT_PERMISSIONS:  # a control group hides this GPU from the process
                 continue
             if result != _SUCCESS or functions["nvmlDeviceGetUUID"](device, text, len(text)) != _SUCCESS:
                 return None
@@ -59,8 +59,8 @@ def _identities() -> list[str] | None:
 
 
 def visible_gpus() -> list[str] | None:
-    """The identities of the GPUs that this process may use, as CUDA numbers them: those that the system permits, restricted by
-    CUDA_VISIBLE_DEVICES. None where they are not known.
+    """The UUIDs of the GPUs that this process may use, in the order in which CUDA numbers them: those that the system permits,
+    restricted by CUDA_VISIBLE_DEVICES. None if they are not known.
     """
     present = _identities()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -72,7 +72,12 @@ def visible_gpus() -> list[str] | None:
 def selected_gpus(present: list[str], chosen: str) -> list[str]:
     """The GPUs of ``present`` that a value of CUDA_VISIBLE_DEVICES selects by numbers or prefixes of UUIDs.
 
-    CUDA ignores everything from the first entry that names no device. Parts of GPUs (``MIG-...``) are their own identities.
+    CUDA ignores the first entry that names no device, or a device for the second time, and all entries after it. The name of a
+    part of a GPU (``MIG-...``) is taken as its UUID.
+
+    Args:
+        present: the UUIDs of all GPUs, in the order of their numbers.
+        chosen: the value of CUDA_VISIBLE_DEVICES.
     """
     found: list[str] = []
     for entry in map(str.strip, chosen.split(",")):

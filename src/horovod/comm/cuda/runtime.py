@@ -1,7 +1,8 @@
 """A device by CUDA's driver library, for engines that move its memory: streams, events, memory, copies.
 
-A binding says with :meth:`CudaRuntime.on` which of its framework's streams the calling thread computes on. If the framework
-exposes no stream, the host orders the work: it is complete when the binding calls, and the binding waits for results itself.
+A binding says with :meth:`CudaRuntime.on` on which of its framework's streams the calling thread computes. If the framework
+exposes no stream, the host orders the work: the device's work is complete when the binding calls, and the binding waits for
+results itself.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from horovod.comm.device import DeviceRuntime, OwnedSpans
 from horovod.comm.spans import Spans, address_of, layout_of
 
 _REACHED = object()
-"""A marker that is already reached."""
+"""The marker of work that was complete when it was recorded."""
 
 
 class _Own:
-    """An object of the library, known by its address, which is released with the last reference."""
+    """An object of the library, known by its address. It is released with the last reference to this object.
+
+    Args:
+        end: the function that releases it; called with the address and ``arguments``.
+    """
 
     def __init__(self, runtime: CudaRuntime, address: int | None, end: str, *arguments: Any) -> None:
         self.address = address or 0
@@ -45,10 +50,11 @@ class CudaRuntime(DeviceRuntime):
     """One device.
 
     Args:
-        ordinal: the number that CUDA gives it in this process.
+        cuda: the library.
+        ordinal: CUDA's number of the device in this process.
 
     Raises:
-        CudaError: it cannot be used.
+        CudaError: the device cannot be used.
     """
 
     def __init__(self, cuda: Cuda, ordinal: int) -> None:
@@ -79,7 +85,7 @@ class CudaRuntime(DeviceRuntime):
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
-        """A block in which the framework's stream with this address is the calling thread's current one."""
+        """A block in which the framework's stream with this address is the current stream of the calling thread."""
         self._local.stream = _TheirStream(stream)
         try:
             yield
@@ -138,9 +144,8 @@ class CudaRuntime(DeviceRuntime):
                     self.cuda.call("cuMemcpyHtoDAsync_v2", memory.address, source, layout.nbytes, stream.address)
                 else:
                     self.cuda.call("cuMemsetD8Async", memory.address, 0, layout.nbytes, stream.address)
-        return OwnedSpans(
-            layout, [memory.address], owner=(memory, filled)
-        )  # the copy is made when the stream comes to it
+        # The stream copies ``filled`` later, so it must live as long as the memory.
+        return OwnedSpans(layout, [memory.address], owner=(memory, filled))
 
     def copy(self, stream: Any, sources: Spans, targets: Spans) -> None:
         lengths = sources.layout.lengths.tolist()
@@ -151,7 +156,7 @@ class CudaRuntime(DeviceRuntime):
 
 
 class _Memory(_Own):
-    """Memory of the device. Work that was queued on its stream before its release may still use it."""
+    """Memory of the device. Work that was queued on its stream before its release may use it until that work is done."""
 
     def __init__(self, runtime: CudaRuntime, address: int | None, stream: Any) -> None:
         super().__init__(runtime, address, "cuMemFreeAsync", stream.address)

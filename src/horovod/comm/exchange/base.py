@@ -1,8 +1,9 @@
 """The contract of a transport for :class:`~horovod.comm.exchange.communicator.ExchangeCommunicator`, and the header of a
 transfer.
 
-Every transfer starts with a header that its receiver knows in advance (which collective, which one of its kind, how many
-bytes). So a peer that is out of step or sends other data is detected.
+The receiver of a transfer knows in advance to which kind of collective it belongs, the number of that collective, and how many
+bytes follow. So it detects a peer that is out of step or sends other data. ``tcp`` sends these in a header; with ``mpi`` they
+are in the tag and the length of a message.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from horovod.comm.base import Aborted
 
 
 class CollectiveKind(IntEnum):
-    """The collective that a transfer belongs to, as in its header."""
+    """The kind of collective that a transfer belongs to; the values travel in headers and tags."""
 
     ALLREDUCE = 1
     ALLGATHER = 2
@@ -35,7 +36,7 @@ class Flow(Protocol):
     """One direction of the traffic with one peer.
 
     Attributes:
-        done: how many bytes have moved so far.
+        done: how much has moved so far, in the transport's own unit: bytes (tcp) or messages (mpi).
     """
 
     @property
@@ -45,14 +46,14 @@ class Flow(Protocol):
 FlowT = TypeVar("FlowT", bound=Flow)
 
 Mark: TypeAlias = tuple[FlowT, int]
-"""A position in a flow: reached once that many of its bytes have moved."""
+"""A position in a flow. It is reached once the flow's ``done`` is at least this number."""
 
 
 class PeerExchange(ABC, Generic[FlowT]):
     """All traffic between one rank of a group and every other rank.
 
-    The thread that carries out a collective queues what it wants sent and received, by reference, and then waits for some of
-    it; while it waits, everything queued in either direction moves, so ranks may all send first without a deadlock.
+    The thread that carries out a collective queues transfers in both directions, by reference, and then waits for some of them.
+    While it waits, all queued transfers move, so all ranks may send first without a deadlock.
     """
 
     def __init__(self) -> None:
@@ -61,7 +62,11 @@ class PeerExchange(ABC, Generic[FlowT]):
         self._aborted = False
 
     def begin(self, collective: CollectiveKind) -> None:
-        """Start the next collective: every transfer queued from now on is part of it. All ranks call it in the same order."""
+        """Start the next collective: every transfer queued from now on is part of it. All ranks call it in the same order.
+
+        Raises:
+            Aborted: :meth:`abort` was called.
+        """
         self._check()
         self._collective = collective
         self._number = (self._number + 1) & 0xFFFFFFFF
@@ -71,16 +76,16 @@ class PeerExchange(ABC, Generic[FlowT]):
             raise Aborted("this communicator was aborted")
 
     def _header(self, buffers: Iterable[memoryview]) -> bytes:
-        """The header of the transfer of these buffers in the present collective."""
+        """The header of a transfer of these buffers in the present collective."""
         return HEADER.pack(MAGIC, self._collective, self._number, sum(buffer.nbytes for buffer in buffers))
 
     @abstractmethod
     def send(self, rank: int, *buffers: memoryview) -> Mark[FlowT]:
-        """Queue one transfer to ``rank``. The buffers must stay as they are until the returned mark is reached."""
+        """Queue one transfer to ``rank``. The buffers must not change until the returned mark is reached."""
 
     @abstractmethod
     def receive(self, rank: int, *buffers: memoryview) -> Mark[FlowT]:
-        """Ask for one transfer from ``rank``. The buffers hold it once the returned mark is reached."""
+        """Queue the receipt of one transfer from ``rank``. The buffers hold its data once the returned mark is reached."""
 
     @abstractmethod
     def wait(self, marks: Iterable[Mark[FlowT]]) -> None:
@@ -93,14 +98,14 @@ class PeerExchange(ABC, Generic[FlowT]):
 
     @abstractmethod
     def abort(self) -> None:
-        """End the present wait and every later one with :class:`Aborted`. From any thread, any number of times."""
+        """End the present wait and every later one with :class:`Aborted`. Any thread may call it, any number of times."""
 
     def may_still_read(self) -> bool:
-        """As of :meth:`horovod.comm.base.Communicator.may_still_read`."""
+        """As :meth:`horovod.comm.base.Communicator.may_still_read`."""
         return False
 
     def may_still_write(self) -> bool:
-        """As of :meth:`horovod.comm.base.Communicator.may_still_write`."""
+        """As :meth:`horovod.comm.base.Communicator.may_still_write`."""
         return False
 
     def descriptors(self) -> list[int]:
@@ -109,22 +114,22 @@ class PeerExchange(ABC, Generic[FlowT]):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. Called once, when no collective runs."""
+        """Release connections and memory. Called once, when no collective runs."""
 
 
 def mismatch(found: bytes, expected: bytes) -> str:
-    """A description of a header that is not the expected one, for errors."""
+    """The text of an error for a header that is not the expected one."""
     magic, *meaning = HEADER.unpack(found)
     return out_of_step(meaning if magic == MAGIC else (), HEADER.unpack(expected)[1:])
 
 
 def out_of_step(found: Sequence[int], expected: Sequence[int]) -> str:
-    """A description of a peer that sends part of another collective; both as collective, number and bytes."""
+    """The text of an error for a peer that sends part of another collective; both are kind, number and bytes."""
     if not found or found[0] not in tuple(CollectiveKind):
         return "it sent bytes that are not part of any collective"
     return f"it is out of step: it sent part of {described(*found)} where {described(*expected)} was due"
 
 
 def described(collective: int, number: int, length: int) -> str:
-    """A part of a collective, for errors."""
+    """A transfer of a collective as text, for errors."""
     return f"{CollectiveKind(collective).name.lower()} number {number} ({length} bytes)"

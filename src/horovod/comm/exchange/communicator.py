@@ -1,8 +1,8 @@
 """Every collective over a transport that moves bytes between any two ranks: what ``tcp`` and ``mpi`` have in common.
 
-Large reductions stream through ``comm.exchange.sharded_reduction``; small ones are sent whole to every rank, which takes one
-latency instead of two. Other collectives move data directly between the callers' arrays. Every element is reduced in rank order
-on both paths, so the path never changes a result.
+Large reductions stream through ``comm.exchange.sharded_reduction``. In small ones each rank sends its whole vector to every
+other rank, which takes one latency instead of two. Other collectives move data directly between the callers' arrays. Every
+element is reduced in rank order on both paths, so the path never changes a result.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target
 
 PIECE_BYTES = 512 << 10
-"""The usual size of a piece. Measured between 2 ranks of one host: half of it and four times of it are slower."""
+"""The usual size of a piece. Measured between 2 ranks of one host: half and four times this size are slower."""
 DIRECT_BYTES = 256 << 10
-"""The largest reduction that is sent whole to every rank: one latency instead of two. Measured between 2 ranks of one host:
-256 KB take 50 us whole, and 110 us in shards."""
+"""The largest allreduce in which each rank sends its whole vector to every other rank: one latency instead of two. Measured
+between 2 ranks of one host: 256 KB take 50 us whole, and 110 us in shards."""
 DIRECT_EXCESS_BYTES = 32 << 10
-"""The most bytes that each rank may send beyond those of shards: sending more costs more than the latency that it saves."""
+"""The most bytes that a rank may send in such an allreduce beyond those of an allreduce in shards: more bytes cost more than
+the latency that they save."""
 RELAY_BYTES = 256 << 10
-"""How many bytes a rank of a broadcast passes on at a time."""
+"""How many bytes a rank passes on at a time in a broadcast."""
 
 
 class ExchangeCommunicator(Communicator):
     """One rank of a group.
 
     Args:
-        rank, size: this rank's index in the group, and how many there are.
+        rank, size: this rank's index in the group, and the size of the group.
         exchange: the transport to every other rank, which this object owns from now on.
-        piece_bytes: what a rank sends one other at a time while a reduction streams; the same on all ranks.
+        piece_bytes: bytes that a rank sends to one other rank at a time while a reduction streams; the same on all ranks.
+        relays: whether two ranks broadcast in pieces, too, so that a transport with several connections to a peer uses all of
+            them; the same on all ranks.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class ExchangeCommunicator(Communicator):
         dtype: np.dtype[Any],
         combine: Callable[[Array, Sequence[Array]], None],
     ) -> None:
-        """Every rank sends all its data to every other, and reduces everything."""
+        """Every rank sends its whole vector to every other rank, and reduces all vectors."""
         exchange, length = self._exchange, source.length
         contributions = [self._staging.array("direct", 0, r, dtype, length) for r in range(self.size)]
         own = source.whole(0, length)
@@ -97,7 +100,7 @@ class ExchangeCommunicator(Communicator):
         data = as_bytes(own)
         marks = [exchange.send(r, data) for r in self._peers]
         marks += [exchange.receive(r, as_bytes(contributions[r])) for r in self._peers]
-        exchange.wait(marks)  # for what is sent, too: the result may overwrite it
+        exchange.wait(marks)  # also for the sent data, since the result may overwrite it
         result = target.whole(0, length)
         if result is not None:
             combine(result, contributions)
@@ -168,7 +171,7 @@ class ExchangeCommunicator(Communicator):
         exchange.wait(marks)
 
     def _position_in_tree(self, root: int, chain: bool) -> tuple[int | None, list[int]]:
-        """The rank from which this rank receives a broadcast (None on the root), and the ranks to which it passes it on.
+        """The rank from which this rank receives a broadcast (None on the root), and the ranks to which it sends it.
 
         A chain has the highest bandwidth, since no rank sends twice; a binomial tree takes the fewest steps.
         """
@@ -200,7 +203,8 @@ class ExchangeCommunicator(Communicator):
         exchange.wait(marks)
 
     def barrier(self) -> None:
-        """A dissemination barrier: after step j every rank has heard, directly or not, from the 2**(j + 1) ranks before it."""
+        """A dissemination barrier: after step j = 0, 1, ... every rank has heard, directly or through others, from the
+        2**(j + 1) - 1 ranks before it."""
         exchange = self._exchange
         exchange.begin(CollectiveKind.BARRIER)
         distance = 1

@@ -1,12 +1,12 @@
 """A reduction streamed over a ``PeerExchange``: how ``comm.exchange.communicator`` carries out allreduce and reducescatter.
 
-Every rank owns one part of the batch. In round k each rank sends piece k of every other's part to its owner; the owner
-reduces the contributions to piece k in rank order and, for an allreduce, sends the result to all. Between any two ranks
-the transfers are in the order: contributions 0, contributions 1, results 0, contributions 2, results 1, ... so the next
+Every rank owns one part of the batch. In round k each rank sends piece k of every other rank's part to its owner. The owner
+reduces the contributions to piece k in rank order and, for an allreduce, sends the result to all other ranks. Between any two
+ranks the order of the transfers is: contributions 0, contributions 1, results 0, contributions 2, results 1, ... So the next
 piece travels while one is reduced.
 
-Memory is bounded by pieces, not by the batch: what is contiguous in the caller's arrays is sent from there and received
-there; the rest passes through staging memory, of which round k and round k + 2 use the same.
+The staging memory depends on the size of pieces, not on the size of the batch. Data that is contiguous in the caller's
+arrays is sent from there and received there. Other data passes through staging memory; round k and round k + 2 use the same.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def as_bytes(array: Array) -> memoryview:
 
 
 class Staging:
-    """Staging memory by use, slot and rank; grown as needed, and shared by all data types."""
+    """Staging memory by use, slot and rank. It grows as needed, and all data types share it."""
 
     def __init__(self) -> None:
         self._memory: dict[tuple[str, int, int], Array] = {}
 
     def array(self, use: str, slot: int, rank: int, dtype: np.dtype[Any], length: int) -> Array:
-        """A vector with arbitrary contents; the same memory for the same ``use``, ``slot`` and ``rank``."""
+        """A vector with arbitrary contents; the same ``use``, ``slot`` and ``rank`` get the same memory."""
         size = length * dtype.itemsize
         memory = self._memory.get((use, slot, rank))
         if memory is None or memory.size < size:
@@ -46,8 +46,11 @@ class ShardedReduction:
     """One streamed reduction. Every rank of the group makes its own with matching parts, and calls :meth:`run` once.
 
     Args:
+        exchange: the transport to every other rank.
+        staging: memory for data that is not contiguous.
         rank: this rank's index in the group.
-        step: how many elements a piece has; the last piece of a part may have less.
+        dtype: of all elements.
+        step: how many elements a piece has; the last piece of a part may have fewer.
         inputs: by rank, the part of this rank's input that the rank owns; the lengths are the same on all ranks.
         target: receives the result of this rank's own part; as long as ``inputs[rank]``.
         outputs: by rank, receives the result of the part that the rank owns; empty if results stay with their owners.
@@ -78,10 +81,15 @@ class ShardedReduction:
         self._target = target
         self._outputs = outputs
         self._combine = combine
-        self._sent: deque[list[Mark[Any]]] = deque([[], []])  # what the last two rounds have sent
+        self._sent: deque[list[Mark[Any]]] = deque([[], []])  # the transfers that the last two rounds have sent
         self._results: deque[tuple[list[Mark[Any]], list[tuple[Range, Array]]]] = deque()  # arriving, not yet unpacked
 
     def run(self) -> None:
+        """Carry out the reduction.
+
+        Raises:
+            PeerFailure, Aborted: as :meth:`~horovod.comm.exchange.base.PeerExchange.wait`.
+        """
         contributions = self._send_contributions(0)
         for index in range(-(-max(part.length for part in self._inputs) // self._step)):
             arrived = contributions
@@ -98,7 +106,8 @@ class ShardedReduction:
             self._exchange.wait(marks)
 
     def _send_contributions(self, index: int) -> list[Mark[Any]]:
-        """Send piece ``index`` of each part to its owner; receive the contributions to ours. Past the last: nothing."""
+        """Send piece ``index`` of each part to its owner, and queue the receipt of the contributions to this rank's own part.
+        Does nothing past the last piece."""
         self._exchange.wait(self._sent.popleft())
         marks = []
         for r in self._peers:
@@ -112,7 +121,8 @@ class ShardedReduction:
         return [self._exchange.receive(r, as_bytes(self._stage("contribution", index, r, length))) for r in self._peers]
 
     def _reduce(self, index: int) -> None:
-        """Reduce piece ``index`` of our part, every contribution to which has arrived, and send the result to all."""
+        """Reduce piece ``index`` of this rank's own part, for which all contributions have arrived, and send the result to all
+        other ranks."""
         target = self._target.piece(index, self._step)
         if not target.length:
             return
@@ -132,9 +142,9 @@ class ShardedReduction:
             self._sent[-1] += [self._exchange.send(r, data) for r in self._peers]
 
     def _collect(self, index: int) -> None:
-        """Ask for piece ``index`` of everyone else's result.
+        """Queue the receipt of piece ``index`` of every other rank's result.
 
-        It may overwrite the input that it was made of, because the owner has received that input by then.
+        The result may overwrite the input from which it was reduced, because the owner has received that input by then.
         """
         marks, staged = [], []
         for r in self._peers:
@@ -156,7 +166,7 @@ class ShardedReduction:
             output.write(array)
 
     def _input(self, rank: int, index: int) -> Array:
-        """Piece ``index`` of our input to ``rank``'s part: in place if it is contiguous, else packed."""
+        """Piece ``index`` of this rank's input to ``rank``'s part: in place if it is contiguous, else in staging memory."""
         piece = self._inputs[rank].piece(index, self._step)
         array = piece.whole()
         if array is None:

@@ -1,9 +1,9 @@
-"""Collectives on bytes by PyTorch's ``ProcessGroupGloo``, on its own: no group of ``torch.distributed`` is made or touched.
+"""Collectives on bytes by PyTorch's ``ProcessGroupGloo`` alone: no group of ``torch.distributed`` is made or touched.
 
-* Gloo's operations run on a thread of its process group. A wait for one is cut in slices, so that it can be aborted.
-* They work on the caller's arrays. An operation cannot be cancelled. So when a wait has failed, the group's sockets are shut
-  down before the error is raised, which ends all running operations here and on all other ranks.
-* Gloo does not say which rank an operation waits for; see :mod:`horovod.comm.bytewise.late_ranks`.
+* Gloo's operations run on threads of its process group. A wait for an operation is cut into slices, so that it can be aborted.
+* Gloo's operations use the caller's arrays, and cannot be cancelled. So when a wait fails, the group's sockets are shut down
+  before the error is raised. That ends all running operations here and on all other ranks.
+* Gloo does not say which rank an operation waits for; :mod:`horovod.comm.bytewise.late_ranks` finds that rank.
 """
 
 from __future__ import annotations
@@ -33,29 +33,32 @@ from horovod.comm.spans import address_of, bytes_at
 _log = logging.getLogger("horovod.comm")
 
 _SLICE = timedelta(milliseconds=20)
-"""Time between checks of a wait for an abort."""
+"""Time between two checks of a wait for an abort."""
 
 _LONGEST = timedelta(days=10)
-"""Gloo's own time limit. It is long, because stalls are detected elsewhere."""
+"""Gloo's own time limit. It is long, because this module detects stalls itself."""
 
 _GONE_SECONDS = 1.0
-"""How long to look for the rank whose end has failed an operation."""
+"""How long to look for a rank whose end has failed an operation."""
 
 _SHUT_DOWN_SECONDS = 5.0
-"""How long an operation may take to fail when its sockets have been shut down."""
+"""How long operations may take to fail after their sockets have been shut down."""
 
 _Group: Any = distributed.ProcessGroupGloo  # PyTorch declares some of its methods only
 _left = lasting_list()
-"""Groups that could not be ended, and their operations. Destroying such a group would wait for its operations, for days."""
+"""Groups that could not be ended, with their operations. Destroying one would wait for its operations, for days."""
 
 
 class GlooCollectives(ByteCollectives):
-    """One rank of a group. Every rank makes its own at the same time.
+    """One rank of a group. All ranks must construct it together.
 
     Args:
-        sockets: a connection with every other rank. Owned from now on.
-        hosts: the host name of each rank.
-        interface: the network interface to use; "" for the one that the sockets use.
+        rank: this rank's index in the group.
+        sockets: a connection with every other rank, by index; this object owns them from now on.
+        hosts: the host name of each rank, by index.
+        interface: the network interface to use, the first of a list with commas; "" for the one that the sockets use.
+        stall_timeout: how long a collective may wait for a peer.
+        on_stall: called when a collective has waited for a peer for ``stall_timeout``.
         deadline: ``time.monotonic`` by which all ranks must have connected.
 
     Raises:
@@ -80,7 +83,7 @@ class GlooCollectives(ByteCollectives):
         self._buffers: list[Array] = []
         self._store = ConnectionStore(sockets, deadline)
         self._open: list[Any] = []
-        self._left = False  # an operation has not ended, and destroying the group would wait for it
+        self._left = False  # whether an operation has not ended, so that destroying the group would wait for it
         try:
             if interface:
                 device = _Group.create_device(interface=interface.split(",")[0])
@@ -112,7 +115,7 @@ class GlooCollectives(ByteCollectives):
         return self.exchange([own] * len(receives), receives, longest)
 
     def _joined(self, arrays: Sequence[Array]) -> _Joined:
-        """The other ranks' arrays as one: in place if they are adjacent, else in a buffer."""
+        """The arrays of the other ranks as one array: in place if they are adjacent in memory, else in a buffer."""
         counts = [0 if rank == self._rank else array.size for rank, array in enumerate(arrays)]
         parts = [array for array, count in zip(arrays, counts, strict=True) if count]
         starts = [address_of(part) for part in parts]
@@ -133,7 +136,8 @@ class GlooCollectives(ByteCollectives):
         return self._start(self._group.broadcast([torch.from_numpy(bytes_at(address_of(data), data.size))], options))
 
     def _check(self) -> None:
-        """Raise after an abort: if a connection ends in the middle of a message, Gloo waits for the rest forever."""
+        """Raise Aborted after an abort, without starting an operation: if a connection ends in the middle of a message, Gloo
+        waits for the rest forever."""
         if self._aborted:
             self._stop()
             raise Aborted("this communicator was aborted")
@@ -164,7 +168,7 @@ class GlooCollectives(ByteCollectives):
         while True:
             if self._aborted:
                 raise Aborted("this communicator was aborted")
-            over = work.is_completed()  # asked first, since it may complete just after its slice
+            over = work.is_completed()  # read before the wait, since the operation may complete right after its slice
             try:
                 work.wait(_SLICE)
                 return
@@ -180,7 +184,7 @@ class GlooCollectives(ByteCollectives):
                 self._on_stall(Stall(self._late_ranks.missing(number), stalls * self._stall_timeout, stalls))
 
     def _failure(self, number: int, error: RuntimeError) -> PeerFailure | Aborted:
-        """The exception for an operation's error, usually the end of a rank."""
+        """The exception for an operation that has failed, usually because a rank has ended."""
         if self._aborted:
             return Aborted("this communicator was aborted")
         gone = self._late_ranks.gone(_GONE_SECONDS)
@@ -189,7 +193,7 @@ class GlooCollectives(ByteCollectives):
         return PeerFailure(self._late_ranks.missing(number), f"Gloo reports: {error}", suspected=True)
 
     def abort(self) -> None:
-        self._aborted = True  # a wait looks every few milliseconds
+        self._aborted = True  # a wait checks this between its slices
 
     def descriptors(self) -> list[int]:
         return [*self._sockets(), *self._late_ranks.descriptors()]
@@ -198,7 +202,9 @@ class GlooCollectives(ByteCollectives):
         return sockets_of(self._store.own.values(), self._store.others.values())
 
     def _stop(self) -> None:
-        """End all running operations, so that nothing touches their memory any more. Waits for them only once."""
+        """End all running operations, so that Gloo no longer uses their memory.
+
+        If that fails once, later calls do nothing."""
         if self._left:
             return
         if not all(work.is_completed() for work in self._open):
@@ -209,7 +215,7 @@ class GlooCollectives(ByteCollectives):
                 try:
                     work.wait(_SLICE)
                 except RuntimeError:
-                    pass  # it has failed, or will
+                    pass  # the operation or its slice is over; the loop tells which
         if all(work.is_completed() for work in self._open):
             self._open.clear()
         else:
@@ -231,13 +237,13 @@ class GlooCollectives(ByteCollectives):
 
 
 class _Joined(NamedTuple):
-    """Arrays of the other ranks, joined to one.
+    """The arrays of the other ranks, joined to one.
 
     Attributes:
-        counts: bytes by rank.
-        parts: the arrays.
-        data: their concatenation.
-        buffer: the memory of ``data`` if it is not that of ``parts``.
+        counts: bytes by rank; 0 for this rank.
+        parts: the arrays that are not empty, in rank order.
+        data: memory for their concatenation.
+        buffer: the memory of which ``data`` is a part; None if ``data`` is the memory of ``parts``.
     """
 
     counts: list[int]
@@ -247,7 +253,7 @@ class _Joined(NamedTuple):
 
 
 class _StartedWork(NamedTuple):
-    """An operation, its number, and its memory."""
+    """An operation of Gloo, its number in this group, and its memory."""
 
     work: Any
     number: int
@@ -256,7 +262,7 @@ class _StartedWork(NamedTuple):
 
 
 def _own_address(rank: int, sockets: Mapping[int, socket.socket], hosts: Sequence[str]) -> str:
-    """The address by which this rank has reached one on another host; the loopback address where there is none."""
+    """This rank's own address on a connection to a rank of another host; the loopback address if there is none."""
     for peer, connection in sockets.items():
         if hosts[peer] != hosts[rank] and connection.family != socket.AF_UNIX:
             return str(connection.getsockname()[0])

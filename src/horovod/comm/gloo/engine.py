@@ -1,4 +1,4 @@
-"""How Gloo is chosen and built: only if it is forced, from PyTorch's package."""
+"""Chooses and builds the engine ``gloo``, from PyTorch's package: only if it is forced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from horovod.comm.bytewise.communicator import BytewiseCommunicator
 from horovod.comm.engine import Bootstrap, Engine, EngineGroup, is_at_least, version_of
 
 OLDEST = "2.3"
-"""The oldest PyTorch whose Gloo changes its time limit after it has begun."""
+"""The oldest PyTorch whose Gloo can change its time limit after it has connected."""
 
 
 def _too_old() -> bool:
@@ -39,7 +39,7 @@ class GlooEngine(Engine):
             installed = version_of("torch")
             return f"Gloo of PyTorch {installed} cannot change its time limit later: install PyTorch {OLDEST} or newer"
         try:
-            from torch.distributed import ProcessGroupGloo  # noqa: F401  tells whether there is one
+            from torch.distributed import ProcessGroupGloo  # noqa: F401  fails if PyTorch has no Gloo
         except ImportError as error:
             return f"this PyTorch was built without Gloo ({error}): install one from pytorch.org or PyPI"
         return ""

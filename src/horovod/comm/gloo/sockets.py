@@ -1,7 +1,7 @@
 """Finds the sockets of one Gloo group in this process. Gloo does not expose them, and cannot be interrupted in another way.
 
-While Gloo connected, the ranks have exchanged the addresses at which they listen. A group's sockets are those that listen at
-this rank's address, were accepted there, or are connected to another rank's address.
+While Gloo connects, the ranks exchange the addresses at which they listen. A group's connections are those that this rank has
+accepted at its own address, or that it has opened to another rank's address.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def sockets_of(own: Collection[bytes], others: Collection[bytes]) -> list[int]:
     """The descriptors of a group's connections, without its listening sockets: Gloo ends the process when one of those fails.
 
     Args:
-        own, others: what this rank and the others have published, which contains the listening addresses in the kernel's form.
+        own, others: the values that this rank and the others have put into Gloo's store; they contain the listening addresses
+            as the kernel represents them.
     """
     found = []
     for descriptor in _descriptors():
@@ -29,7 +30,7 @@ def sockets_of(own: Collection[bytes], others: Collection[bytes]) -> list[int]:
             try:
                 here, there = each.getsockname(), each.getpeername()
             except OSError:
-                continue  # connected no more
+                continue  # not connected, or no longer
             if _published(here, own) or _published(there, others):
                 found.append(descriptor)
     return found
@@ -43,19 +44,19 @@ def shut_down(descriptors: Collection[int]) -> None:
                 if each is not None:
                     each.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it is over already
+                pass  # the connection is already closed
 
 
 def _descriptors() -> list[int]:
     try:
         return [int(each.name) for each in Path("/proc/self/fd").iterdir()]
     except OSError:
-        return []  # no such folder: this is not Linux
+        return []  # the system has no /proc
 
 
 @contextmanager
 def _socket(descriptor: int) -> Iterator[socket.socket | None]:
-    """The internet socket of a descriptor; None if the descriptor is something else."""
+    """A duplicate of the TCP socket of a descriptor; None if the descriptor is something else."""
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             yield None

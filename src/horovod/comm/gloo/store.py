@@ -1,6 +1,6 @@
-"""The rendezvous of Gloo's ranks: a key-value store over connections that the ranks have already.
+"""The rendezvous of Gloo's ranks: a key-value store over connections that the ranks already have.
 
-Gloo needs a store while it connects. PyTorch's store would open a port to which any process can connect. This one uses
+Gloo needs a store while it connects. PyTorch's store would open a port to which any process can connect. This store uses
 authenticated connections, and ends when Gloo has connected.
 """
 
@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
-from torch.distributed import Store  # type: ignore[attr-defined]  # it is there, and public
+from torch.distributed import Store  # type: ignore[attr-defined]  # PyTorch has it, and documents it
 
 _LENGTH_BYTES = 4
 
 
 class _Entry(msgspec.Struct, array_like=True):
-    """One value of a peer. Without a key: the peer sets no more values."""
+    """One value of a peer. An empty key means that the peer sets no more values."""
 
     key: str
     value: bytes
@@ -28,15 +28,15 @@ _decode = msgspec.msgpack.Decoder(_Entry).decode
 
 
 class ConnectionStore(Store):
-    """A key-value store: every rank can get what any rank has set.
+    """A key-value store: every rank can get the values that any rank has set.
 
     Args:
         sockets: a connection with every other rank, for the store alone until :meth:`finish`.
-        deadline: ``time.monotonic`` by which everything must have been set.
+        deadline: ``time.monotonic`` by which all values must have been set.
 
     Attributes:
-        own: what this rank has set.
-        others: what the others have set, as far as it was read.
+        own: the values that this rank has set.
+        others: the values of the other ranks that this rank has read.
     """
 
     def __init__(self, sockets: Mapping[int, socket.socket], deadline: float) -> None:
@@ -64,7 +64,7 @@ class ConnectionStore(Store):
                 self._hear(peer)
 
     def finish(self) -> None:
-        """Return when every rank has called it. No rank sets values any more, and the connections are free."""
+        """Return when every rank has called it. From then on no rank sets values, and the connections may be used otherwise."""
         self._tell("", b"")
         while self._unfinished:
             for peer in list(self._unfinished):
@@ -78,10 +78,10 @@ class ConnectionStore(Store):
             try:
                 connection.sendall(message)
             except ConnectionError as error:
-                raise ConnectionError(f"member {peer} left while Gloo connected") from error
+                raise ConnectionError(f"rank {peer} of the group left while Gloo connected") from error
 
     def _hear(self, peer: int) -> None:
-        """The next entry of a peer. All peers set the same number of entries in the same order."""
+        """Read the next entry of a peer. All peers set the same number of entries in the same order."""
         length = int.from_bytes(self._receive(peer, _LENGTH_BYTES), "big")
         entry = _decode(self._receive(peer, length))
         if entry.key:
@@ -95,6 +95,6 @@ class ConnectionStore(Store):
             connection.settimeout(max(0.001, self._deadline - time.monotonic()))
             part = connection.recv(length - len(data))
             if not part:
-                raise ConnectionError(f"member {peer} left while Gloo connected")
+                raise ConnectionError(f"rank {peer} of the group left while Gloo connected")
             data += part
         return data

@@ -1,1 +1,1 @@
-"""The engine for several hosts with several ranks each: in the host, between the hosts, and in the host again."""
+"""The engine for several hosts with several ranks each: within the host, between the hosts, and within the host again."""

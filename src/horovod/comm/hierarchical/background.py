@@ -23,7 +23,7 @@ class Background:
         self._latest: Future[object] | None = None
 
     def submit(self, call: Callable[[], object]) -> Future[object]:
-        """Queue ``call``. The future gets what it returns or raises."""
+        """Queue ``call``. The future gets its result or its exception."""
         made = self._latest = Future[object]()
         self._calls.put((call, made))
         return made
@@ -33,15 +33,15 @@ class Background:
         return self._latest is None or self._latest.done()
 
     def _run(self) -> None:
-        with np.errstate(all="ignore"):  # as on the worker thread: an overflow in a gradient is the script's to find
+        with np.errstate(all="ignore"):  # as on the worker thread: the script handles an overflow in a gradient
             while (following := self._calls.get()) is not None:
                 call, made = following
                 try:
                     made.set_result(call())
-                except BaseException as error:  # the worker thread raises it where it waits
+                except BaseException as error:  # the worker thread raises it when it waits for the result
                     made.set_exception(error)
 
     def close(self) -> None:
-        """End the thread. No call may be queued any more."""
+        """End the thread. No call may be submitted afterwards."""
         self._calls.put(None)
         self._thread.join(END_SECONDS)

@@ -6,16 +6,16 @@ An allreduce of a batch:
     2. allreduce of the share in its column  all columns at the same time, so every rank, core and connection works
     3. allgather within the host
 
-A large batch goes in pieces. While one is between the hosts, the next is reduced and the last is gathered within the host, as
-links between hosts are slow and should never wait. Allgathers and broadcasts go in pieces, too, one after another, so the
-memory that they need beside the tensors is bounded.
+A large batch is cut into pieces. While one piece is between the hosts, the next one is reduced and the last one is gathered
+within the host, since links between hosts are slow and should never be idle. Allgathers and broadcasts are cut into pieces,
+too, which are carried out one after another, so the memory that they need beside the tensors is bounded.
 
-So with a ring of hosts each element crosses each host's link once in either direction, instead of once for every rank of the
-host. Contributions are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in 32 bits
-in both steps, and are rounded after each.
+In an allreduce the link of a host carries the data of one rank, instead of the data of every rank of the host. Contributions
+are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in 32 bits in both steps,
+and are rounded after each.
 
 Barriers take the same steps. Alltoall and reducescatter use an engine of all ranks: three steps would not reduce their traffic
-between hosts. It is connected at its first collective (:mod:`horovod.comm.late`).
+between hosts. If that engine is ``tcp``, it connects at its first collective (:mod:`horovod.comm.late`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from horovod.comm.spans import Spans, Vectors, arrays_of, spans_of
 from horovod.comm.tuned import TunedSettings
 
 PIECE_BYTES = 8 << 20
-"""Bytes of a batch that go through the three steps together."""
+"""Bytes of a piece: the part of a batch that takes the three steps together."""
 
 
 class _Piece(NamedTuple):
@@ -59,9 +59,10 @@ class HierarchicalCommunicator(Communicator):
     Args:
         grid: the ranks by host and column.
         inside: the communicator of the ranks of this host. This object owns all three communicators from now on.
-        across: the communicator of this rank's column, None if it is in none.
-        flat: the communicator of all ranks, or a function that makes it of an all-gather of bytes.
-        allreduce, allgather: whether they take three steps, or else use ``flat``; the same on all ranks.
+        across: the communicator of this rank's column; None if this rank is in no column.
+        flat: the communicator of all ranks, or a function that makes it with an all-gather of bytes among all ranks.
+        allreduce, allgather: whether the operation takes three steps; if not, it uses ``flat``. The same on all ranks.
+        piece_bytes: the size of a piece; the same on all ranks.
     """
 
     name: ClassVar[str] = "hierarchical"
@@ -137,7 +138,7 @@ class HierarchicalCommunicator(Communicator):
     def _gather_inside(self, target: Spans, piece: _Piece, share: Array, travelling: Future[object] | None) -> None:
         """Wait until a share has been reduced over the hosts, and gather the shares of this host's ranks."""
         if travelling is not None:
-            travelling.result()  # an abort ends what it waits for
+            travelling.result()  # an abort ends the collective between hosts, and so this wait
         counts = self._grid.shares(piece.length)
         result = target.whole(piece.start, piece.stop)
         if result is not None:
@@ -154,7 +155,7 @@ class HierarchicalCommunicator(Communicator):
             self._allgather_in_steps(inputs, outputs, counts)
 
     def _gather(self, own: bytes) -> list[bytes]:
-        """The bytes of all ranks."""
+        """All-gather bytes; return those of all ranks, by rank. All ranks must call it."""
         lengths = np.empty(self.size, np.int64)
         self._allgather_in_steps([np.array([len(own)], np.int64)], [lengths], [[1] * self.size])
         everything = np.empty(int(lengths.sum()), np.uint8)
@@ -179,13 +180,15 @@ class HierarchicalCommunicator(Communicator):
         """Gather a range of each rank's vector.
 
         Args:
-            targets: by rank, the memory for its vector.
+            source: this rank's vector.
+            targets: by rank, the memory for that rank's vector.
+            ranges: by rank, the range of that rank's vector.
         """
         dtype, grid, mine = source.dtype, self._grid, ranges[self.rank]
         lengths = [each.length for each in ranges]
         own = self._share(0, dtype, mine.length)
         source.read(*mine, own)
-        # The contributions of this host's ranks, concatenated; then those of every host.
+        # First the contributions of this host's ranks, concatenated; then those of all hosts.
         host = grid.hosts[grid.host]
         ours = self._share(1, dtype, sum(lengths[rank] for rank in host))
         self._inside.allgather([own], [ours], [[lengths[rank] for rank in host]])
@@ -210,7 +213,7 @@ class HierarchicalCommunicator(Communicator):
         shares: Sequence[Sequence[int]],
         columns: Sequence[int],
     ) -> None:
-        """Copy the gathered data, which is ordered by column and then by host, to the targets."""
+        """Copy the gathered data, which is in the order of columns and, within a column, of hosts, to the targets."""
         grid = self._grid
         pieces = [
             split(column, [share[index] for share in shares])

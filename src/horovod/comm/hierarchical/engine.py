@@ -1,4 +1,5 @@
-"""How the hierarchical engine is chosen and built: of two or three other engines, each for some of the ranks."""
+"""Chooses and builds the engine ``hierarchical`` from two or three other engines: one within the host, one between hosts for
+the ranks in columns, and one for all ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from horovod.comm.hierarchical.rank_grid import RankGrid
 from horovod.core.config import HIERARCHICAL_ALLREDUCE
 
 INSIDE = ("shm", "tcp")
-"""The engines that may serve within a host, best first."""
+"""The engines that may serve the ranks of one host, best first."""
 
 BETWEEN = ("tcp", "gloo", "mpi", "ccl")
-"""The engines that may serve between hosts; the first, unless another is forced."""
+"""The engines that may serve between hosts: the first one, unless another one is forced."""
 
 
 class HierarchicalEngine(Engine):
@@ -27,9 +28,9 @@ class HierarchicalEngine(Engine):
     def obstacle(self, group: EngineGroup) -> str:
         grid = RankGrid.of(group.hosts, group.rank)
         if len(grid.hosts) == 1:
-            return "all its ranks are on one host"
+            return "all ranks of the group are on one host"
         if len(grid.hosts) == group.size:
-            return "every host has one of its ranks only"
+            return "every host has only one rank of the group"
         settings = group.settings
         if settings.hierarchical_allreduce is False and not settings.hierarchical_allgather:
             return f"{HIERARCHICAL_ALLREDUCE}=0"
@@ -48,7 +49,7 @@ class HierarchicalEngine(Engine):
             if grid.column is not None:
                 across = group.subgroup("across", grid.column, between)
                 made.callback(across.close)
-            # A library's engine is built at once, since it may turn out not to work.
+            # A library's engine is built now and not at its first collective, since it may turn out not to work.
             flat: Communicator | Callable[[Gather], Communicator]
             if group.later is not None and between == BETWEEN[:1]:
                 flat = group.later("flat", *between)

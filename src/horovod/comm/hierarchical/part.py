@@ -1,4 +1,4 @@
-"""An engine of some of a group's ranks, whose errors number the ranks as the whole group does."""
+"""An engine of some of a group's ranks, whose errors have the rank numbers of the whole group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from horovod.comm.forwarding import ForwardingCommunicator
 
 
 class Part(ForwardingCommunicator):
-    """A communicator of ``ranks`` (indices in the group, in the communicator's order). Owns it."""
+    """Forwards to a communicator of some of a group's ranks.
+
+    Args:
+        communicator: of these ranks; this object owns it from now on.
+        ranks: their indices in the whole group, in the communicator's order.
+    """
 
     name: ClassVar[str] = "part"
 

@@ -9,23 +9,23 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class RankGrid:
-    """The ranks of a group on their hosts, as one of them sees them.
+    """The ranks of a group on their hosts, as one of the ranks sees them.
 
           host 0   host 1
             0 ------ 2       first column
             1 ------ 3       second column
                      4
 
-    There are as many columns as the smallest host has ranks; rank 4 is in none. The columns share the traffic between hosts; a
-    rank in no column takes part within its host only.
+    There are as many columns as the smallest host has ranks; here rank 4 is in no column. The columns share the traffic between
+    hosts. A rank in no column moves data only within its host.
 
     Attributes:
-        rank: this one.
+        rank: this rank.
         hosts: the ranks of each host, ascending; hosts in the order of their first ranks.
         host: the index of this rank's host.
         index: this rank's index on its host.
-        columns: how many there are.
-        column: the ranks of this rank's column, by host; None if it is in none.
+        columns: the number of columns.
+        column: the ranks of this rank's column, by host; None if this rank is in no column.
     """
 
     rank: int
@@ -49,7 +49,11 @@ class RankGrid:
         return cls(rank, hosts, host, index, columns, column)
 
     def shares(self, length: int, host: int | None = None) -> list[int]:
-        """How many of ``length`` elements each rank of this host owns; 0 for a rank in no column."""
+        """How many of ``length`` elements each rank of a host owns; 0 for a rank in no column.
+
+        Args:
+            host: the index of the host; None for the host of this rank.
+        """
         bounds = [length * index // self.columns for index in range(self.columns + 1)]
         shares = [stop - start for start, stop in pairwise(bounds)]
         return shares + [0] * (len(self.hosts[self.host if host is None else host]) - self.columns)

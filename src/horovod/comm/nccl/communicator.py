@@ -1,21 +1,21 @@
-"""One rank of a group over NCCL: collectives on device memory, queued on a stream of its own.
+"""One rank of a group over NCCL: collectives on device memory, queued on the engine's own stream of the device.
 
-**What a collective does.** It checks nothing (the core has), puts NCCL's calls between ``ncclGroupStart`` and
-``ncclGroupEnd``, which makes one kernel of them, records an event after it and returns that event. The worker thread never
-waits for the device. Small vectors of one allreduce are copied into one buffer first, and back after it, each in one step:
-reducing them one by one takes NCCL longer than the copies. Large vectors are reduced in place.
+**What a collective does.** It checks nothing (the core has). It puts NCCL's calls between ``ncclGroupStart`` and
+``ncclGroupEnd``, which makes one kernel of them, and returns an event that completes after the kernel. The worker thread never
+waits for the device. Small vectors of one allreduce are copied into one buffer first, and back afterwards, each in one step:
+NCCL takes longer to reduce them one by one than the copies take. Large vectors are reduced without a copy.
 
-**Streams.** All communicators of a device use one stream, so what they do is carried out in the order of the calls. Work that
-must come before is named by :meth:`NcclCommunicator.follow`; what must come after waits for the event.
+**Streams.** All communicators of a device use one stream, so the device carries out their collectives in the order of the
+calls. :meth:`NcclCommunicator.follow` names the work that must come before; work that must come after waits for the event.
 
 **Two communicators never deadlock.** A kernel of NCCL occupies the device until all ranks of its communicator have started
-theirs. If one rank began X before Y and another Y before X, both could wait forever. That does not happen: the calls of all
-communicators are made by one thread a rank, that of the global process set, in the order of the decisions of one coordinator,
-that of the global process set. Each rank's order is the coordinator's without what does not concern it. Take the unfinished
-collective that the coordinator decided first: on each of its ranks all earlier ones are finished, so it is at the head of the
-stream there, on all its ranks, and finishes. So none waits forever.
+theirs. If one rank began X before Y and another Y before X, both could wait forever. That does not happen: on each rank one
+thread, that of the global process set, makes the calls of all communicators, in the order in which one coordinator, that of the
+global process set, decided them. Each rank carries out that order without the collectives that it is no part of. Take the
+unfinished collective that the coordinator decided first: on each of its ranks all earlier ones are finished, so it is at the
+head of the stream on all of its ranks, and finishes. So none waits forever.
 
-How NCCL is called and ended is in :mod:`horovod.comm.nccl.handle`.
+:mod:`horovod.comm.nccl.handle` has the rules by which NCCL is called and ended.
 """
 
 from __future__ import annotations
@@ -35,18 +35,24 @@ from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Layout, Spans, Vectors, layout_of
 
 PACKED_BYTES = 1 << 20
-"""Smaller vectors of an allreduce are copied into one buffer."""
+"""Vectors of an allreduce with fewer bytes are copied into one buffer."""
 
 _ALIGNMENT = 16
 
 
 _Call: TypeAlias = tuple[Any, ...]
-"""A function of NCCL and its arguments without the last two, the communicator and the stream."""
+"""The name of a function of NCCL, and its arguments without the last two, the communicator and the stream."""
 
 
 class NcclEvent:
-    """The completion of a collective: markers before and after it on the communicator's stream. It holds the collective's
-    temporary memory."""
+    """The completion of a collective: markers before and after it on the communicator's stream.
+
+    Args:
+        handle: the communicator; the event takes the collective's number in it.
+        runtime: the device.
+        begin, end: the markers.
+        held: temporary memory of the collective, which the event keeps alive.
+    """
 
     __slots__ = ("_begin", "_end", "_handle", "_held", "_number", "_runtime")
 
@@ -73,7 +79,7 @@ class NcclEvent:
         return None if self._number <= self._handle.over else self._handle.failure()
 
     def was_right(self) -> bool:
-        """Whether it has completed without an error. Then all earlier ones have succeeded, too."""
+        """Whether the collective has completed without an error. Then all earlier ones have succeeded, too."""
         if not self.query() or self._handle.failure() is not None:
             return False
         self._handle.over = max(self._handle.over, self._number)
@@ -84,9 +90,10 @@ class NcclCommunicator(Communicator):
     """One rank of a group over NCCL.
 
     Args:
-        size: how many ranks there are.
+        rank, size: this rank's index in the group, and the size of the group.
         handle: NCCL's communicator of the same ranks, which this object owns from now on.
-        runtime: the device; ``stream`` is one of its streams, which all communicators of the device share.
+        runtime: the device.
+        stream: the stream that all communicators of the device share.
     """
 
     name: ClassVar[str] = "nccl"
@@ -214,7 +221,7 @@ class NcclCommunicator(Communicator):
                 continue
             for root, (start, length) in enumerate(_ranges(source, [count * dtype.itemsize for count in of])):
                 if length:
-                    own = target if root == self.rank else start  # others receive nothing
+                    own = target if root == self.rank else start  # only the root receives
                     calls.append(("ncclReduce", start, own, of[root], kind, operation, root))
 
         def then() -> None:
@@ -231,7 +238,7 @@ class NcclCommunicator(Communicator):
         return self._carry_out(calls, held=flag)
 
     def _carry_out(self, calls: Sequence[_Call], then: Callable[[], None] = nothing, held: object = None) -> NcclEvent:
-        """Queue these calls as one kernel, and after it what ``then`` queues.
+        """Queue these calls as one kernel, followed by the work that ``then`` queues.
 
         Args:
             held: temporary memory of the collective.
@@ -272,8 +279,9 @@ class NcclCommunicator(Communicator):
         self._scratch = None
 
     def _reduction(self, op: ReduceOp, dtype: np.dtype[Any], factor: float) -> tuple[Scaling, float, int]:
-        """When and by which factor the device multiplies, and NCCL's reduction. Both factors are merged into one: a sum of
-        scaled inputs is the scaled sum."""
+        """When a kernel of the framework multiplies, the factor, and NCCL's reduction.
+
+        ``factor`` is the product of the pre- and postscale factors: a sum of scaled inputs is the scaled sum."""
         if factor == 1.0:
             return Scaling.NOT, factor, library.OPERATIONS[op]
         if op is not ReduceOp.SUM:
@@ -285,10 +293,10 @@ class NcclCommunicator(Communicator):
         return Scaling.NOT, factor, library.AVERAGE if average else self._handle.multiplied_sum(dtype, factor)
 
     def _pack(self, sources: Spans, chosen: Sequence[int]) -> tuple[Spans, int]:
-        """Copy some vectors into the buffer, one after another.
+        """Copy the vectors with the indices ``chosen`` into the buffer, one after another.
 
         Returns:
-            Their positions in the buffer, and how many elements it has in all.
+            The vectors in the buffer, and the number of elements from the first to the last, with the padding.
         """
         layout = sources.layout
         step = max(1, _ALIGNMENT // layout.dtype.itemsize)
@@ -299,7 +307,7 @@ class NcclCommunicator(Communicator):
             length += -(-size // step) * step
         wanted = length * layout.dtype.itemsize
         if self._scratch is None or self._scratch.layout.nbytes < wanted:
-            # Zeros, since the padding between the vectors is reduced, too. Later work of the stream may reuse the old buffer.
+            # Zeros, since NCCL reduces the padding between the vectors, too. Later work of the stream may reuse the old buffer.
             room = 1 << max(16, (wanted - 1).bit_length())
             self._scratch = self._runtime.allocate(np.dtype(np.uint8), room, self._stream, 0)
         base = self._scratch.addresses[0]
@@ -316,7 +324,7 @@ def _spans(vectors: Vectors) -> Spans:
 
 
 def _of_each_type(vectors: Vectors) -> Sequence[Spans]:
-    """Vectors as spans, one for each type."""
+    """Vectors as spans of one type each."""
     if isinstance(vectors, Spans):
         return [vectors]
     several: Sequence[Any] = vectors
@@ -330,12 +338,12 @@ def _some(spans: Spans, chosen: Sequence[int]) -> Spans:
 
 
 def _consecutive(start: int, layout: Layout) -> list[int]:
-    """The positions of a layout's vectors in one buffer."""
+    """The addresses of a layout's vectors, one after another, in a buffer that begins at address ``start``."""
     return [address for address, _ in _ranges(start, layout.lengths.tolist())]
 
 
 def _ranges(start: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Address and length, in bytes, of consecutive parts."""
+    """The addresses of consecutive parts of these lengths, each with its length; all in bytes."""
     found = []
     for length in lengths:
         found.append((start, length))

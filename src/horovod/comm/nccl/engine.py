@@ -1,4 +1,4 @@
-"""The choice and construction of NCCL: for ranks that each have a separate GPU, if the framework passes its memory."""
+"""Chooses and builds the engine ``nccl``: for ranks with a GPU each, if their framework hands over device memory."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from horovod.comm.nccl.factors import device_holds, represents
 from horovod.comm.reduction import OF_BITS, ReduceOp
 
 SEVERAL_RANKS = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""NCCL 2.30 and newer serve several ranks on one GPU if this is 1. It is slow, and meant for tests."""
+"""The variable of NCCL 2.30 and newer that, set to 1, allows several ranks on one GPU. That is slow, and meant for tests."""
 
 SERVES_SEVERAL = (2, 30, 0)
 """The oldest NCCL that serves several ranks on one GPU."""
 
 ONE_EACH = (
-    "NCCL wants one for each: start at most as many ranks as there are GPUs, or, with NCCL 2.30 or newer, set "
+    "NCCL wants one GPU for each rank: start at most as many ranks as there are GPUs, or, with NCCL 2.30 or newer, set "
     f"{SEVERAL_RANKS}=1"
 )
+"""Advice to users if several ranks share a GPU."""
 
 _streams: WeakKeyDictionary[DeviceRuntime, Any] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
 def stream_of(runtime: DeviceRuntime) -> Any:
-    """The one stream of a device that all communicators use."""
+    """The stream of a device that all of its communicators share."""
     with _making:
         if runtime not in _streams:
             with runtime.chosen():
@@ -53,7 +54,7 @@ class NcclEngine(Engine):
             return ONE_EACH
         try:
             version = library.loaded().version()
-        except (OSError, DeviceFailure):  # obstacle() says so
+        except (OSError, DeviceFailure):  # obstacle() reports it
             return ""
         if version >= library.code_of(SERVES_SEVERAL):
             return ""
@@ -91,7 +92,7 @@ class NcclEngine(Engine):
                 return f"NCCL does not scale {data_type.label} as hvd.allreduce does"
             dtype = data_type.numpy
             if scaled and not (represents(dtype, factor) or (scales and device_holds(dtype, factor))):
-                return f"NCCL multiplies {data_type.label} by factors of that type, which does not hold {factor:g}"
+                return f"NCCL multiplies {data_type.label} by factors of that type, which cannot represent {factor:g}"
         if scaled and op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
             return f"NCCL has no {op.label} with factors"
         return ""
@@ -108,9 +109,11 @@ class NcclEngine(Engine):
 
         runtime = group.runtime
         if runtime is None:
-            raise EngineError("this rank has used no device, so none can be served")
+            raise EngineError("this rank has used no device, so there is none to serve")
         if len(bootstrap.data) != library.UNIQUE_ID_BYTES:
-            raise EngineError(f"a unique id of {len(bootstrap.data)} bytes was handed out")
+            raise EngineError(
+                f"the first rank sent a unique id of {len(bootstrap.data)} bytes, not of {library.UNIQUE_ID_BYTES}"
+            )
         limit = group.settings.stall_timeout.total_seconds()
         try:
             handle = CommHandle.create(

@@ -1,13 +1,13 @@
 """One ``ncclComm_t``: made, called, watched, aborted and destroyed by NCCL's rules. This module knows no collectives.
 
-**Non-blocking.** It is made with ``blocking=0``: no call waits for a peer. While NCCL is still busy with one ("in progress": it
-connects to a peer), the caller polls, within a limit, and gives up after :meth:`CommHandle.abort`.
+**Non-blocking.** The communicator is made with ``blocking=0``: no call waits for a peer. While NCCL is still busy with a call
+("in progress": it connects to a peer), the caller polls, within a limit, and gives up after :meth:`CommHandle.abort`.
 
 **Abort.** NCCL allows ``ncclCommAbort`` while kernels run, but not while another thread is inside a call. All calls are made
 under one lock, which no thread holds while it waits. ``ncclCommAbort`` may itself take long, so a separate thread calls it.
 
-**What NCCL writes later.** It notes the address of a new communicator when that is made, which may be after the caller has
-given up. So that memory is freed only when NCCL has said that it is done with the call.
+**Late writes of NCCL.** NCCL writes the address of a new communicator when it has made it, which may be after the caller has
+given up. So the memory for the address is freed only when NCCL has reported that it is done with the call.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ END_SECONDS = 10.0
 """How long ``close()`` waits for an abort, or for NCCL to finalize."""
 
 _YIELD_SECONDS = 200e-6
-"""How long the caller yields its core between queries before it sleeps between them. NCCL usually needs less."""
+"""How long a caller that polls NCCL yields its core between queries; after that it sleeps. NCCL usually needs less time."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 20e-6, 5e-3
 
 SUMS = 32
-"""How many reductions with a factor (``ncclRedOpCreatePreMulSum``) a communicator keeps. Each takes about 16 bytes."""
+"""The most reductions with a factor (``ncclRedOpCreatePreMulSum``) that a communicator keeps. Each takes about 16 bytes."""
 
 Meanwhile: TypeAlias = Callable[[], None]
 """Called from time to time while a communicator is made, so that other ranks see that this rank is alive."""
 
 
 def nothing() -> None:
-    """Do nothing: no other rank watches."""
+    """Do nothing: the default where no other rank watches this one."""
 
 
 _written_by_nccl = lasting_list()
-"""Memory to which NCCL may still write the address of a communicator, with the configuration that it was given."""
+"""Memory to which NCCL may still write the address of a communicator, each with the configuration that NCCL was given."""
 
 _log = logging.getLogger("horovod.comm")
 
@@ -59,12 +59,13 @@ class CommHandle:
     """This rank's part of one communicator of NCCL; :meth:`create` and :meth:`split` make it.
 
     Args:
-        rank: this rank in the communicator.
+        nccl: the library.
+        runtime: the device of the communicator.
+        rank: this rank's index in the communicator.
         address: the ``ncclComm_t``, which this object owns from now on.
         limit: seconds that NCCL may be busy with one call.
 
     Attributes:
-        address: in the type that NCCL's functions take.
         queued: how many collectives were queued.
         over: how many of them are known to have succeeded.
     """
@@ -82,7 +83,7 @@ class CommHandle:
         self._aborting = False
         self._aborted = threading.Event()
         self._closed = False
-        self._sums: OrderedDict[tuple[np.dtype[Any], float], int] = OrderedDict()  # the one unused for longest is first
+        self._sums: OrderedDict[tuple[np.dtype[Any], float], int] = OrderedDict()  # least recently used first
 
     @classmethod
     def create(
@@ -96,14 +97,17 @@ class CommHandle:
         limit: float,
         meanwhile: Meanwhile = nothing,
     ) -> CommHandle:
-        """A new communicator of ``size`` ranks, which all call this.
+        """Make a new communicator. All of its ranks must call this.
 
         Args:
-            unique_id: made on one rank, the same on all.
+            rank, size: this rank's index in the communicator, and the number of ranks.
+            unique_id: made by one rank, and the same on all.
             deadline: ``time.monotonic`` by which all ranks must have called this.
+            limit: seconds that NCCL may be busy with one later call.
+            meanwhile: called from time to time while this waits for the other ranks.
 
         Raises:
-            NcclError: it cannot be made.
+            NcclError: the communicator cannot be made.
         """
         made, config = written = ctypes.c_void_p(), library.NcclConfig.non_blocking()
         identity = library.UniqueId.from_buffer_copy(unique_id)
@@ -120,20 +124,22 @@ class CommHandle:
         return handle
 
     def split(self, part: int | None, rank: int, deadline: float, meanwhile: Meanwhile = nothing) -> CommHandle | None:
-        """A communicator of some of this one's ranks. All ranks of this one call it, while it has nothing in flight.
+        """Make a communicator of some ranks of this one. All ranks of this one must call it, while nothing is in flight on it.
 
-        The two share nothing, so each can be aborted and ended without the other.
+        The two communicators share nothing, so each can be aborted and ended without the other.
 
         Args:
-            part: a number that the ranks of the new communicator share; None if this rank is not among them.
-            rank: this rank in the new communicator.
+            part: a number that is the same on all ranks of the new communicator; None if this rank is not among them.
+            rank: this rank's index in the new communicator.
+            deadline: ``time.monotonic`` by which all ranks must have called this.
+            meanwhile: called from time to time while this waits for the other ranks.
 
         Returns:
-            None if this rank is not among them.
+            The new communicator; None if this rank is not part of it.
 
         Raises:
-            NcclError: it cannot be made.
-            Aborted: this one was aborted meanwhile.
+            NcclError: the communicator cannot be made.
+            Aborted: this communicator was aborted meanwhile.
         """
         made, config = written = ctypes.c_void_p(), library.NcclConfig.non_blocking()
         _written_by_nccl.append(written)
@@ -153,7 +159,7 @@ class CommHandle:
             _forget(written)
             return None
         if not made.value:
-            raise NcclError("ncclCommSplit has made nothing")
+            raise NcclError("ncclCommSplit succeeded but made no communicator")
         handle = CommHandle(self._nccl, self._runtime, rank, made.value, self._limit)
         handle._await_made("ncclCommSplit", library.IN_PROGRESS, deadline, meanwhile)
         _forget(written)
@@ -174,20 +180,29 @@ class CommHandle:
     # Calls
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Make one call. Its result comes at once or at the end of the group."""
+        """Make one call. Its errors show at once, or at the end of the :meth:`group`.
+
+        Raises:
+            NcclError: NCCL refuses the call.
+        """
         result = getattr(self._c, name)(*arguments)
         if result not in (library.SUCCESS, library.IN_PROGRESS):
             raise NcclError(f"{name}: {self._nccl.error_text(result)}")
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """Between ``ncclGroupStart`` and ``ncclGroupEnd``, under the lock; then wait until NCCL has queued it all."""
+        """A block from ``ncclGroupStart`` to ``ncclGroupEnd``, under the lock. Its end waits until NCCL has queued the calls.
+
+        Raises:
+            NcclError: NCCL refuses the calls, or is busy with them for longer than the limit.
+            Aborted: the communicator was aborted.
+        """
         with self._lock:
             self._check()
             self._nccl.check("ncclGroupStart", self._c.ncclGroupStart())
             try:
                 yield
-            finally:  # also after an error, as the bracket is the thread's and not the communicator's
+            finally:  # also after an error, since a group belongs to the thread and not to the communicator
                 result = self._c.ncclGroupEnd()
         self._settle("ncclGroupEnd", result, time.monotonic() + self._limit)
 
@@ -199,7 +214,7 @@ class CommHandle:
             value = library.scalar(factor, dtype)
             with self._lock:
                 self._check()
-                while len(self._sums) >= SUMS:  # no call uses it now
+                while len(self._sums) >= SUMS:  # no call uses the oldest one now
                     self.call("ncclRedOpDestroy", self._sums.popitem(last=False)[1], self.address)
                 result = self._c.ncclRedOpCreatePreMulSum(
                     ctypes.byref(made),
@@ -233,10 +248,10 @@ class CommHandle:
             now = time.monotonic()
             if now > deadline:
                 raise NcclError(
-                    f"{call}: NCCL is still busy after the limit; a rank did not come to it, or the ranks cannot reach one "
-                    "another (NCCL_DEBUG=INFO shows by which interfaces they try, NCCL_SOCKET_IFNAME chooses)"
+                    f"{call}: NCCL is still busy after the limit; a rank did not make this call, or the ranks cannot reach one "
+                    "another (NCCL_DEBUG=INFO shows the network interfaces that NCCL uses, NCCL_SOCKET_IFNAME chooses one)"
                 )
-            if now < yields_until:  # NCCL does not notify: it can only be polled
+            if now < yields_until:  # NCCL sends no notification, so it must be polled
                 os.sched_yield()
                 continue
             meanwhile()
@@ -246,15 +261,14 @@ class CommHandle:
     # The end
 
     def failure(self) -> BaseException | None:
-        """The error of this communicator, as far as NCCL knows; None if there is none. Any thread; never waits."""
+        """The error of this communicator, as far as NCCL knows; None if there is none. Any thread may call it. Never waits."""
         if self._aborting:
             return Aborted("the communicator was aborted")
         if not self._lock.acquire(blocking=False):
             return None  # a call is running, and will find the error itself
         try:
-            if (
-                self._ending.locked()
-            ):  # looked at under the lock, under which ncclCommAbort and ncclCommDestroy are called
+            # ncclCommAbort and ncclCommDestroy are called under the lock, so this must be checked under the lock, too.
+            if self._ending.locked():
                 return None
             state = self._nccl.async_error(self.address)
             if state in (library.SUCCESS, library.IN_PROGRESS):
@@ -266,7 +280,7 @@ class CommHandle:
             self._lock.release()
 
     def abort(self) -> None:
-        """Abort all running calls and kernels. Any thread, any number of times; returns at once."""
+        """Abort all running calls and kernels. Any thread may call it, any number of times; it returns at once."""
         if self._ending.acquire(blocking=False):
             self._begin_abort()
 
@@ -275,14 +289,16 @@ class CommHandle:
         threading.Thread(target=self._abort, name="horovod-nccl-abort", daemon=True).start()
 
     def _abort(self) -> None:
-        with self._lock, self._runtime.chosen():  # calls take microseconds: none waits for a peer
+        with self._lock, self._runtime.chosen():  # free within microseconds: no call under the lock waits for a peer
             result = self._c.ncclCommAbort(self.address)
         if result not in (library.SUCCESS, library.IN_PROGRESS):
             _log.warning("ncclCommAbort: %s", self._nccl.error_text(result))
         self._aborted.set()
 
     def close(self) -> None:
-        """Release everything: finalize together with all other ranks, or after an abort. Waits only for a limited time."""
+        """Release the communicator: finalize it together with all other ranks, or wait for its abort to end.
+
+        Each of these waits takes at most :data:`END_SECONDS`. If finalizing fails, the communicator is aborted."""
         if self._closed:
             return
         in_good_order = False
@@ -295,8 +311,8 @@ class CommHandle:
                 self._begin_abort()
         if not in_good_order and not self._aborted.wait(END_SECONDS):
             _log.error(
-                "rank %d of the group: ncclCommAbort did not return within %g seconds; %s may still be at work, so end this "
-                "process instead of using its memory again",
+                "rank %d of the group: ncclCommAbort did not return within %g seconds; kernels may still run on %s, so end "
+                "this process instead of using the memory of that device again",
                 self._rank,
                 END_SECONDS,
                 self._runtime.device,
@@ -317,5 +333,5 @@ class CommHandle:
 
 
 def _forget(written: object) -> None:
-    """NCCL is done with it."""
+    """Drop memory of :data:`_written_by_nccl`: NCCL is done with it."""
     _written_by_nccl[:] = [each for each in _written_by_nccl if each is not written]

@@ -1,9 +1,9 @@
-"""NCCL's C interface, called through ctypes; RCCL has the same one.
+"""NCCL's C interface, called through ctypes; RCCL has the same interface.
 
 Why ctypes, and not NVIDIA's own package nccl4py: nccl4py (0.6.0, Apache-2.0) needs cuda-core, and cuda-bindings of PyTorch's
-CUDA release, and does not know RCCL. Some twenty functions are used here, which are the same since NCCL 2.18. PyTorch's wheel
-depends on the wheel with libnccl.so.2, so there is nothing left to install. Each function's C prototype stands beside its
-types.
+CUDA release, and does not support RCCL. This module uses some twenty functions, which have not changed since NCCL 2.18.
+PyTorch's wheel depends on the wheel with libnccl.so.2, so there is nothing else to install. A comment above each function's
+types has its C prototype.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from horovod.comm.base import DeviceFailure
 from horovod.comm.reduction import ReduceOp
 
 OLDEST = (2, 18, 1)
-"""The oldest NCCL with everything that is used here: non-blocking communicators whose configuration has this layout."""
+"""The oldest NCCL with all features that this module uses: non-blocking communicators, configured as :class:`NcclConfig`."""
 
 SUCCESS = 0
 IN_PROGRESS = 7
@@ -49,7 +49,7 @@ DATA_TYPES: dict[np.dtype[Any], int] = {
     np.dtype(ml_dtypes.bfloat16): 9,
 }
 BYTES = DATA_TYPES[np.dtype(np.uint8)]
-"""The type that is used for elements that are moved but not reduced."""
+"""The type for elements that are moved but not reduced."""
 
 # ncclRedOp_t
 OPERATIONS = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MAX: 2, ReduceOp.MIN: 3}
@@ -57,7 +57,7 @@ AVERAGE = 4
 
 
 class NcclError(DeviceFailure):
-    """A call of NCCL failed."""
+    """A call of NCCL has failed."""
 
 
 class UniqueId(ctypes.Structure):
@@ -70,7 +70,7 @@ class UniqueId(ctypes.Structure):
 
 
 class NcclConfig(ctypes.Structure):
-    """``ncclConfig_t`` of NCCL 2.18. Newer ones append fields and take this size for "as if they were not set"."""
+    """``ncclConfig_t`` of NCCL 2.18. Newer versions append fields; by the size they see that these are not set."""
 
     _fields_ = [
         ("size", ctypes.c_size_t),
@@ -86,13 +86,13 @@ class NcclConfig(ctypes.Structure):
 
     @classmethod
     def non_blocking(cls) -> NcclConfig:
-        """Calls return before they are complete; the caller polls ``ncclCommGetAsyncError``."""
+        """The configuration in which calls return before they are complete; the caller polls ``ncclCommGetAsyncError``."""
         unset = _UNDEFINED
         return cls(ctypes.sizeof(cls), _MAGIC, code_of(OLDEST), 0, unset, unset, unset, None, unset)
 
 
 def code_of(version: tuple[int, int, int]) -> int:
-    """``NCCL_VERSION(major, minor, patch)`` of NCCL 2.9 and newer."""
+    """The version code ``NCCL_VERSION(major, minor, patch)``, as NCCL 2.9 and newer define it."""
     major, minor, patch = version
     return major * 10000 + minor * 100 + patch
 
@@ -176,15 +176,15 @@ _KEEP_INTERPRETER_LOCK = frozenset(
     }
 )
 """Calls that only queue or query, and never wait. They keep the interpreter lock: if another Python thread computes, releasing
-the lock costs more than the call, since that thread then keeps it for milliseconds."""
+the lock costs more than the call, since the other thread then keeps the lock for milliseconds."""
 
 
 class Nccl:
     """One loaded library.
 
     Args:
-        functions: has the C functions as attributes: a :class:`ctypes.CDLL` with their types set, or a stand-in.
-        where: the file it came from, for messages.
+        functions: an object with the C functions as attributes, their types set; or a stand-in.
+        where: the library's file, for messages.
     """
 
     def __init__(self, functions: Any, where: str) -> None:
@@ -193,10 +193,11 @@ class Nccl:
 
     @classmethod
     def load(cls, path: str) -> Nccl:
-        """Load a file, and check that it has everything.
+        """Load the library from a file, and check that it has all functions.
 
         Raises:
-            OSError: it cannot be loaded, or is too old; the message says what to do.
+            OSError: the file cannot be loaded, or is too old; the message says which version is needed.
+            NcclError: the library cannot report its version.
         """
         releasing, keeping = ctypes.CDLL(path), ctypes.PyDLL(path)
         functions = SimpleNamespace()
@@ -213,36 +214,36 @@ class Nccl:
         return nccl
 
     def version(self) -> int:
-        """Its version code, for example 22705 for 2.27.5."""
+        """The version code of the library, for example 22705 for 2.27.5."""
         version = _int(0)
         self.check("ncclGetVersion", self.functions.ncclGetVersion(ctypes.byref(version)))
         return version.value
 
     def unique_id(self) -> bytes:
-        """A unique id, by which the ranks of one communicator find each other."""
+        """A new unique id, with which the ranks of one communicator find each other."""
         made = UniqueId()
         self.check("ncclGetUniqueId", self.functions.ncclGetUniqueId(ctypes.byref(made)))
         return made.data()
 
     def check(self, call: str, result: int) -> None:
-        """Raises NcclError, with NCCL's message, unless ``result`` is success."""
+        """Raise NcclError, with NCCL's message, unless ``result`` is success."""
         if result != SUCCESS:
             raise NcclError(f"{call}: {self.error_text(result)}")
 
     def error_text(self, result: int) -> str:
         """The text of a result code, with NCCL's last error.
 
-        The last error is asked for without a communicator: NCCL ignores it, and another thread may have destroyed it.
+        ``ncclGetLastError`` gets no communicator: NCCL ignores it, and another thread may have destroyed it.
         """
         text = (self.functions.ncclGetErrorString(result) or b"").decode(errors="replace")
         more = (self.functions.ncclGetLastError(None) or b"").decode(errors="replace").strip()
         return f"NCCL says {text!r} (code {result}){f': {more}' if more else ''}"
 
     def async_error(self, communicator: int) -> int:
-        """The state of a communicator: success, in progress, or what has gone wrong since.
+        """The state of a communicator as a result code: success, in progress, or the first error since it was made.
 
         Raises:
-            NcclError: it cannot be asked.
+            NcclError: NCCL cannot report the state.
         """
         state = _int(0)
         result = self.functions.ncclCommGetAsyncError(communicator, ctypes.byref(state))
@@ -251,17 +252,17 @@ class Nccl:
 
 
 def scalar(value: float, dtype: np.dtype[Any]) -> ctypes.Array[ctypes.c_char]:
-    """One element in host memory, as ``ncclRedOpCreatePreMulSum`` wants the factor."""
+    """A factor as ``ncclRedOpCreatePreMulSum`` reads it: one element of ``dtype`` in host memory."""
     return ctypes.create_string_buffer(np.array([value]).astype(dtype).tobytes(), dtype.itemsize)
 
 
 def residence() -> int:
-    """The address of :func:`scalar`."""
+    """The ``ncclScalarResidence_t`` of a :func:`scalar`: host memory, which NCCL reads before the call returns."""
     return _HOST_IMMEDIATE
 
 
 def _candidates() -> Iterator[str]:
-    """Candidate paths of the library, best first. If PyTorch brings its own, no other copy must be loaded beside it."""
+    """Candidate paths of the library, best first. If PyTorch brings its own copy, no other one must be loaded beside it."""
     for package, folder, names in (
         ("nvidia.nccl", "lib", ("libnccl.so.2",)),
         ("torch", "lib", ("librccl.so.1", "librccl.so", "libnccl.so.2")),
@@ -279,7 +280,7 @@ def _candidates() -> Iterator[str]:
 
 
 def find() -> str:
-    """The path of the library that would be loaded; "" if there is none. Loads nothing."""
+    """The path of the library that :func:`loaded` would load; "" if there is none. Loads nothing."""
     return next(_candidates(), "")
 
 
@@ -287,16 +288,16 @@ _loaded: dict[str, Nccl] = {}
 
 
 def loaded() -> Nccl:
-    """The library, loaded once.
+    """The library, which the first call loads.
 
     Raises:
-        OSError: there is none, or it cannot be loaded; the message says what to do.
+        OSError: there is no library, or it cannot be loaded; the message says what to do.
     """
     path = find()
     if not path:
         raise OSError(
-            "libnccl.so.2 was not found: pip install nvidia-nccl-cu12 (or nvidia-nccl-cu13, as PyTorch's CUDA is), or install "
-            "the system's package libnccl2; for ROCm, librccl.so comes with PyTorch"
+            "libnccl.so.2 was not found: pip install nvidia-nccl-cu12 (or nvidia-nccl-cu13, to match PyTorch's CUDA), or "
+            "install the system's package libnccl2; for ROCm, librccl.so comes with PyTorch"
         )
     if path not in _loaded:
         _loaded[path] = Nccl.load(path)

@@ -1,12 +1,12 @@
-"""The shared memory through which the engine of one host moves data.
+"""The shared memory through which the engine ``shm`` moves data.
 
-It has three parts, for n ranks and pieces of P bytes::
+With n ranks and pieces of P bytes, it has three parts::
 
     words      futex words, see horovod.comm.shm.futex_words
     slot 0     contribution of rank 0 [P] ... contribution of rank n-1 [P] | result [P]
     slot 1     the same
 
-Piece k lives in slot k mod 2.
+Piece k uses slot k mod 2.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ DEFAULT_PIECE = 1 << 20
 
 # ssize_t preadv(int descriptor, const struct iovec *iovecs, int count, off_t start)
 _libc = ctypes.CDLL(None, use_errno=True)
-_preadv, _pwritev = (
-    getattr(_libc, name, None) for name in ("preadv", "pwritev")
-)  # not on every system without futexes
+# None where the system lacks the call. Every system with futexes has both.
+_preadv, _pwritev = (getattr(_libc, name, None) for name in ("preadv", "pwritev"))
 for _call in (_preadv, _pwritev):
     if _call is not None:
         _call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
         _call.restype = ctypes.c_ssize_t
 
 
-_ADVICE = ". Was one resized or freed while it travelled?"
+_ADVICE = ". Was a tensor resized or freed during the collective?"
 
 
 def _check_copied(position: int, stop: int) -> None:
     if position != stop:
-        raise OSError(f"tensors were copied to or from shared memory short of {stop - position} bytes{_ADVICE}")
+        raise OSError(f"a copy of tensors to or from shared memory ended short of {stop - position} bytes{_ADVICE}")
 
 
 class Arena(SharedMemory):
-    """The mapped memory, as one rank sees it. One rank makes it with :meth:`create`, the others with :meth:`attach`.
+    """One rank's mapping of the arena. One rank creates the arena with :meth:`create`, the others use :meth:`attach`.
 
-    Attributes:
-        piece_bytes: P above.
+    Args:
+        descriptor: of the memory. This object owns it from now on, even if mapping fails.
+        length: bytes of the whole arena.
+        piece_bytes: bytes of a piece, P in the module's docstring.
     """
 
     def __init__(self, descriptor: int, length: int, piece_bytes: int) -> None:
@@ -60,13 +61,14 @@ class Arena(SharedMemory):
 
     @classmethod
     def create(cls, size: int, piece_bytes: int = 0) -> Arena:
-        """New memory for ``size`` ranks.
+        """A new arena for ``size`` ranks.
 
         Args:
-            piece_bytes: bytes a rank moves at a time; 0 for the default.
+            size: the number of ranks.
+            piece_bytes: bytes a rank moves at a time, rounded up to whole pages; 0 for the default.
 
         Raises:
-            OSError: the kernel refuses, or has no futexes this code can use.
+            OSError: the kernel refuses, or has no futexes that this code can use.
         """
         piece = in_pages(piece_bytes or DEFAULT_PIECE)
         length = cls.header_bytes(size) + 2 * (size + 1) * piece
@@ -74,15 +76,20 @@ class Arena(SharedMemory):
 
     @classmethod
     def attach(cls, descriptor: int, length: int, piece_bytes: int) -> Arena:
-        """Map the memory of a descriptor that was passed to this process. The descriptor is duplicated.
+        """Map the arena of a descriptor that was passed to this process.
+
+        Args:
+            descriptor: is duplicated; the caller still closes it.
+            length, piece_bytes: those of the arena on the rank that created it.
 
         Raises:
-            OSError, ValueError: it cannot be mapped, or is not the announced memory.
+            OSError: the memory cannot be mapped.
+            ValueError: the memory has another size than ``length``.
         """
         return cls(duplicated(descriptor, length), length, piece_bytes)
 
     # The kernel gathers and scatters small vectors in a third of the time of a Python loop over arrays of a few kilobytes.
-    # ``iovecs`` as of :meth:`Spans.iovecs`.
+    # ``iovecs`` are rows as :meth:`Spans.iovecs` returns them.
 
     def gather(self, start: int, iovecs: Array) -> None:
         """Gather the memory ranges ``iovecs`` into the arena from byte ``start`` on."""

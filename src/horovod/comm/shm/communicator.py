@@ -1,23 +1,26 @@
 """The engine for ranks of one host: NumPy over a shared arena. The default for CPU tensors.
 
-A reduction streams through the arena in pieces that stay in the cache. Every rank owns one shard of each piece::
+A reduction streams through the arena in pieces small enough for the cache. Every rank owns one shard of each piece::
 
     pack     copy the shards that others own from the tensors into my contribution          then count "packed"
     reduce   fold all ranks' contributions to my shard, in rank order, into the result      then count "reduced"
     unpack   copy the whole result into the tensors
 
-This rank's own shard is read directly from the tensors. There is always work between counting and waiting: the next piece is
-packed before this one's result is awaited. Piece k uses slot k mod 2 (:mod:`horovod.comm.shm.counters`); none is overwritten
-too early:
+A rank reads its own contribution to its own shard directly from the tensors, unless they are so small that the kernel gathers
+them all. There is always work between counting and waiting: a rank packs the next piece before it waits for the result of this
+one. Piece k uses slot k mod 2 (:mod:`horovod.comm.shm.counters`). No slot is overwritten too early:
 
-* contributions of piece k are written after this rank has seen every peer count k-1 packed pieces, and a peer counts a
-  piece as packed only when it has finished reading the contributions of the piece before;
-* the result of piece k is written after every peer has packed piece k, which it does after unpacking piece k-2.
+* A rank writes its contribution to piece k after every peer has counted k-1 packed pieces. A peer counts a piece as packed only
+  when it has finished reading the contributions to the piece before.
+* A rank writes its shard of the result of piece k after every peer has packed piece k. A peer packs piece k after it has
+  unpacked piece k-2.
 
-Small reductions pack everything, wait once, and every rank folds all of it. The other operations wait once a piece.
+In a small reduction every rank packs its whole vector, waits once, and folds the whole vectors of all ranks. The other
+operations wait once per piece.
 
 Large collectives can bypass the arena if the kernel lets ranks read one another's memory (:mod:`horovod.comm.shm.direct`). Then
-only addresses go through it, one piece each time. Both paths are timed, and the faster is used (:mod:`horovod.comm.shm.large`).
+only addresses go through the arena, one piece per exchange. The ranks time both paths and use the faster one
+(:mod:`horovod.comm.shm.large`).
 """
 
 from __future__ import annotations
@@ -41,21 +44,23 @@ from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spa
 from horovod.comm.tuned import TunedSettings
 
 SMALL = 32 << 10
-"""Bytes up to which every rank folds the whole vector after a single wait."""
+"""Largest reduction, in bytes, in which every rank folds the whole vector after a single wait."""
 
 MANY = 32
-"""Smallest number of vectors that the kernel copies, even if their total is small: that saves more than a second wait costs."""
+"""Smallest number of vectors for which an allreduce always streams, so that the kernel copies them in one call, even if they
+are small in total: that saves more than the second wait costs."""
 
 
 class ShmCommunicator(Communicator):
-    """One rank's end of the arena.
+    """One rank of a group on one host.
 
     Args:
-        rank, size: this rank in the group.
+        rank, size: this rank's index in the group, and the size of the group.
         arena: attached by every rank; this communicator owns it from now on.
-        stall_timeout: how long a peer may make no progress while it is waited for until ``on_stall`` is called.
+        stall_timeout: how long a peer may make no progress while this rank waits for it.
+        reading: when ranks read one another's memory, see :class:`~horovod.comm.shm.large.Large`.
+        on_stall: called when a peer has made no progress for ``stall_timeout``.
         spins: whether to poll for a while before sleeping; false if a peer may need the core.
-        reading: the path of large tensors, see :class:`~horovod.comm.shm.large.Large`.
     """
 
     name: ClassVar[str] = "shm"
@@ -89,7 +94,7 @@ class ShmCommunicator(Communicator):
         if source.length == 0:
             return
         dtype = source.dtype
-        # The decision must be the same on all ranks, so it must not depend on whether vectors are known by their addresses.
+        # All ranks must choose the same path, so the choice must not depend on whether vectors are given by their addresses.
         nbytes = source.length * dtype.itemsize
         if len(source) < MANY and nbytes <= min(SMALL, self._arena.piece_bytes):
             self._allreduce_small(source, target, dtype, op, prescale, postscale)
@@ -121,7 +126,7 @@ class ShmCommunicator(Communicator):
         factor = 1.0
         scattered = source.length * dtype.itemsize < SCATTERED * len(source)
         if dtype.kind == "f" and dtype.itemsize >= 4 and not scattered:
-            # Every rank scales while unpacking: multiplying costs no more than copying, and saves the owner a pass.
+            # Every rank scales while it unpacks: multiplying costs no more than copying, and saves the shard's owner a pass.
             postscale, factor = 1.0, postscale
         step = self._arena.piece_bytes // dtype.itemsize
         starts = range(0, source.length, step)
@@ -146,7 +151,7 @@ class ShmCommunicator(Communicator):
                 target.write(start, stop, self._region(current, size, dtype)[: stop - start], factor)
 
     def _pack_shards(self, source: Spans, start: int, stop: int, dtype: np.dtype[Any]) -> int:
-        """Contribute elements ``[start, stop)`` less my own shard as the next piece; returns its number."""
+        """Contribute elements ``[start, stop)``, without this rank's own shard, as the next piece; return its number."""
         piece = self._begin()
         region = self._region(piece, self.rank, dtype)
         bounds = shard_bounds(stop - start, self.size)
@@ -157,7 +162,7 @@ class ShmCommunicator(Communicator):
         return piece
 
     def _pack_all(self, source: Spans, start: int, stop: int, dtype: np.dtype[Any]) -> int:
-        """Contribute elements ``[start, stop)``, with my own shard, as the next piece; returns its number."""
+        """Contribute elements ``[start, stop)``, with this rank's own shard, as the next piece; return its number."""
         piece = self._begin()
         if source.addresses:
             self._arena.gather(self._start(piece, self.rank), source.iovecs(start, stop))
@@ -186,10 +191,11 @@ class ShmCommunicator(Communicator):
         prescale: float,
         postscale: float,
     ) -> None:
-        """Fold my shard of a piece into the result.
+        """Fold all contributions to this rank's shard of a piece into the result.
 
         Args:
-            own: the vectors of my own contribution; None if it has been packed.
+            own: the runs of this rank's own contribution; empty if it has been packed.
+            bounds: the bounds of all shards in the piece, as :func:`~horovod.comm.ranges.shard_bounds` returns them.
         """
         low, high = bounds[self.rank], bounds[self.rank + 1]
         regions = [self._region(piece, rank, dtype) for rank in range(self.size)]
@@ -225,7 +231,7 @@ class ShmCommunicator(Communicator):
             if start < stop:
                 source.read(start, stop, self._region(piece, self.rank, dtype)[: stop - start])
             self._counters.signal(PACKED, piece)
-            for rank in (self.rank, *self._peers):  # while the others pack
+            for rank in (self.rank, *self._peers):  # this rank's own data first, while the others pack
                 target = targets[rank]
                 stop = min(start + step, target.length)
                 if rank != self.rank:
@@ -289,7 +295,7 @@ class ShmCommunicator(Communicator):
         )
 
     def _alltoall_round(self, outgoing: Sequence[Array], incoming: Sequence[Array], number: int, step: int) -> None:
-        """Exchange elements ``[number * step, (number + 1) * step)`` of what goes to each rank."""
+        """Exchange elements ``[number * step, (number + 1) * step)`` of the data for each rank."""
         piece, part, dtype = self._begin(), slice(number * step, (number + 1) * step), outgoing[0].dtype
         region = self._region(piece, self.rank, dtype)
         for rank in self._peers:

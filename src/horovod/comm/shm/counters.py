@@ -1,10 +1,10 @@
 """The pieces of a collective in the arena, and the counters with which the ranks of a host wait for each other's pieces.
 
-A piece has a number, the same on all ranks, and regions of the arena: one for what each rank contributes, one for the result.
-There are two slots of them, which take turns: piece k lies in slot k mod 2.
+A piece has a number, the same on all ranks, and regions of the arena: one for each rank's contribution, and one for the result.
+There are two slots of regions, used alternately: piece k uses slot k mod 2.
 
-A counter only grows: it is the number of pieces that its rank has packed, or reduced, since the arena was made. To wait for a
-rank is to wait until its counter reaches a value.
+A counter only grows: it is the number of pieces that its rank has packed, or reduced, since the arena was made. A rank waits
+for another one until that rank's counter reaches a value.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ SHORT_SPIN = 40
 """Polls of a counter before sleeping: about two microseconds, the least that a sleep and a wake-up cost."""
 
 LONG_SPIN = 600
-"""Polls, for about thirty microseconds, if a rank has nothing else to do: in a small reduction, and in a broadcast, in which
-some ranks write while others read."""
+"""Polls before sleeping, for about thirty microseconds, where a rank has nothing else to do: in a small reduction, and in a
+broadcast, in which the root writes while the other ranks read."""
 
 
 class Counters:
     """One rank's own counters, and its waits for the counters of other ranks.
 
     Args:
-        stall_timeout: how long a peer may make no progress while its counter is waited for until ``on_stall`` is called.
+        arena: attached by every rank.
+        rank, size: this rank's index in the group, and the size of the group.
+        stall_timeout: how long a peer may make no progress, while this rank waits for its counter.
+        on_stall: called when a peer has made no progress for ``stall_timeout``.
         spins: whether to poll for a while before sleeping; false if a peer may need the core.
     """
 
@@ -62,15 +65,15 @@ class Counters:
         """Set this rank's counter and wake the ranks that wait for it.
 
         Raises:
-            Aborted: this rank's :meth:`abort` was called. The peers see that instead of the value.
+            Aborted: this rank's :meth:`abort` was called. The peers see the abort instead of the value.
         """
         self._words.publish(self._own + kind, value)
-        if self._aborted:  # perhaps before the write above, which then has overwritten the value of abort()
+        if self._aborted:  # if abort() came before the write above, that write has overwritten abort()'s value
             self._words.overwrite(self._own + kind, _POISON)
             raise Aborted
 
     def advance(self) -> None:
-        """Show the ranks that wait for this rank's counters that it makes progress in a long operation.
+        """Show the ranks that wait for this rank's counters that this rank makes progress in a long operation.
 
         Raises:
             Aborted: this rank's :meth:`abort` was called.
@@ -97,9 +100,9 @@ class Counters:
         if seen >= _POISON:
             if self._aborted:
                 raise Aborted
-            # Another rank has aborted. Usually the liveness monitor reports its failure, too; if not, this wait must end.
+            # Another rank has aborted. Usually the liveness monitor reports its failure, too, but this wait must end anyway.
             raise PeerFailure(
-                peer, "it, or another rank, gave up a collective that others were still in", suspected=True
+                peer, "it, or another rank, gave up a collective that other ranks had not finished", suspected=True
             )
         self._words.read_fence()
 
@@ -132,17 +135,19 @@ class Counters:
             words.sleep(word, seen, remaining)
 
     def check(self) -> None:
-        """Raises Aborted after an abort, before anything new is begun."""
+        """Raise Aborted if this rank's :meth:`abort` was called. Collectives call it before they begin."""
         if self._aborted:
             raise Aborted
 
     def abort(self) -> None:
         """Interrupt :meth:`wait` of this rank's worker thread, and mark this rank's counters as aborted for its peers. Any
-        thread.
+        thread may call it.
 
-        The owner of a counter may be dead or alive. The value is changed, so that a thread that is falling asleep cannot miss
-        it, to one that no rank takes for progress; a living owner overwrites it. This rank's own counters keep that value: its
-        tensors' memory may be reused from now on, so a peer that still reads it must not use what it reads.
+        It overwrites the counters of all ranks, since this rank may be asleep on any of them, and the counter's owner may be
+        dead. The new value differs from the old one in the bits that a futex compares, so a thread that is about to sleep
+        cannot miss it, and no rank mistakes it for progress. A living peer overwrites its own counters again. This rank's
+        counters keep the new value: the memory of its tensors may be reused from now on, so a peer that still reads that memory
+        must not use the data.
         """
         self._aborted = True
         with self._life:
@@ -163,8 +168,8 @@ class Pieces:
 
     Args:
         arena: attached by every rank.
-        counters: this rank's.
-        rank, size: this rank in the group.
+        counters: those of this rank.
+        rank, size: this rank's index in the group, and the size of the group.
     """
 
     def __init__(self, arena: Arena, counters: Counters, rank: int, size: int) -> None:
@@ -178,7 +183,7 @@ class Pieces:
         self._typed: dict[tuple[int, int, np.dtype[Any]], Array] = {}
 
     def start(self, piece: int, owner: int) -> int:
-        """The offset of :meth:`region` in the arena, in bytes."""
+        """The offset in the arena, in bytes, of the :meth:`region` with the same ``piece`` and ``owner``."""
         index = (piece & 1) * (self._size + 1) + owner
         return Arena.header_bytes(self._size) + index * self._bytes
 
@@ -191,23 +196,30 @@ class Pieces:
         return region
 
     def begin(self, spin: int = SHORT_SPIN) -> int:
-        """The number of the next piece, once its slot is free to be written by this rank.
+        """Wait until this rank may write into the slot of the next piece; return the number of that piece.
 
         Args:
-            spin: as of :meth:`Counters.wait`.
+            spin: as in :meth:`Counters.wait`.
+
+        Raises:
+            PeerFailure, Aborted: as :meth:`Counters.wait`.
         """
         self._counters.wait_all(PACKED, self._packed, spin)
         self._packed += 1
         return self._packed
 
     def skip(self) -> int:
-        """Take the number of the next piece, to which this rank contributes nothing. It must have read the previous piece."""
+        """Count the next piece as packed without contributing to it; return its number.
+
+        This rank must have finished reading the previous piece."""
         self._packed += 1
         self._counters.signal(PACKED, self._packed)
         return self._packed
 
     def exchange(self, words: Array) -> list[Array]:
-        """All-gather a vector of 64-bit words; returns every rank's."""
+        """All-gather a vector of 64-bit words, of the same length on all ranks; return all ranks' vectors, by rank.
+
+        Every rank must call it. The vector must fit into one piece."""
         piece = self.begin()
         self.region(piece, self._rank, words.dtype)[: words.size] = words
         self._counters.signal(PACKED, piece)

@@ -1,10 +1,10 @@
 """Reads another process's memory with Linux's cross-memory attach, through ctypes.
 
-The kernel permits it to processes that may trace the other one: of the same user, in the same PID namespace. Containers may
-filter the call, and the security module Yama may restrict it further (:func:`permit_siblings`), so it is tried first. Nothing
-is ever written into another process.
+The kernel permits the read to processes that may trace the other one: of the same user, in the same PID namespace.
+Containers may filter the call, and the security module Yama may restrict it further (:func:`permit_siblings`), so ranks try
+it before they use it. No rank ever writes into another process.
 
-One call moves a limited amount of data, so vectors are read by a :class:`CopyPlan`.
+One call moves a limited amount of data, so a :class:`CopyPlan` splits the vectors.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ if _read is not None:
     _read.restype = ctypes.c_ssize_t
 
 available = _read is not None
-"""Whether the system has the call. Only a call shows whether it is permitted."""
+"""Whether the system has the call. Whether the kernel permits it shows only when it is made."""
 
 
 def read(process: int, nbytes: int, iovecs: int, iovec_count: int, into: int, into_count: int) -> None:
     """Copy memory of another process into memory of this one.
 
     Args:
-        process: its id.
-        nbytes: how many bytes there are, on both sides; at most 1 GiB.
-        iovecs, into: the addresses of arrays of ``iovec``, each an address and a number of bytes; at most
-            :data:`~horovod.comm.spans.VECTORS` of them. ``iovecs`` lie in the other process, ``into`` in this one.
+        process: the id of the other process.
+        nbytes: how many bytes to copy: the sum of either side; at most 1 GiB.
+        iovecs, into: the addresses, in this process, of two arrays of ``iovec``: an address and a number of bytes each.
+            ``iovecs`` describes memory of the other process, ``into`` memory of this one.
+        iovec_count, into_count: the lengths of these arrays; at most :data:`~horovod.comm.spans.VECTORS`.
 
     Raises:
-        ProcessLookupError: there is no such process any more.
-        PermissionError: the kernel does not permit it.
-        OSError: an address is not, or no longer, memory of its process; or the system has no such call.
+        ProcessLookupError: the other process has ended.
+        PermissionError: the kernel does not permit the read.
+        OSError: an address is not, or no longer, memory of its process; or the system lacks the call.
     """
     if _read is None:
         raise OSError("this system cannot read another process's memory")
@@ -62,9 +63,9 @@ def read(process: int, nbytes: int, iovecs: int, iovec_count: int, into: int, in
 
 
 def readable(addresses: Array) -> bool:
-    """Whether permitted processes can read these bytes of this process's memory.
+    """Whether permitted processes can read the bytes at these addresses of this process.
 
-    Memory that a device's driver has mapped, such as page-locked memory for a GPU, cannot be read.
+    They cannot read memory that a device's driver has mapped, such as page-locked memory for a GPU.
     """
     for first in range(0, len(addresses), VECTORS):
         iovecs = np.ones((len(addresses[first : first + VECTORS]), 2), np.uintp)
@@ -79,9 +80,9 @@ def readable(addresses: Array) -> bool:
 
 
 def permit_siblings() -> None:
-    """Let the descendants of this process's parent read its memory, if Yama would let only its ancestors.
+    """Let the descendants of this process's parent read this process's memory, if Yama permits only its ancestors.
 
-    The ranks of a host are usually children of one launcher, which starts nothing else.
+    The ranks of a host are usually children of one launcher, which starts no other processes.
     """
     try:
         scope = _YAMA.read_text().strip()
@@ -104,7 +105,9 @@ class Step(NamedTuple):
     """The data of one system call, within the call's limits.
 
     Attributes:
-        first: its first row in :meth:`CopyPlan.iovecs`; its runs are as many rows.
+        first: the first row of this step in :meth:`CopyPlan.iovecs`; each run is one row.
+        runs: the parts of vectors to copy.
+        length, nbytes: the elements and bytes of all runs.
     """
 
     first: int
@@ -117,10 +120,16 @@ class CopyPlan:
     """Splits elements ``[start, stop)`` of several vectors into copy steps of up to ``limit`` bytes; depends only on the
     layout.
 
-    All ranks have vectors of the same lengths, at different addresses. So the steps are the same for all of them in every
+    All ranks have vectors of the same lengths, at different addresses. So the copy steps are the same on all ranks and in every
     training step, and are computed once; only the addresses are added each time.
 
+    Args:
+        layout: of the vectors.
+        start, stop: the range of elements in their concatenation.
+        limit: bytes of one copy step, at least one element.
+
     Attributes:
+        steps: the copy steps, in order.
         longest: elements of the longest step.
     """
 
@@ -150,7 +159,8 @@ class CopyPlan:
         self._rows[:, 1] = np.array([run.end - run.begin for run in runs], np.uintp) * np.uintp(itemsize)
 
     def iovecs(self, addresses: Array) -> Array:
-        """The runs of all steps for vectors at these addresses: rows of an address and a number of bytes (``iovec``)."""
+        """The runs of all steps, for vectors at these addresses: an array of shape [runs, 2], each row an address and a number
+        of bytes (``iovec``)."""
         rows: Array = self._rows.copy()
         rows[:, 0] += addresses[self._vectors]
         return rows
@@ -158,5 +168,5 @@ class CopyPlan:
 
 @lru_cache(maxsize=256)
 def copy_plan(layout: Layout, start: int, stop: int, limit: int) -> CopyPlan:
-    """Cached, because every training step has the same batches."""
+    """A cached :class:`CopyPlan`, because every training step has the same batches."""
     return CopyPlan(layout, start, stop, limit)

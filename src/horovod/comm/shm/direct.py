@@ -1,11 +1,11 @@
 """Collectives of large tensors on one host: every rank reads the data that it needs directly from the other ranks' memory.
 
 No data is copied to shared memory, so each byte is copied at most once before it is folded. The ranks wait for each other two
-or three times in a collective of any size, not for every piece. A reduction::
+or three times in a collective of any size, not for every piece. An allreduce::
 
-    exchange   every rank sends its tensors' addresses, and whether others can read them; if one cannot, nothing is done
+    exchange   every rank sends its tensors' addresses, and whether others can read them; if some cannot be read, stop here
     reduce     read the others' parts of my shard, some hundred kilobytes at a time, and fold them in rank order with mine
-    exchange   every rank has its shard, and no rank reads the others' parts any more
+    exchange   every rank has reduced its shard, and no rank reads the others' parts any more
     gather     read the others' shards into my tensors
     exchange   no rank reads my tensors any more
 
@@ -38,8 +38,8 @@ ExchangeFunction = Callable[[Array], list[Array]]
 _FOLDED = 1 << 20
 _FOLDED_AT_LEAST = 512 << 10
 _FOLDED_AT_MOST = 8 << 20
-"""Bytes to read before they are folded, so that they stay in the cache: the total from all other ranks, the least from each,
-and the limit of the total with many ranks."""
+"""Bytes to read before folding them, few enough to stay in the cache: the usual total from all other ranks, the minimum from
+each, and the maximum total with many ranks, which limits that minimum."""
 
 
 def folded_bytes(peers: int) -> int:
@@ -48,20 +48,24 @@ def folded_bytes(peers: int) -> int:
 
 
 _SCALED = 256 << 10
-"""Bytes to fold at a time if they are scaled, too: they stay in a nearer cache."""
+"""Bytes to fold at a time if they are also scaled: so few stay in a cache nearer to the core."""
 
 _READ = 8 << 20
-"""Bytes to read at a time if nothing is folded. An abort is noticed between two reads."""
+"""Bytes to read at a time if nothing is folded. A rank notices an abort between two reads."""
 
 NOTHING: Array = np.empty(0, np.uintp)
-"""The empty vector, exchanged only to wait for each other."""
+"""The empty vector: an exchange of it only makes the ranks wait for each other."""
 
 
 def exchange_rank_infos(rank: int, exchange: ExchangeFunction) -> list[int] | None:
     """Check whether the ranks of a group can read one another's memory. Every rank must call it.
 
+    Args:
+        rank: this rank's index in the group.
+        exchange: all-gathers words among the same ranks.
+
     Returns:
-        The process ids by rank; None, on all ranks, if one of them cannot.
+        The process ids by rank; None, on all ranks, if some rank cannot read another one's memory.
     """
     token = np.frombuffer(os.urandom(2 * WORD_BYTES), np.uintp)
     process = os.getpid() if cross_memory.available else 0
@@ -79,13 +83,13 @@ def exchange_rank_infos(rank: int, exchange: ExchangeFunction) -> list[int] | No
             obstacle = f"rank {peer} of the group: {error.strerror or error}"
             break
         if (found != card[2:]).any():
-            obstacle = f"rank {peer} of the group has another process id than it sees itself"
+            obstacle = f"the process id of rank {peer} of the group belongs to another process here"
             break
     able = [bool(answer[0]) for answer in exchange(np.array([not obstacle], np.uintp))]
     if all(able):
         return [int(card[0]) for card in cards]
     if obstacle:
-        _log.info("large tensors go through shared memory, as this rank cannot read others' memory: %s", obstacle)
+        _log.info("large tensors go through shared memory: this rank cannot read other ranks' memory (%s)", obstacle)
     return None
 
 
@@ -94,13 +98,15 @@ def _iovec(address: int, nbytes: int) -> Array:
 
 
 class DirectCollectives:
-    """The collectives of one rank. Each returns False, on all ranks, if it has done nothing, because other ranks cannot read
-    the tensors of some rank.
+    """The collectives of one rank. Every rank must call each of them. If the tensors of some rank cannot be read by the others,
+    a collective does nothing and returns False on all ranks.
 
     Args:
+        rank: this rank's index in the group.
         processes: the ranks' process ids, as :func:`exchange_rank_infos` returned them.
-        exchange: as there.
-        advance: called before each step; shows the others that this rank makes progress, and raises after an abort.
+        exchange: all-gathers words among the same ranks.
+        advance: called before each read; shows the others that this rank makes progress, and raises after an abort.
+        workspace: scratch memory of the worker thread.
     """
 
     def __init__(
@@ -138,10 +144,10 @@ class DirectCollectives:
     def reducescatter(
         self, shards: Sequence[Spans], target: Spans, op: ReduceOp, prescale: float, postscale: float
     ) -> bool:
-        """Reduce this rank's shard.
+        """Reduce this rank's shard into ``target``.
 
         Args:
-            shards: by rank, the parts of this rank's vectors that belong to it.
+            shards: by rank, the parts of this rank's vectors that belong to that rank.
         """
         tables = self._tell(*shards)
         if tables is None:
@@ -155,7 +161,8 @@ class DirectCollectives:
         """Copy all ranks' vectors.
 
         Args:
-            targets: by rank, the memory for its vectors.
+            source: this rank's vectors.
+            targets: by rank, the memory for that rank's vectors.
         """
         tables = self._tell(source)
         if tables is None:
@@ -179,10 +186,11 @@ class DirectCollectives:
         return True
 
     def alltoall(self, parts: Sequence[Array], targets: Sequence[Array]) -> bool:
-        """Move data between ranks; data for this rank itself is not touched.
+        """Move data between ranks; the caller copies the data for this rank itself.
 
         Args:
-            parts, targets: by rank, the data to send to it and the memory to receive from it.
+            parts: by rank, this rank's data for that rank.
+            targets: by rank, the memory for that rank's data.
         """
         tables = self._tell(spans_of(parts))
         if tables is None:
@@ -193,7 +201,11 @@ class DirectCollectives:
         return True
 
     def _tell(self, *vectors: Spans) -> Array | None:
-        """All ranks' addresses, a row for each rank; None, on all ranks, if others cannot read some rank's memory."""
+        """All-gather the addresses of the vectors.
+
+        Returns:
+            All ranks' addresses, one row per rank; None, on all ranks, if some rank's memory cannot be read by the others.
+        """
         tables, lengths = [], []
         for each in vectors:
             tables.append(each.table())
@@ -214,10 +226,10 @@ class DirectCollectives:
         prescale: float,
         postscale: float,
     ) -> None:
-        """Reduce elements ``[start, stop)`` of all ranks' vectors into those of ``target``.
+        """Reduce elements ``[start, stop)`` of all ranks' vectors into the same elements of ``target``.
 
         Args:
-            inputs: the addresses of all ranks' vectors, a row for each rank.
+            inputs: the addresses of all ranks' vectors, one row per rank.
             source: this rank's vectors.
         """
         dtype, rank = source.dtype, self._rank
@@ -226,7 +238,7 @@ class DirectCollectives:
         longest = plan.longest
         buffers = [self._workspace.array(3 + peer, dtype, longest) for peer in range(self._size)]
         into = np.array([[address_of(buffer), 0] for buffer in buffers], np.uintp)
-        # 16-bit floats are folded faster into memory that is not one of the contributions.
+        # Folding 16-bit floats is faster into memory that is not one of the contributions.
         aside = dtype in HALVES and target is source
         most = longest if postscale == 1.0 else _SCALED // dtype.itemsize
         for step in plan.steps:
@@ -250,7 +262,12 @@ class DirectCollectives:
         self._gather(peer, theirs, target.layout, target.table(), 0, target.length)
 
     def _gather(self, peer: int, theirs: Array, layout: Layout, mine: Array, start: int, stop: int) -> None:
-        """Read elements ``[start, stop)`` of a peer's vectors into mine; both by their addresses."""
+        """Read elements ``[start, stop)`` of a peer's vectors into this rank's.
+
+        Args:
+            theirs, mine: the addresses of the peer's vectors and of this rank's.
+            layout: that of both.
+        """
         plan = copy_plan(layout, start, stop, _READ)
         iovecs, into = plan.iovecs(theirs), plan.iovecs(mine)
         for step in plan.steps:
@@ -282,7 +299,7 @@ class DirectCollectives:
                 raise PeerFailure(peer, "its process has ended", suspected=True) from None
             raise PeerFailure(
                 peer,
-                f"its tensor cannot be read, or this rank's cannot be written: {error.strerror or error}."
-                " Was one resized or freed while it travelled?",
+                f"its tensor cannot be read, or this rank's tensor cannot be written: {error.strerror or error}."
+                " Was a tensor resized or freed during the collective?",
                 suspected=True,
             ) from None

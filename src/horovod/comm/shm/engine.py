@@ -1,4 +1,4 @@
-"""How shared memory is chosen and built: one rank creates it, and passes its descriptor to the others."""
+"""Chooses and builds the engine ``shm``: one rank creates the shared memory, and passes its descriptor to the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ShmEngine(Engine):
         if sys.platform != "linux":
             return f"shared memory needs Linux, this is {sys.platform}"
         if len(set(group.hosts)) > 1:
-            return f"its ranks are on several hosts ({', '.join(sorted(set(group.hosts)))})"
+            return f"the group's ranks are on several hosts ({', '.join(sorted(set(group.hosts)))})"
         return ""
 
     def bootstrap(self, group: EngineGroup) -> Bootstrap:
@@ -60,10 +60,10 @@ class ShmEngine(Engine):
 
 
 class SharedProposals:
-    """The memory of the proposals, built by the ranks of one host in the steps of an :class:`~horovod.comm.engine.Engine`.
+    """Builds the shared memory of the proposals, in the same steps as an :class:`~horovod.comm.engine.Engine`.
 
     Args:
-        contributions: as of :class:`~horovod.comm.shm.proposals.Proposals`.
+        contributions: as in :class:`~horovod.comm.shm.proposals.Proposals`.
     """
 
     def __init__(self, contributions: bool) -> None:

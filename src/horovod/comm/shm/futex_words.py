@@ -1,23 +1,23 @@
 """Futex words: 64-bit words of shared memory with which ranks wait for each other. One rank writes a word; others read it and
 sleep until it changes.
 
-They are at the beginning of a shared memory. Every rank has a line of 128 bytes with 64-bit words. Each memory uses those of
-its purpose::
+The words are at the beginning of a shared memory. Every rank has a line of 128 bytes with 64-bit words. Each kind of memory
+uses some of them::
 
     packed | reduced | progress                 see horovod.comm.shm.counters
     proposal | outcome | closed | given up      see horovod.comm.shm.proposals
-    asleep                                      1 while this rank sleeps on a word of another
+    asleep                                      1 while this rank sleeps on another rank's word
 
-A wake-up is a system call, which costs as much as a small collective's copies, and usually no rank sleeps. So a rank that
-writes a word checks first whether any rank sleeps::
+A wake-up is a system call, which costs as much as the copies of a small collective, and usually no rank sleeps. So a rank that
+writes a word wakes others only if some rank sleeps::
 
     writer                              sleeper
     word = value                        asleep = 1
     (a full fence)                      (a full fence: the kernel's, before it compares)
-    wake, if any rank is asleep         sleep while the word is what was seen
+    wake, if any rank is asleep         sleep while the word has the value that was read
 
 In every order of these steps, the writer sees the sleeper, or the kernel sees the new value. Only one thread of a rank waits
-on these words at a time.
+on these words at a time. On processors with weakly ordered memory the writer always makes the call, which is also its fence.
 
 The system call is Linux's futex, through ctypes. Rejected alternatives: POSIX semaphores and process-shared mutexes need a libc
 layout in the shared memory and cannot be woken by an abort; eventfd and sockets cost a descriptor per pair and twice the
@@ -88,18 +88,18 @@ def _wake(address: int) -> None:
 
 
 weakly_ordered = platform.machine() not in ("x86_64", "AMD64")
-"""Whether other processors may see two stores of this one in a different order, so that :func:`fence` is needed."""
+"""Whether other cores may see two stores of this one in a different order, so that :func:`fence` is needed."""
 
 _private_word = ctypes.c_uint32(0)
 
 
 def fence() -> None:
-    """A full memory barrier: the kernel executes one before it looks for sleepers."""
+    """A full memory barrier, by a futex call that wakes no thread: the kernel executes one before it looks for sleepers."""
     _waking(_NUMBER, ctypes.addressof(_private_word), _FUTEX_WAKE, 1, None)
 
 
 def word_bytes(size: int) -> int:
-    """How many bytes the words of ``size`` ranks take."""
+    """The bytes of the words of ``size`` ranks."""
     return size * LINE_WORDS * WORD_BYTES
 
 
@@ -113,7 +113,10 @@ class FutexWords:
 
     Args:
         words: the shared memory, at ``address``, as 64-bit words.
-        rank, size: this rank in the group.
+        rank, size: this rank's index in the group, and the size of the group.
+
+    Attributes:
+        values: the words, indexed by :func:`word_index`.
     """
 
     def __init__(self, words: memoryview, address: int, rank: int, size: int) -> None:
@@ -124,7 +127,7 @@ class FutexWords:
         self._lock = threading.Lock()
 
     def publish(self, index: int, value: int) -> None:
-        """Write a word, ordered after all earlier writes and before all later reads, and wake the ranks that sleep on it."""
+        """Write a word of this rank, after all earlier writes and before all later reads, and wake ranks that sleep on it."""
         if weakly_ordered:
             fence()
             self.values[index] = value
@@ -140,7 +143,7 @@ class FutexWords:
                 return
 
     def overwrite(self, index: int, value: int) -> None:
-        """Write a word of any rank, and wake all that sleep on it. Any thread."""
+        """Write a word of any rank, and wake all ranks that sleep on it. Any thread may call it."""
         self.values[index] = value
         _wake(self._address + index * WORD_BYTES)
 
@@ -154,7 +157,8 @@ class FutexWords:
             values[self._asleep] = 0
 
     def await_value(self, index: int, value: int, spins: int, seconds: float) -> bool:
-        """Whether a word has reached ``value``. Polls ``spins`` times, then sleeps for at most ``seconds``."""
+        """Wait until a word has reached ``value``; return whether it has. Polls ``spins`` times, then sleeps once, for at most
+        ``seconds``."""
         values = self.values
         for _ in range(spins):
             if values[index] >= value:
@@ -166,7 +170,7 @@ class FutexWords:
         return values[index] >= value
 
     def read_fence(self) -> None:
-        """An acquire fence: later reads are not older than the word that was read before."""
+        """An acquire fence: later reads see what was written before the word that this rank has read."""
         if weakly_ordered:
             fence()
 

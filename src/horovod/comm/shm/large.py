@@ -1,7 +1,7 @@
-"""Which path a large collective takes on one host: through the arena, or by direct reads.
+"""Chooses the path of a large collective on one host: through the arena, or by direct reads.
 
-Which path is faster, and whether the kernel permits the second, is not known in advance. Both are timed, and all ranks take the
-same path.
+Which path is faster, and whether the kernel permits direct reads, is not known in advance. So the ranks time both paths. All
+ranks take the same one.
 """
 
 from __future__ import annotations
@@ -20,31 +20,33 @@ _LARGE = 8 << 20
 """Smallest size at which both paths are timed."""
 
 SCATTERED = 16 << 10
-"""Smallest average size of vectors for direct reads, which handle them one by one."""
+"""Smallest average size of vectors for direct reads, which handle vectors one by one. Smaller vectors go through the arena, and
+an allreduce of them is gathered and scattered by the kernel."""
 
 ARENA = 0
 """The path through the arena; 1 is the path of direct reads."""
 
 _WARM = 1
-"""Warm-up calls of each path, which are not counted: they touch new memory and fill caches."""
+"""Warm-up calls of each path, whose times are not used: they touch new memory and fill caches."""
 
 _TRIES = 3
-"""Timed calls of each path, in turn; their medians are compared."""
+"""Timed calls of each path, alternating; their medians are compared."""
 
 _REST = 50
 _LONGEST_REST = 800
-"""Number of calls until the paths are timed again, at first and at most; it doubles each time."""
+"""Number of calls until the paths are timed again, at first and at most; the number doubles each time."""
 
 
 class Preference:
     """Chooses the faster of path 0 and path 1 for one repeated kind of call, by timing both.
 
-    Which is faster depends on facts that cannot be queried: whether the ranks' cores share a cache, the page size of the
-    tensors' memory, other users of the machine. Pure: all ranks that make the same calls get the same result.
+    Which one is faster depends on facts that cannot be queried: whether the ranks' cores share a cache, the page size of the
+    tensors' memory, other users of the machine. Pure: ranks that make the same calls, with the same arguments to
+    :meth:`settle`, choose the same path.
 
     Attributes:
         path: the path to take now.
-        trying: whether to time this call (:meth:`took`).
+        trying: whether to time this call and report it to :meth:`took`; if not, call :meth:`rested`.
     """
 
     def __init__(self) -> None:
@@ -61,7 +63,7 @@ class Preference:
             self.trying = True
 
     def took(self, seconds: float) -> None:
-        """Record the time of this call, and take the other path next."""
+        """Record how long this call took on the present path, and take the other path next."""
         self._times[self.path].append(seconds)
         self.path = 1 - self.path
 
@@ -89,14 +91,14 @@ class Preference:
 
 
 class Large:
-    """One rank's choice. All ranks decide alike as long as they call it with the same arguments.
+    """One rank's choice of paths. All ranks must call it with the same arguments; then they choose the same path.
 
     Args:
-        rank: this rank in the group.
+        rank: this rank's index in the group.
         reading: when ranks read one another's memory: ``auto``, if it is faster; ``always``, if they can; ``never``. The same
             on all ranks.
         exchange, advance, workspace: for :class:`~horovod.comm.shm.direct.DirectCollectives`.
-        exchange_bytes: how many bytes a rank can send in an exchange.
+        exchange_bytes: how many bytes a rank can send in one call of ``exchange``.
     """
 
     def __init__(
@@ -134,8 +136,11 @@ class Large:
         """Carry out a collective by the faster path for its kind and size, or by the only possible one.
 
         Args:
+            kind: the name of the operation; each kind and size class is timed separately.
             nbytes, vectors: the size of the data, and the number of vectors.
-            addresses: how many addresses a rank would have to send to do it ``directly``.
+            addresses: how many addresses each rank sends for direct reads.
+            directly: carries out the collective by direct reads; returns False, on all ranks, if it has done nothing.
+            streamed: carries out the collective through the arena.
         """
         direct = self._reach(nbytes, vectors, addresses)
         if direct is None:
@@ -152,7 +157,7 @@ class Large:
         began = 0.0
         timed = preference.trying
         if timed:
-            self._exchange(NOTHING)  # all begin at once, so that no rank's time includes waiting for others
+            self._exchange(NOTHING)  # all ranks begin at once, so that no rank's time includes waiting for others
             began = time.perf_counter()
         else:
             preference.rested()
@@ -165,7 +170,9 @@ class Large:
                 preference.settle(np.sum(self._exchange(np.array(medians, np.uintp)), axis=0).tolist())
 
     def _reach(self, nbytes: int, vectors: int, addresses: int) -> DirectCollectives | None:
-        """The direct collectives, if they can carry out such a collective and may be faster; else None."""
+        """The direct collectives, if they can carry out a collective of this size and may be faster; else None.
+
+        The first call that gets past the size checks asks all ranks whether they can read one another's memory."""
         least = 0 if self._reading == "always" else _LARGE
         if self._impossible or self._reading == "never" or nbytes < max(least, SCATTERED * vectors):
             return None

@@ -1,7 +1,7 @@
 """Memory that ranks of one host share.
 
-It has no name: one rank creates it with ``memfd_create`` and passes the descriptor. So nothing is left behind however the ranks
-end, and no limit of ``/dev/shm`` applies.
+It has no name: one rank creates it with ``memfd_create`` and passes the descriptor to the others. So nothing is left behind,
+however the ranks end, and the size of ``/dev/shm`` is no limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def created(length: int) -> int:
     """A descriptor of ``length`` bytes of new memory, all zero.
 
     Raises:
-        OSError: the kernel refuses, or has no futexes this code can use.
+        OSError: the kernel refuses, or has no futexes that this code can use.
     """
     _check_futexes()
     descriptor = os.memfd_create("horovod", os.MFD_CLOEXEC)
@@ -38,14 +38,15 @@ def created(length: int) -> int:
 
 
 def duplicated(descriptor: int, length: int) -> int:
-    """A duplicate of a descriptor of memory that was passed to this process.
+    """A duplicate of a descriptor of shared memory that was passed to this process.
 
     Raises:
-        OSError, ValueError: it cannot be used here, or is not the announced memory.
+        OSError: the descriptor is invalid, or this system has no futexes that this code can use.
+        ValueError: the memory has not ``length`` bytes, so it is not the announced memory.
     """
     _check_futexes()
     if os.fstat(descriptor).st_size != length:
-        raise ValueError("the memory has another size than was announced")
+        raise ValueError("the memory does not have the size that was announced")
     return os.dup(descriptor)
 
 
@@ -55,14 +56,14 @@ def _check_futexes() -> None:
 
 
 class SharedMemory:
-    """The mapped memory, as one rank sees it.
+    """One rank's mapping of the memory.
 
     Args:
         descriptor: of the memory. This object owns it from now on, even if mapping fails.
+        length: the bytes of the memory.
 
     Attributes:
-        length: bytes in all.
-        descriptor: -1 once it is closed.
+        descriptor: -1 after :meth:`close`.
         bytes, address: the whole memory, and its address.
         words: the memory as 64-bit words.
     """
@@ -81,7 +82,7 @@ class SharedMemory:
         self.words = memoryview(self._map).cast("Q")
 
     def close(self) -> None:
-        """Release the memory; it is freed when the last rank has released it. Any number of times."""
+        """Release this rank's mapping; the kernel frees the memory when the last rank has released it. May be called again."""
         if self.descriptor < 0:
             return
         os.close(self.descriptor)

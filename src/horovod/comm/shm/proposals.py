@@ -1,12 +1,12 @@
 """Agreement on one collective of one host in a single step: all ranks write their requests, and one rank compares them.
 
-An agreement by messages takes longer than a small collective. Here every rank writes a proposal into shared memory: its
-request, byte by byte, and its contribution if that is small. The group's first rank, the leader, ends each try for all:
-either the proposals are alike, and every rank computes the result from the contributions, or runs the collective with the
-engine; or the try has failed, and every rank announces its request.
+An agreement by messages takes longer than a small collective. Here every rank writes a proposal into shared memory: the bytes
+of its request, and its contribution if that is small. The group's first rank, the leader, ends each try for all ranks. If all
+proposals are alike, the try succeeds: every rank computes the result from the contributions, or runs the collective with the
+engine. Otherwise the try fails, and every rank announces its request.
 
-The proposals have their own shared memory, whichever engine the ranks have. It holds futex words, and two slots with a block
-for every rank. Each word has one writer::
+The proposals have their own shared memory, whichever engine the ranks have. It holds futex words, and two slots with one block
+per rank. Each word has one writer::
 
     proposal  of every rank: the number of the try that it takes part in
     outcome   of the leader: how many tries are over, times two, plus one if an odd number of them succeeded
@@ -14,13 +14,13 @@ for every rank. Each word has one writer::
     given up  of every rank but the leader: the number of the last try that it has stopped waiting for
 
 1. Try a+1 begins when try a is over.
-2. A proposal cannot be withdrawn. Only the leader ends a try; a rank that has waited long enough sends a message that asks for
-   it. It says so in *given up* first, and looks at the outcome once more. The leader looks at *given up* after it has written a
-   success, and sends a message to each rank that does not wait. With a full fence between write and look on either side, the
-   rank sees the success or the leader sees that it does not wait.
+2. A proposal cannot be withdrawn, and only the leader ends a try. A rank that has waited long enough sends the leader a message
+   that asks it to end the try. Before that, the rank writes *given up* and reads the outcome once more. The leader writes a
+   success, then reads *given up*, and sends a message to each rank that has stopped waiting. Each side has a full fence between
+   its write and its read. So the rank sees the success, or the leader sees that the rank has stopped waiting.
 3. Contributions to success m are in slot m mod 2.
-4. Success m needed a proposal of every rank, made when it had finished success m-1. So no rank still reads success m-1, whose
-   slot the proposals for success m+1 are written to.
+4. Success m needs a proposal of every rank, and a rank proposes only when it has finished success m-1. So after success m no
+   rank still reads success m-1, and the proposals for success m+1 may use the same slot.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NOTE_BYTES = 8
 
 
 def memory_bytes(size: int) -> int:
-    """How much memory the proposals of ``size`` ranks take. Pages that are never touched take none."""
+    """Bytes of shared memory for the proposals of ``size`` ranks. Pages that no rank touches use no memory."""
     return in_pages(word_bytes(size)) + in_pages(2 * size * _BLOCK_BYTES)
 
 
@@ -53,7 +53,7 @@ def _block(memory: SharedMemory, slot: int, rank: int, size: int) -> Array:
 
 
 def fits(identity: bytes, notes: Sequence[int]) -> bool:
-    """Whether a proposal can hold the description of a collective and this rank's numbers."""
+    """Whether the head of a proposal has room for ``identity`` and ``notes``, as :meth:`Proposals.propose` takes them."""
     return len(identity) + _NOTE_BYTES * len(notes) <= _HEAD_BYTES
 
 
@@ -61,13 +61,13 @@ class Proposals:
     """One rank's view of the proposals. Only one thread at a time may use it, except :meth:`over` and :meth:`closed`.
 
     Args:
-        memory: of ``memory_bytes(size)`` bytes, mapped by every rank. This object owns it from now on.
-        rank, size: this rank in the group; rank 0 is the leader.
-        contributions: whether small contributions are part of a proposal; else the engine moves everything.
+        memory: ``memory_bytes(size)`` bytes, mapped by every rank. This object owns the mapping from now on.
+        rank, size: this rank's index in the group, and the size of the group; rank 0 is the leader.
+        contributions: whether small contributions are part of a proposal; if not, the engine moves all data.
 
     Attributes:
         leads: whether this rank is the leader.
-        data_bytes: how large a contribution may be.
+        data_bytes: the largest contribution in bytes; 0 without contributions.
     """
 
     def __init__(self, memory: SharedMemory, rank: int, size: int, contributions: bool = True) -> None:
@@ -93,16 +93,17 @@ class Proposals:
     # For every rank.
 
     def propose(self, identity: bytes, vectors: Vectors, notes: Sequence[int] = ()) -> int:
-        """Take part in the present try, whose number is returned.
+        """Take part in the present try, and return its number.
 
         Args:
             identity: the bytes that must be the same on all ranks; no identity may be a prefix of another.
-            vectors: this rank's contribution, of one dtype, together at most ``data_bytes``; none if the engine is to move it.
-            notes: numbers of this rank for the others, see :meth:`notes`. They and ``identity`` must fit (:func:`fits`).
+            vectors: this rank's contribution, of one dtype, together at most ``data_bytes``; empty if the engine moves the
+                data.
+            notes: numbers that this rank passes to the others (:meth:`notes`). They and ``identity`` must fit (:func:`fits`).
         """
         outcome = self._words.values[self._outcome]
         number = (outcome >> 1) + 1
-        self._slot = slot = ~outcome & 1  # this rank has taken part in every success so far
+        self._slot = slot = ~outcome & 1  # the slot is free: this rank has taken part in every success so far
         if len(vectors) == 1:
             np.copyto(self._contributions((vector := vectors[0]).dtype)[self._rank][: vector.size], vector)
         elif vectors:
@@ -116,35 +117,37 @@ class Proposals:
         return number
 
     def closed(self) -> bool:
-        """Whether the leader does not use the fast path. Ask after proposing, too: the leader may not have seen the
-        proposal."""
+        """Whether the leader does not use the fast path. Check it after proposing, too: the leader may have closed the fast
+        path without seeing the proposal."""
         return bool(self._words.values[self._closed])
 
     def over(self, number: int) -> bool:
-        """Whether the leader has ended the try."""
+        """Whether the leader has ended try ``number``."""
         return self._words.values[self._outcome] >> 1 >= number
 
     def succeeded(self) -> bool:
-        """Whether the try of this rank's last proposal, which is :meth:`over`, succeeded."""
+        """Whether the try of this rank's last proposal succeeded. The try must be :meth:`over`."""
         self._words.read_fence()
         return self._words.values[self._outcome] & 1 == self._slot
 
     def await_outcome(self, number: int, spins: int, seconds: float) -> bool:
-        """Whether the try is over. Polls ``spins`` times, then sleeps for at most ``seconds``."""
+        """Wait for the end of try ``number``; return whether it is over. Polls ``spins`` times, then sleeps at most
+        ``seconds``."""
         return self._words.await_value(self._outcome, 2 * number, spins, seconds)
 
     def stop_waiting(self, number: int) -> bool:
-        """Make the leader send a message if the try succeeds from now on. Returns whether it is over already."""
+        """Have the leader send a message if try ``number`` succeeds from now on. Returns whether the try is already over."""
         self._words.publish(self._given_up, number)
         return self.over(number)
 
     def notes(self, count: int) -> tuple[tuple[int, ...], ...]:
-        """After a success: the ``count`` notes of every rank, by rank."""
+        """After a success: the notes of all ranks, by rank. Each rank has passed ``count`` of them to :meth:`propose`."""
         notes = slice(_HEAD_BYTES - _NOTE_BYTES * count, _HEAD_BYTES)
         return tuple(tuple(head[notes].cast("Q")) for head in self._heads[self._slot])
 
     def reduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float, first: int = 0) -> None:
-        """After a success: reduce all contributions, from element ``first`` on, into ``outputs``, as an engine does."""
+        """After a success: reduce all contributions, from element ``first`` on, into ``outputs``, with the bits that an engine
+        would give."""
         if len(outputs) == 1:
             only = outputs[0]
             contributions = [each[first : first + only.size] for each in self._contributions(only.dtype)]
@@ -168,7 +171,7 @@ class Proposals:
             start += count
 
     def alltoall(self, output: Array, counts: Sequence[Sequence[int]]) -> None:
-        """After a success: concatenate the parts of all contributions that are for this rank into ``output``.
+        """After a success: concatenate into ``output`` the parts of all contributions that go to this rank.
 
         Args:
             counts: ``counts[r][s]`` consecutive elements of rank r's contribution go to rank s.
@@ -182,19 +185,23 @@ class Proposals:
     # For the leader.
 
     def await_proposal(self, peer: int, number: int, spins: int, seconds: float) -> bool:
-        """Whether a peer takes part in the try. Polls ``spins`` times, then sleeps for at most ``seconds``."""
+        """Wait until a peer takes part in try ``number``; return whether it does. Polls ``spins`` times, then sleeps at most
+        ``seconds``."""
         return self._words.await_value(word_index(peer, PROPOSAL), number, spins, seconds)
 
     def alike(self, peer: int, identity: bytes) -> bool:
-        """Whether a peer that takes part has proposed the same as this rank."""
+        """Whether a peer that takes part has proposed ``identity``, too."""
         self._words.read_fence()
         return bool(self._heads[self._slot][peer][: len(identity)] == identity)
 
     def decide(self, success: bool) -> list[int]:
-        """End the present try; a success if all ranks take part and ask for the same.
+        """End the present try.
+
+        Args:
+            success: whether it succeeds; only if all ranks take part and their proposals are alike.
 
         Returns:
-            After a success, the peers that have stopped waiting and must be sent a message.
+            After a success, the peers that have stopped waiting, to which the leader must send a message.
         """
         outcome = self._words.values[self._outcome]
         self._words.publish(self._outcome, (outcome + 2) ^ success)
@@ -207,7 +214,10 @@ class Proposals:
         return told
 
     def give_up(self, peer: int, number: int) -> bool:
-        """A peer has given up a try: end the try if it is not over. Returns whether it had succeeded.
+        """Handle the message of a peer that has stopped waiting for try ``number``: end the try if it is not over.
+
+        Returns:
+            Whether the try had succeeded after the peer stopped waiting, so that :meth:`decide` has returned that peer.
 
         Raises:
             ValueError: there has been no such try.
@@ -222,11 +232,11 @@ class Proposals:
         return succeeded
 
     def shut(self) -> None:
-        """Close the fast path: no rank needs to wait for the leader."""
+        """Close the fast path, and end the present try if a peer takes part in it: so no rank waits for the leader in vain."""
         if self._words.values[self._closed]:
             return
         self._words.values[self._closed] = 1
-        fence()  # a peer that does not see this has made its proposal, which is seen here
+        fence()  # a peer that does not see this word has made its proposal before, so the proposal is seen below
         number = (self._words.values[self._outcome] >> 1) + 1
         if any(self._words.values[word_index(peer, PROPOSAL)] == number for peer in self._peers):
             self.decide(False)

@@ -1,1 +1,1 @@
-"""The engine between hosts: TCP connections."""
+"""The engine over stream sockets: TCP between hosts, and within a host TCP or Unix sockets."""

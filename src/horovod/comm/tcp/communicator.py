@@ -1,4 +1,5 @@
-"""The engine over stream sockets: for any hosts, with nothing to install; also for ranks of one host without shared memory."""
+"""The engine over stream sockets: for any hosts, without a library to install; also for ranks of one host that cannot share
+memory."""
 
 from __future__ import annotations
 
@@ -17,10 +18,12 @@ class TcpCommunicator(ExchangeCommunicator):
 
     Args:
         rank: this rank's index in the group.
-        sockets: a connected, authenticated stream socket (TCP or AF_UNIX) to every other rank, which this object owns.
-        stall_timeout: how long a peer may make no progress inside a collective until ``on_stall`` is called.
-        piece_bytes: the bytes that a rank sends another at a time during a reduction; the same on all ranks.
-        more: further connections to other ranks, over further networks; both ends have them in the same order.
+        sockets: a connected, authenticated stream socket (TCP or AF_UNIX) to every other rank, by index. This object owns them
+            from now on, and those of ``more``.
+        stall_timeout: how long a peer may make no progress inside a collective.
+        on_stall: called when a peer has made no progress for ``stall_timeout``.
+        piece_bytes: bytes that a rank sends to one other rank at a time during a reduction; the same on all ranks.
+        more: further connections to other ranks, over further networks, by index; both ends have them in the same order.
     """
 
     name: ClassVar[str] = "tcp"

@@ -1,4 +1,4 @@
-"""How the engine over stream sockets is chosen and built: always possible, by connecting all ranks with one another."""
+"""Chooses and builds the engine ``tcp``, which can serve any group: it connects all ranks with one another."""
 
 from __future__ import annotations
 

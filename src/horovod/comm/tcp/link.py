@@ -1,7 +1,7 @@
-"""One connection to a peer: buffers queued in both directions, moved as far as the kernel takes them now.
+"""One connection to a peer: buffers queued in both directions, moved as far as the kernel takes or has data now.
 
-Used by ``comm.tcp.transport`` alone, which decides when to try. Never waits, and never writes into a buffer past what was asked
-for.
+Only ``comm.tcp.transport`` uses it, and decides when to try. This module never waits, and writes only into buffers that were
+queued.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _TCP_INFO = struct.Struct("4B")
 """The beginning of the kernel's ``tcp_info``: state, congestion state, retransmissions, probes."""
 _PROBES = 3
 _LONGEST_PROBE_SECONDS = 3600
-_RETRANSMISSIONS = 3  # of the same bytes, before the network counts as broken; they are seconds apart by then
+_RETRANSMISSIONS = 3  # of the same bytes, after which the network counts as broken; by then they are seconds apart
 _BUFFERS_AT_ONCE = 64  # per system call; the kernel's own limit is 1024
-_UNIX_BUFFER_BYTES = 1 << 20  # measured: 64 MB between 2 ranks takes a fifth less time than with the kernel's default
-_LOOPBACK_BUFFER_BYTES = 384 << 10  # measured: the same takes a third less than with the kernel's own tuning
+_UNIX_BUFFER_BYTES = 1 << 20  # measured: 64 MB between 2 ranks take a fifth less time than with the kernel's default
+_LOOPBACK_BUFFER_BYTES = 384 << 10  # measured: 64 MB take a third less time than with the kernel's own tuning
 
 
 class TcpFlow:
-    """One direction of a link: buffers still to move, and how many bytes were queued and moved so far in all."""
+    """One direction of a link: the buffers still to move, and how many bytes were queued and have moved in total."""
 
     __slots__ = ("buffers", "done", "link", "queued")
 
@@ -43,7 +43,7 @@ class TcpFlow:
             self.queued += buffer.nbytes
 
     def advance(self, count: int) -> None:
-        """Note that the next ``count`` bytes have moved."""
+        """Record that the next ``count`` bytes have moved."""
         self.done += count
         buffers = self.buffers
         while count:
@@ -81,16 +81,16 @@ class TcpLink:
         self.outgoing = TcpFlow(self)
         self.incoming = TcpFlow(self)
         self.headers: deque[tuple[int, bytearray, bytes]] = deque()  # position in incoming, buffer, what it must hold
-        self.interest = 0  # the epoll events now asked for
+        self.interest = 0  # the epoll events for which the connection is registered now
         self.registered = False
-        self.blocked = False  # the kernel took less than was offered
-        self.stamp = 0.0  # when bytes last moved, a wait for this peer began, or its stall was reported
-        self.stalls = 0  # how often that was
+        self.blocked = False  # whether the kernel took less than was offered
+        self.stamp = 0.0  # when bytes last moved, a wait for this peer began, or a stall was reported
+        self.stalls = 0  # how many stalls were reported since bytes last moved or the wait began
 
     def lost(self) -> bool:
         """Whether the network has lost the peer's host: the kernel retransmits, and the host does not acknowledge.
 
-        A host acknowledges data even if its process does not read it, so this never detects a slow peer.
+        A host acknowledges data even if its process does not read it, so a slow peer is never taken for a lost one.
         """
         if self.socket.family == socket.AF_UNIX:
             return False
@@ -102,7 +102,7 @@ class TcpLink:
         return retransmissions >= _RETRANSMISSIONS
 
     def silent(self) -> PeerFailure:
-        """The failure of a peer whose host does not answer; another rank may know more."""
+        """The failure of a peer whose host does not answer; it is suspected, since another rank may know more."""
         return PeerFailure(self.rank, silent_host_reason(self.ends), suspected=True)
 
     def failure(self, error: OSError | None = None) -> PeerFailure:
@@ -116,13 +116,17 @@ class TcpLink:
         return PeerFailure(self.rank, why)
 
     def expect(self, header: bytes) -> None:
-        """Queue the receipt of this header; any other header is a failure of the peer."""
+        """Queue the receipt of this header. If another one arrives, :meth:`receive` raises the failure of the peer."""
         found = bytearray(len(header))
         self.incoming.append(memoryview(found))
         self.headers.append((self.incoming.queued, found, header))
 
     def send(self) -> None:
-        """Write as much as the kernel takes now."""
+        """Write as much as the kernel takes now.
+
+        Raises:
+            PeerFailure: the connection has ended.
+        """
         buffers = self.outgoing.buffers
         self.blocked = False
         while buffers:
@@ -145,7 +149,11 @@ class TcpLink:
                 return
 
     def receive(self) -> None:
-        """Read what has arrived, as far as buffers are queued for it."""
+        """Read the data that has arrived, as far as buffers are queued for it.
+
+        Raises:
+            PeerFailure: the connection has ended, or the peer has sent a header that was not expected.
+        """
         flow = self.incoming
         buffers = flow.buffers
         while buffers:
@@ -174,12 +182,14 @@ class TcpLink:
 
 
 def tune(connection: socket.socket, seconds: float) -> None:
-    """Limit socket buffers inside one machine so that data stays in its caches; between hosts leave them to the kernel.
+    """Set a connection's options: within one host the size of the send buffer, so that data stays in the caches; between hosts
+    keepalive probes, while the kernel chooses the size of buffers.
 
     Args:
-        seconds: after which the kernel breaks a connection to another host that acknowledges nothing while nothing is sent.
-            While something is sent, :meth:`TcpLink.lost` tells. TCP_USER_TIMEOUT would also break connections to a peer that
-            computes and takes nothing for so long.
+        connection: a connected stream socket.
+        seconds: after which the kernel breaks an idle connection to another host that acknowledges no probe. While data is
+            sent, :meth:`TcpLink.lost` detects a lost host. TCP_USER_TIMEOUT would also break connections to a peer that
+            computes and reads nothing for so long.
     """
     if connection.family == socket.AF_UNIX:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
@@ -194,4 +204,4 @@ def tune(connection: socket.socket, seconds: float) -> None:
         for option, value in ((socket.TCP_KEEPIDLE, each), (socket.TCP_KEEPINTVL, each), (socket.TCP_KEEPCNT, _PROBES)):
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
     except OSError:
-        pass  # the peer is gone already: the first transfer reports it by name
+        pass  # the peer is already gone: the first transfer reports its rank

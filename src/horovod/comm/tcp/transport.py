@@ -1,13 +1,13 @@
 """Framed bytes to and from all peers at once over stream sockets: the transport of the engine ``tcp``.
 
-The worker thread queues what it wants sent and received, by reference, and then waits for some of it; while it waits,
-everything queued in either direction moves, so ranks may all send first without a deadlock. One epoll loop, no threads,
-no polling: a wait ends when its bytes have moved, a peer has failed, or :meth:`PeerExchange.abort` was called.
+The worker thread queues transfers in both directions, by reference, and then waits for some of them. While it waits, all queued
+transfers move, so all ranks may send first without a deadlock. There is one epoll loop, no other thread and no polling: a wait
+ends when its bytes have moved, a peer has failed, or :meth:`PeerExchange.abort` was called.
 
-There may be several connections to a peer, over several networks. Both sides use them in turn, so each carries the same number
-of transfers.
+There may be several connections to a peer, over several networks. Both sides use them in the same cyclic order, one transfer
+each.
 
-Knows nothing of reductions, data types or arrays. Must never wait for anything but its epoll object, which ``abort`` can
+This module knows no reductions, data types or arrays. It must never wait for anything but its epoll object, which ``abort`` can
 always wake.
 """
 
@@ -27,7 +27,7 @@ from horovod.comm.exchange.base import Mark, PeerExchange
 from horovod.comm.tcp.link import TcpFlow, TcpLink, tune
 
 _LONGEST_POLL = 3600.0  # seconds; epoll counts milliseconds in 32 bits
-_STALLS = 2  # after so many stall timeouts a broken network ends the wait
+_STALLS = 2  # after this many stall timeouts the wait ends if the network has lost the peer's host
 _NO_MORE: Mapping[int, Sequence[socket.socket]] = {}
 
 
@@ -35,9 +35,11 @@ class TcpExchange(PeerExchange[TcpFlow]):
     """All connections of one rank of a group.
 
     Args:
-        sockets: a connected stream socket to every other rank of the group. The exchange owns them from now on.
-        more: further connections to the same ranks; both ends must have them in the same order.
-        stall_timeout: how long a peer may move no byte while this rank waits for it until ``on_stall`` is called.
+        sockets: a connected stream socket to every other rank, by index. The exchange owns them from now on, and those of
+            ``more``.
+        stall_timeout: how long a peer may move no byte while this rank waits for it.
+        on_stall: called when a peer has moved no byte for ``stall_timeout``.
+        more: further connections to the same ranks, by index; both ends must have them in the same order.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class TcpExchange(PeerExchange[TcpFlow]):
         self._epoll.register(self._alarm, select.EPOLLIN)
 
     def descriptors(self) -> list[int]:
-        """All open links."""
+        """Open file descriptors, which a forked child must close: of all connections, the epoll object and the alarm."""
         return [self._epoll.fileno(), self._alarm, *self._by_fd]
 
     def send(self, rank: int, *buffers: memoryview) -> Mark[TcpFlow]:
@@ -128,7 +130,7 @@ class TcpExchange(PeerExchange[TcpFlow]):
             missing = [mark for mark in missing if mark[0].done < mark[1]]
 
     def _tell(self, silent: TcpLink) -> None:
-        """Handle a peer that makes no progress. If the network has lost it, raise."""
+        """Report a peer that makes no progress. Raises PeerFailure if the network has lost its host."""
         seconds = silent.stalls * self._stall_timeout
         if silent.stalls >= _STALLS:
             for link in self._by_fd.values():
@@ -137,8 +139,8 @@ class TcpExchange(PeerExchange[TcpFlow]):
         self._on_stall(Stall(silent.rank, seconds, silent.stalls, silent.ends))
 
     def _watch(self, link: TcpLink) -> None:
-        """Register with epoll what the link waits for. Reads stay registered until unexpected data comes: fewer system
-        calls."""
+        """Register the events that the link waits for with epoll. Reads stay registered until unexpected data arrives, which
+        saves system calls."""
         interest = link.interest & select.EPOLLIN
         if link.incoming.buffers:
             interest = select.EPOLLIN
@@ -153,11 +155,11 @@ class TcpExchange(PeerExchange[TcpFlow]):
         link.interest = interest
 
     def _ignore(self, link: TcpLink, event: int) -> None:
-        """Handle data that nothing waits for yet: the peer is ahead of this rank, or is done and has left."""
+        """Handle an event of a link on which this rank receives nothing now: the peer is ahead of this rank, or has left."""
         if event & select.EPOLLRDHUP and link.outgoing.buffers:
             raise link.failure()
         if event & (select.EPOLLHUP | select.EPOLLERR) and not link.outgoing.buffers:
-            self._epoll.unregister(link.fd)  # the only way to ask epoll not to report this
+            self._epoll.unregister(link.fd)  # epoll reports these events as long as a descriptor is registered
             link.registered = False
             link.interest = 0
         elif event & select.EPOLLIN:
@@ -165,14 +167,14 @@ class TcpExchange(PeerExchange[TcpFlow]):
             self._epoll.modify(link.fd, link.interest)
 
     def abort(self) -> None:
-        """End the present wait and every later one with :class:`Aborted`. From any thread, any number of times."""
+        """End the present wait and every later one with :class:`Aborted`. Any thread may call it, any number of times."""
         with self._lock:
             self._aborted = True
             if not self._closed:
                 os.eventfd_write(self._alarm, 1)
 
     def close(self) -> None:
-        """Close every connection. Peers see it at once, even if a forked child still holds a copy of the sockets."""
+        """Close all connections. Peers see it at once, even if a forked child still holds copies of the sockets."""
         with self._lock:
             if self._closed:
                 return
@@ -186,5 +188,5 @@ class TcpExchange(PeerExchange[TcpFlow]):
                 try:
                     link.socket.shutdown(socket.SHUT_RDWR)
                 except OSError:
-                    pass  # the peer was faster
+                    pass  # the peer has closed the connection first
             link.socket.close()

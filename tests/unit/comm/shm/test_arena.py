@@ -52,7 +52,7 @@ def test_what_the_kernel_cannot_copy_is_an_error() -> None:
         with pytest.raises(OSError, match="short of 2 bytes"):
             arena.scatter(arena.length - 6, spans([array]).iovecs(0, 4))
         nowhere = Spans(Layout.of(array.dtype, [4]), [8])
-        with pytest.raises(OSError, match=r"shared memory: Bad address\. Was one resized"):
+        with pytest.raises(OSError, match=r"shared memory: Bad address\. Was a tensor resized"):
             arena.gather(Arena.header_bytes(2), nowhere.iovecs(0, 4))
     finally:
         arena.close()

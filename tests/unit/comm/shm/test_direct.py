@@ -130,7 +130,7 @@ def changed(exchange: Callable[[Array], list[Array]], index: int, value: int) ->
     [
         (0, 1 << 22, "No such process"),
         (1, 8, "Bad address"),
-        (2, 12345, "another process id than it sees itself"),
+        (2, 12345, "belongs to another process here"),
     ],
 )
 def test_one_unreadable_rank_makes_all_ranks_fall_back(

@@ -246,7 +246,7 @@ def test_contradicting_forced_engines_are_an_error_on_every_rank(members: Member
 @pytest.mark.parametrize("engines", [["shm", "shm"], ["shm", ""], ["", "shm"]])
 def test_an_engine_that_was_forced_is_never_replaced(members: Members, engines: list[str]) -> None:
     (text,) = errors_of(members.assemble([0, 1], engines, hosts=["one", "two"]))
-    assert text.startswith(f"{CPU_OPERATIONS}=shm cannot serve this group: rank 0: its ranks are on several hosts")
+    assert text.startswith(f"{CPU_OPERATIONS}=shm cannot serve this group: rank 0: the group's ranks are on several")
 
 
 def test_a_forced_engine_that_one_member_cannot_use_names_the_member(members: Members) -> None:
