@@ -75,8 +75,8 @@ def account_of_gradient(rank: int, name: str, step: int, owner: str, found: NotF
     """
     return (
         f"rank {rank}: the gradient of {name!r} is not finite in step {step} of {owner}: of "
-        f"{found.elements} elements {found.nan} are NaN and {found.infinite} are infinite. It is the first that this rank "
-        "had ready. With a gradient scaler single steps may have infinite gradients: the scaler skips them."
+        f"{found.elements} elements {found.nan} are NaN and {found.infinite} are infinite. It is the first such gradient "
+        "of this rank. With a gradient scaler, single steps may have infinite gradients: the scaler skips them."
     )
 
 

@@ -228,7 +228,7 @@ def _apart(
     parts.append(_why_apart(job, item, instead, expected, wrong))
     lines = {rank: each.call_site for rank, each in item.holders.items()}
     lines |= {rank: each.holders[rank].call_site for rank, each in instead.items()}
-    text = f"The ranks went apart at {named(item.name, item.first.occurrence)}. " + " ".join(filter(None, parts))
+    text = f"The ranks diverged at {named(item.name, item.first.occurrence)}. " + " ".join(filter(None, parts))
     waiting = sorted(set(item.holders) | set(instead))
     found = [Finding("apart", wrong, text, item.name, item.process_set, item.first.occurrence, waiting, lines)]
     return found + [_silent(job, item, rank) for rank in missing if rank not in instead]
@@ -255,7 +255,10 @@ def _why_apart(
         }) == 1  # fmt: skip
         if same_lines:
             return "Both were submitted by the same line: the name, or the order of a loop, differs between the ranks."
-        return "They call them in another order, give one collective two names, or take different paths through the script."
+        return (
+            "These ranks call the collectives in another order, give one collective two names, or take different paths through "
+            "the script."
+        )
     history = job.predicted(min(item.holders), item.process_set)
     theirs = instead[wrong[0]].name
     if theirs in history and history.index(theirs) > history.index(expected):

@@ -200,7 +200,7 @@ def make_folder(folder: Path) -> None:
         if folder.parent.name == f"horovod-{os.getuid()}" and (
             found.st_uid != os.getuid() or stat.S_ISLNK(found.st_mode)
         ):
-            raise DumpError(f"{folder.parent} is not this user's own")
+            raise DumpError(f"{folder.parent} is owned by another user")
     except OSError as error:
         raise DumpError(f"{folder} cannot be made: {error.strerror}") from error
 

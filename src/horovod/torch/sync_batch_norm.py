@@ -112,7 +112,7 @@ class SyncBatchNorm(_BatchNorm):
         assert isinstance(layer, _BatchNorm)
         if any(torch.nn.parameter.is_lazy(each) for each in (layer.weight, layer.running_mean) if each is not None):
             raise ValueError(
-                f"{type(layer).__name__} does not know its channels yet: call the model once, and convert it then"
+                f"{type(layer).__name__} has no number of channels yet: call the model once before you convert it"
             )
         made = cls(
             layer.num_features,

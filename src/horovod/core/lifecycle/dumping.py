@@ -186,7 +186,7 @@ class Dumper:
             dump.make_folder(self._folder)
             dump.write(own, dump.encode(with_code))
         except dump.DumpError as error:
-            _log.error("rank %d: %s, so what it did before is not written down", content.rank, error)
+            _log.error("rank %d: %s, so this rank's flight recorder is not saved", content.rank, error)
             return
         speaker = 1 if content.failed_rank == 0 else 0
         if content.rank == speaker and (
@@ -194,7 +194,7 @@ class Dumper:
         ):
             where = "" if len(set(content.hosts)) == 1 else " on its host"
             _log.warning(
-                "every rank has written what it did to %s%s; in words: python -m horovod.diagnose %s",
+                "every rank has written its flight recorder to %s%s; to interpret them: python -m horovod.diagnose %s",
                 self._folder,
                 where,
                 shlex.quote(str(self._folder)),
@@ -271,7 +271,7 @@ def _native_stacks() -> NativeStacks | None:
     try:
         return NativeStacks()
     except OSError as error:
-        _log.info("a signal cannot have this process write down what it does: %s", error)
+        _log.info("this process cannot write its flight recorder on a signal: %s", error)
         return None
 
 

@@ -92,7 +92,7 @@ class ElasticProcess:
                 self._tell(client, ready)
                 answer = messages.decode_answer(_wait(client, messages.answer_key(self.number, question)))
         except RendezvousError as error:
-            raise NoNextRound(f"{reason} The launcher cannot be asked for a rank in the next round: {error}") from error
+            raise NoNextRound(f"{reason} This process could not ask the launcher for a rank in the next round: {error}") from error
         if isinstance(answer, NoRank):
             if answer.job_ends:
                 raise NoNextRound(f"The job ends: {answer.reason}")
@@ -158,7 +158,7 @@ class ElasticProcess:
             with RendezvousClient(self._address, self._secret, 2.0) as client:
                 self._tell(client, told)
         except (RendezvousError, OSError) as error:
-            _log.debug("the launcher could not be told %s: %s", told, error)
+            _log.debug("this process could not tell the launcher %s: %s", told, error)
 
     def _tell(self, client: RendezvousClient, told: Told) -> None:
         client.put(messages.told_key(self.number), messages.encode(told))

@@ -419,7 +419,7 @@ class Generation:
     def _await_end(self, worker: WorkerThread, deadline: float) -> None:
         if not worker.join(max(0.1, deadline - time.monotonic())):
             _log.warning(
-                "rank %d: process set %s did not end in good order within %g seconds",
+                "rank %d: the worker thread of process set %s did not end within %g seconds; it is aborted",
                 self.identity.rank,
                 worker.ranks,
                 self.config.timeout.total_seconds(),

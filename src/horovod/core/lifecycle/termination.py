@@ -183,7 +183,7 @@ class Termination:
                 reported_failure = json.dumps({"rank": self._launched(rank), "reason": reason}).encode()
                 client.put(FAILURE_KEY, reported_failure, only_first=True, timeout=2.0)
         except (RendezvousError, OSError) as error:
-            _log.debug("the launcher could not be told which rank failed first: %s", error)
+            _log.debug("this rank could not tell the launcher which rank failed first: %s", error)
 
 
 class NoPeers:

@@ -88,8 +88,8 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             try:
                 error = end(error)
             except Exception as failure:
-                error = error or HorovodInternalError(f"what follows a collective failed: {failure!r}")
-                _log.exception("what follows a collective failed")
+                error = error or HorovodInternalError(f"the collective is complete, but processing its result failed: {failure!r}")
+                _log.exception("processing the result of a collective failed")
         self.error = error
         record = self.record
         if record is not None:
@@ -157,7 +157,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             gate.acquire()
             self.then(gate.release)
             if not gate.acquire(timeout=timeout):
-                raise TimeoutError(f"the collective was not done within {timeout:g} seconds")
+                raise TimeoutError(f"the collective was not complete within {timeout:g} seconds")
         if self.error is not None:
             raise copy.copy(self.error)  # each waiting thread gets its own
 

@@ -336,7 +336,7 @@ class WorkerThread:
     def _await_failure(self, reason: str) -> None:
         """Wait until an abort fails what is in flight. If none comes, fail it here."""
         if not self._requests.failed.wait(2 * self._config.timeout.total_seconds()):
-            text = f"Horovod: {reason}. Rank 0 has not said in time which rank failed first."
+            text = f"Horovod: {reason}. Rank 0 did not report in time which rank failed first."
             self.fail(RankLostError(text, reason=reason))
 
     def _stand_by(self) -> None:

@@ -73,7 +73,7 @@ class GlobalBatchSampler(ElasticSampler):
         super().reset()
         if self.global_batch < self.num_replicas:
             raise ValueError(
-                f"global_batch={self.global_batch} is less than a sample for each of the {self.num_replicas} ranks"
+                f"global_batch={self.global_batch}: {self.num_replicas} ranks need at least one sample each"
             )
         self._steps = []
         for start in range(0, len(self.remaining_indices), self.global_batch):
