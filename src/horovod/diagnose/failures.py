@@ -75,7 +75,7 @@ def _broken_link(job: DumpedJob, failed: Sequence[RankDump]) -> Finding | None:
             else "The network between the hosts is broken"
         )
     waiting = next((f" {describe_waiters(item, longest(job, item))}" for item in job.waiting()), "")
-    text = f"{what}: {told}, and all of these ranks still run.{waiting} Look at the cable, the switch and the firewall between them."
+    text = f"{what}: {told}, and all these ranks run.{waiting} Look at the cable, the switch and the firewall between them."
     return Finding("link", lost, text, waiting=sorted(job.dumps))
 
 

@@ -92,7 +92,9 @@ class ElasticProcess:
                 self._tell(client, ready)
                 answer = messages.decode_answer(_wait(client, messages.answer_key(self.number, question)))
         except RendezvousError as error:
-            raise NoNextRound(f"{reason} This process could not ask the launcher for a rank in the next round: {error}") from error
+            raise NoNextRound(
+                f"{reason} This process could not ask the launcher for a rank in the next round: {error}"
+            ) from error
         if isinstance(answer, NoRank):
             if answer.job_ends:
                 raise NoNextRound(f"The job ends: {answer.reason}")

@@ -88,7 +88,9 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             try:
                 error = end(error)
             except Exception as failure:
-                error = error or HorovodInternalError(f"the collective is complete, but processing its result failed: {failure!r}")
+                error = error or HorovodInternalError(
+                    f"the collective is complete, but processing its result failed: {failure!r}"
+                )
                 _log.exception("processing the result of a collective failed")
         self.error = error
         record = self.record

@@ -51,8 +51,9 @@ _OTHER_SETTINGS = (
     "Delete that optimizer before you step with this one."
 )
 _CHANGED_AFTER_ADDED = (
-    "The parameter {name!r} was added to the optimizer after its last zero_grad() or step(), and its gradient was changed before "
-    "it was reduced; backward() has reached no older parameter since then. Call optimizer.zero_grad() after replacing parameters."
+    "The parameter {name!r} was added to the optimizer after its last zero_grad() or step(), and its gradient was changed "
+    "before it was reduced; backward() has reached no older parameter since then. Call optimizer.zero_grad() after "
+    "replacing parameters."
 )
 _LEFT_OUT = (
     "The parameter {name!r} has a gradient, but belongs to no DistributedOptimizer, so the gradient is this rank's own. If it "
