@@ -148,8 +148,7 @@ def PartialDistributedGradientTape(
 
     Args:
         local_layers: one or several Keras layers. They need not be built yet.
-
-    The other arguments are those of :func:`DistributedGradientTape`.
+        others: as for :func:`DistributedGradientTape`.
 
     Raises:
         ValueError: ``local_layers`` contains something else. Otherwise as :func:`DistributedGradientTape`.
