@@ -14,7 +14,7 @@ from horovod.observe.dump import RankDump
 
 
 def failure(job: DumpedJob) -> list[Finding]:
-    """Which rank failed first, and why; nothing where none has, or where what is in flight says more."""
+    """The finding about the rank that failed first; empty if none has failed, or if the collectives in flight say more."""
     failed = [dump for dump in job.dumps.values() if dump.why == "failure"]
     if not failed:
         return _only_the_launcher_knows(job)

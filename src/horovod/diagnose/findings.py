@@ -64,7 +64,7 @@ _ORDER = (
 
 
 def _main_of_each_set(job: DumpedJob, waiting: list[UnfinishedCollective]) -> list[UnfinishedCollective]:
-    """For each process set, the collective that was due next: by its past, else the one that most ranks have submitted."""
+    """For each process set, the collective that was due next by its history; else the one that most ranks have submitted."""
     found: dict[int, UnfinishedCollective] = {}
     for number in dict.fromkeys(item.process_set for item in waiting):
         items = [item for item in waiting if item.process_set == number]
@@ -77,7 +77,7 @@ def _main_of_each_set(job: DumpedJob, waiting: list[UnfinishedCollective]) -> li
 
 
 def _expected(job: DumpedJob, items: Sequence[UnfinishedCollective]) -> str:
-    """The name among these that comes first by the past of their process set; "" if the past does not tell."""
+    """The one of these names that is due first by the history of their process set; "" if the history does not show it."""
     names = {item.name for item in items}
     ranks = sorted({rank for item in items for rank in item.holders})
     return next((name for name in job.predicted(ranks[0], items[0].process_set) if name in names), "")
@@ -235,7 +235,7 @@ def _apart(
 
 
 def _odd(item: UnfinishedCollective, instead: dict[int, UnfinishedCollective]) -> list[int]:
-    """The ranks to blame if ranks have diverged and their past does not tell: the minority; empty if there is none."""
+    """The ranks to blame if ranks have diverged and the history does not show which: the minority; empty if there is none."""
     groups = {item.name: list(item.holders)}
     for rank, each in instead.items():
         groups.setdefault(each.name, []).append(rank)

@@ -20,7 +20,7 @@ _decoder = msgspec.json.Decoder(JobSnapshot)
 
 
 class QueryError(Exception):
-    """There is no such job, or it does not answer; says what to do."""
+    """There is no such job, or it does not answer. The message says what to do."""
 
 
 class JobEnded(QueryError):
