@@ -41,8 +41,8 @@ class ElasticProcess:
     """A process that an elastic launcher has started.
 
     Args:
-        address, secret: of the launcher's rendezvous server.
-        number: of this process.
+        address, secret: the address and the secret of the launcher's rendezvous server.
+        number: the number of this process.
         launched: the id of the process that owns this object; forked children do not use it.
 
     Attributes:
@@ -122,12 +122,12 @@ class ElasticProcess:
         self._has_rank = False
 
     def connected(self) -> None:
-        """``init()`` has succeeded."""
+        """Note that ``init()`` has succeeded."""
         self._connected = True
         self.tell(Connected(self.round))
 
     def call_when_over(self, act: Callable[[str], None] | None) -> None:
-        """Have ``act(reason)`` called, on any thread, once the launcher says that the present round is over."""
+        """Call ``act(reason)``, on any thread, once the launcher says that the present round is over."""
         if self._listener is not None:
             self._listener.call_when_over(act)
 
@@ -136,7 +136,7 @@ class ElasticProcess:
         return 0 if self._listener is None else self._listener.take()
 
     def failed(self, rank: int, reason: str) -> None:
-        """A rank of this round has failed. May be called on any thread."""
+        """Report that a rank of this round has failed. Any thread may call it."""
         self.tell(RankFailed(self.round, rank, reason))
 
     def leave(self) -> bool:
