@@ -119,7 +119,7 @@ class Watching:
 
         Args:
             tree: the tree of the liveness connections.
-            sockets: sockets by rank, including those of :func:`liveness_connections`.
+            sockets: the sockets by connection, including those of :func:`liveness_connections`.
         """
         self._speaks_for_others = bool(tree.ways(self._rank))
         timeout = self._config.timeout.total_seconds()  # a waiting rank probes its peers after a third of it
