@@ -41,6 +41,7 @@ class SyncBatchNorm(_BatchNorm):
         track_running_stats: whether there are running statistics. Without them, evaluation also uses the statistics of the
             batch.
         process_set: the ranks whose batches are normalised together.
+        device, dtype: the device and the dtype of the parameters and buffers, as for ``torch.nn.BatchNorm2d``.
 
     Shape:
         input and output (N, C, ...), at least two-dimensional, of a floating-point dtype. 16-bit floats are computed in
