@@ -103,7 +103,7 @@ def densification(side: TorchSide) -> Iterator[Any]:
     yield points
 
 
-@TABLE.loop(refused="'[^']*' was put into the optimizer after its last zero_grad")
+@TABLE.loop(refused="'[^']*' was added to the optimizer after its last zero_grad")
 def only_new_parameters_are_reached_and_clipped(side: TorchSide) -> nn.Module:
     model = network()
     optimizer = side.wrap(sgd(model), model)

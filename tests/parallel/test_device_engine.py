@@ -290,7 +290,7 @@ def test_a_gpu_that_does_not_come_to_a_collective_ends_the_job_after_its_own_lim
 
     env = {"HOROVOD_NCCL_TIMEOUT_SECONDS": "2", "HOROVOD_GLOO_TIMEOUT_SECONDS": "60"}
     for text in on(job, 2, stand_in, check, env=env):
-        assert "late is not over on the device" in text and "HOROVOD_NCCL_TIMEOUT_SECONDS" in text, text
+        assert "late has not completed on the device" in text and "HOROVOD_NCCL_TIMEOUT_SECONDS" in text, text
 
 
 def test_a_gpu_may_be_late_for_longer_than_host_memory_may(job: Job, stand_in: str) -> None:

@@ -51,11 +51,20 @@ def allreduce(
 ) -> Any:
     """``postscale_factor * reduce(op, prescale_factor * value)`` over all ranks, as a tensor. The default op is Average.
 
+    Every rank must call it, with the same name, op and factors. Waits for the result. Not differentiable.
+
     Args:
         value: anything that Keras converts to a tensor, of the same shape and type on all ranks.
         name: identifies the call. Calls without a name are counted.
         average: deprecated; True is Average, False is Sum.
+        prescale_factor, postscale_factor: each element is multiplied by the first before the reduction, and by the second
+            afterwards.
+        op: ``hvd.Average``, ``hvd.Sum`` or another reduction. None: ``hvd.Average``.
         compression: one of ``hvd.Compression``. None: the value is not compressed.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong, or the name is in use.
+        HorovodInternalError: not initialised, the ranks disagree, or the job has failed.
     """
     import keras
 
@@ -77,7 +86,15 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Concatenate every rank's ``value`` along dimension 0, in rank order. The other dimensions and the type must agree."""
+    """Concatenate every rank's ``value`` along dimension 0, in rank order, as a tensor.
+
+    Every rank must call it. Waits for the result. Not differentiable. Errors are those of :func:`allreduce`.
+
+    Args:
+        value: anything that Keras converts to a tensor of at least one dimension. The first dimension may differ between
+            ranks; the other dimensions and the type must agree.
+        name: identifies the call. Calls without a name are counted.
+    """
     import keras
 
     array = _array(keras.ops.convert_to_tensor(value))
@@ -92,7 +109,16 @@ def allgather(value: Any, name: str | None = None) -> Any:
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """Rank ``root_rank``'s ``value`` on every rank. Shapes and types must agree."""
+    """Rank ``root_rank``'s ``value`` on every rank, as a tensor.
+
+    Every rank must call it. Waits for the result. Not differentiable. Errors are those of :func:`allreduce`, and ValueError for
+    a root that is not a rank of the job.
+
+    Args:
+        value: anything that Keras converts to a tensor, of the same shape and type on all ranks.
+        root_rank: the rank whose value is sent.
+        name: identifies the call. Calls without a name are counted.
+    """
     import keras
 
     root_rank = whole(root_rank, "root_rank")
@@ -101,7 +127,16 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
-    """This rank's rows of the reduction of ``value``. If the rows cannot be divided evenly, the first ranks get one more."""
+    """This rank's rows of the reduction of ``value`` over all ranks, as a tensor.
+
+    If the rows cannot be divided evenly, the first ranks get one more. Every rank must call it. Waits for the result. Not
+    differentiable. Errors are those of :func:`allreduce`.
+
+    Args:
+        value: anything that Keras converts to a tensor of at least one dimension, of the same shape and type on all ranks.
+        name: identifies the call. Calls without a name are counted.
+        op: ``hvd.Average`` or ``hvd.Sum``.
+    """
     import keras
 
     array = _array(keras.ops.convert_to_tensor(value))

@@ -48,8 +48,8 @@ class ChangeWarning:
         others = f" and {len(labels) - 1} others" if len(labels) > 1 else ""
         warnings.warn(
             f"Horovod: the gradients of {labels[0]}{others} reached {self._method} at {caller()} changed since the backward "
-            "pass, and not reduced. They are reduced as they are now. That is right for what is linear, such as gradients that "
-            "were added up or divided by a number. It is wrong for a clip, which is then one of each rank's own gradients: "
+            "pass, and not reduced. They are reduced as they are now. That is right for linear changes, such as adding "
+            "gradients up or dividing them by a number. It is wrong for clipping, which then clips each rank's own gradients: "
             "call gradients = hvd.reduce_gradients(optimizer, gradients, variables) before it, or take the gradients of "
             "hvd.DistributedGradientTape",
             stacklevel=2,

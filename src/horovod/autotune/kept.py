@@ -19,8 +19,8 @@ class Fit(msgspec.Struct, frozen=True):
         version: of this package.
         size: the number of ranks.
         hosts: how many ranks each host has, in order of ranks.
-        tensors: the digest of the tensors that come again and again.
-        searched: the digest of the settings that were searched, with their values, and of those that the user had decided.
+        tensors: the digest of the tensors that recur.
+        searched: the digest of the settings that were searched, with their values, and of those that the user had set.
     """
 
     version: str

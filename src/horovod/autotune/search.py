@@ -63,7 +63,7 @@ class Search:
     Args:
         start: the initial settings of the job, which may be outside the search space.
         default: the settings without autotuning.
-        trials: how many trials are made at most before the last turns.
+        trials: the greatest number of trials before the last turns.
         noise: 0 to 1, how noisy one trial is: the weight of the estimator's prior.
     """
 

@@ -1,6 +1,6 @@
 """Decides on rank 0 which settings the job runs with. Pure: files and messages are the caller's.
 
-    look       until tensors have come again: which job this is. What an earlier run has found for it is used without a search.
+    look       until tensors recur, which identify the job; settings of an earlier run of it are used without a search
     warm up    trials that are not counted
     search     trials with different settings (:mod:`horovod.autotune.search`)
     over       the best settings stay
@@ -74,8 +74,8 @@ class Tuner:
         recuts: whether an optimizer of this process cuts its buckets anew when asked to; asked once tensors are known.
 
     Attributes:
-        due: what the next order must carry; None: nothing.
-        over: nothing will be due any more.
+        due: the settings that the next order must carry; None: none.
+        over: whether no further settings will be due.
     """
 
     def __init__(self, job: TunedJob, remembered: Kept | None, recuts: Callable[[], bool], records: Records) -> None:
@@ -138,7 +138,7 @@ class Tuner:
             self._meter.seen(name, nbytes, now)  # it is the first of the next trial
 
     def _begin(self, tensors: list[str]) -> None:
-        """The tensors are known: use what an earlier run has found, or begin to search."""
+        """Called once the tensors are known: use the settings of an earlier run, or begin to search."""
         job = self._job
         space = searched(job.explicit, job.engines, job.parts, self._recuts())
         decided = [f"{name} {value}" for name, value in msgspec.structs.asdict(job.initial).items()]
@@ -212,7 +212,7 @@ class Tuner:
             self._records.keep(self._kept)
 
     def _change(self, settings: TunedSettings) -> None:
-        """Have all ranks change, if that is a change, and begin a trial."""
+        """Change the settings of all ranks, if they differ, and begin a trial."""
         changed = settings != self._present or self._over
         self.due = Tuned(settings, self._kept or self._remembered) if changed else None
         self._meter.restart()

@@ -61,14 +61,14 @@ def compare(what: Alike, held: Mapping[str, str], name: str, process_set_id: int
 
     Args:
         held: by label, for example ``lr of group 0``, the value as text.
-        name: of the comparison; each optimizer of a rank has its own.
+        name: the name of the comparison; each optimizer of a rank has its own.
         line: the line of the script that the values belong to.
 
     Returns:
-        Whether all ranks hold the same.
+        Whether all ranks hold the same values.
 
     Raises:
-        MismatchError: they do not, and ``HOROVOD_CHECK=error``. All ranks raise it.
+        MismatchError: they differ, and ``HOROVOD_CHECK=error``. All ranks raise it.
     """
     rows = Consensus(f"{name}.{what.name.lower()}", msgspec.msgpack.encode(dict(held)), process_set_id, line).wait()
     if rows is None:
@@ -93,7 +93,7 @@ def describe_differences(what: Alike, held: Mapping[int, Mapping[str, str]], own
 
     Args:
         held: by rank, what it holds, by label.
-        owner: whose it is, for example ``the optimizer made at FILE:LINE``.
+        owner: what the values belong to, for example ``the optimizer made at FILE:LINE``.
     """
     labels = list(dict.fromkeys(label for each in held.values() for label in each))
     differing = [label for label in labels if len({each.get(label) for each in held.values()}) > 1]

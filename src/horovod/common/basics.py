@@ -58,17 +58,17 @@ def is_initialized() -> bool:
 
 
 def size() -> int:
-    """How many processes the job has. Raises ValueError before ``init()``."""
+    """The number of processes of the job. Raises ValueError before ``init()``."""
     return context.current().identity.size
 
 
 def local_size() -> int:
-    """How many processes of the job run on this host. Raises ValueError before ``init()``."""
+    """The number of processes of the job on this host. Raises ValueError before ``init()``."""
     return context.current().identity.local_size
 
 
 def cross_size() -> int:
-    """On how many hosts a process has this one's local rank. Raises ValueError before ``init()``."""
+    """The number of hosts that have a process of this local rank. Raises ValueError before ``init()``."""
     return context.current().identity.cross_size
 
 
@@ -88,9 +88,10 @@ def cross_rank() -> int:
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
-    """Have rank 0 write a timeline to ``file_path`` from now on. All ranks call it.
+    """Start a timeline, which rank 0 writes to ``file_path``. All ranks call it.
 
     Args:
+        file_path: the file, on the host of rank 0.
         mark_cycles: also mark every time the coordinator sends orders.
 
     Raises:
@@ -119,9 +120,10 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether the MPI of this process may be called from several threads at a time, with any engine. If an MPI launcher has
-    started this process, and MPI has not been started in it yet, the answer is whether the library that mpi4py loads allows
-    this.
+    """Whether several threads of this process may call MPI at the same time, with any engine.
+
+    If an MPI launcher has started this process, and MPI does not run in it yet, it is whether the library that mpi4py loads
+    allows this.
 
     Raises:
         ValueError: Horovod does not run; or MPI does not run, and no MPI launcher has started this process or mpi4py cannot
@@ -145,7 +147,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Whether collectives can run over MPI: mpi4py is installed. Whether the job was started for that, ``init()`` finds out."""
+    """Whether collectives can run over MPI: mpi4py is installed. ``init()`` checks whether the job was started for that."""
     return bool(select.engine("mpi").installed())
 
 
@@ -160,7 +162,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """The version code of the NCCL (or RCCL) that would be used, for example 22705; 0 where there is none."""
+    """The version code of the NCCL or RCCL that Horovod would use, for example 22705; 0 if there is none."""
     try:
         return library.loaded().version()
     except (OSError, DeviceFailure):
@@ -178,7 +180,7 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether an engine can move the memory of CUDA devices itself: NCCL is there. A GPU need not be."""
+    """Whether an engine can move the memory of CUDA devices itself: NCCL is installed. True also without a GPU."""
     return bool(nccl_built()) and "nccl" in library.find()
 
 

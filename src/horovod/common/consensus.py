@@ -62,7 +62,7 @@ class Consensus:
     """A running comparison. Every member of the process set that has not joined must make it, in the same order.
 
     Args:
-        name: of the comparison in stall reports and errors. Comparisons of one name follow each other.
+        name: the name of the comparison in stall reports and errors. Comparisons of one name run one after another.
         line: the line of the script that it belongs to.
     """
 
@@ -93,7 +93,7 @@ class Consensus:
 
     @property
     def members(self) -> int:
-        """How many ranks took part; those that have joined are not counted. Known after :meth:`wait`."""
+        """The number of ranks that took part, without those that have joined. Known after :meth:`wait`."""
         return int(self._sums[0])
 
     def _gathered(self) -> dict[int, bytes]:

@@ -49,7 +49,7 @@ def _pickled(obj: Any) -> Array:
 
 
 def _prepared(make: Callable[[], T]) -> tuple[T | None, Array, Exception | None]:
-    """The result of ``make``, its pickle, and None; where that fails, None, the pickled reason, and the exception."""
+    """The result of ``make``, its pickle, and None. If that fails: None, the pickled reason, and the exception."""
     try:
         obj = make()
         return obj, _pickled(obj), None
@@ -63,7 +63,7 @@ def _name(name: str | None) -> str:
 
 
 def _raise_others(what: str, objects: Sequence[Any]) -> None:
-    """Raise RuntimeError if one of the received objects is the reason of a failure."""
+    """Raise RuntimeError if one of the received objects is a :class:`_Failed`."""
     failed = [each for each in objects if isinstance(each, _Failed)]
     if failed:
         reasons = "; ".join(f"rank {each.rank} failed with {each.reason}" for each in failed)
@@ -76,17 +76,18 @@ def broadcast_object(
     """Broadcast the object of ``root_rank`` to all members of ``process_set``. Every member must call it.
 
     Args:
-        obj: any object that cloudpickle takes; only that of the root is used.
-        root_rank: a global rank of the set.
-        name: identifies the call. With the default, all ranks must make their calls in the same order.
+        obj: any object that cloudpickle can pickle. Only that of the root is used.
+        root_rank: the global rank whose object is sent. It must be a member of the set.
+        name: identifies the call. Calls without a name are matched by their order.
+        process_set: the ranks that take part. This rank must be a member.
 
     Returns:
         On the root ``obj`` itself, elsewhere a copy.
 
     Raises:
-        TypeError, ValueError: a bad argument; the root is not a member of the set, or this rank is not.
+        TypeError, ValueError: an argument is wrong; the root or this rank is not a member of the set.
         RuntimeError: the root's object cannot be pickled; the message has the reason. The root raises the exception itself.
-        HorovodInternalError: the ranks disagree, or the job has failed.
+        HorovodInternalError: not initialised, the ranks disagree, or the job has failed.
     """
     return broadcast_made(lambda: obj, root_rank, name, process_set)
 
@@ -124,17 +125,21 @@ def broadcast_made(
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """All-gather the members' objects, in rank order. Every member must call it. One that has joined has none in the list.
+    """All-gather the objects of all members of ``process_set``. Every member must call it.
 
     Args:
-        obj: any object that cloudpickle takes.
-        name: identifies the call, as in :func:`broadcast_object`.
+        obj: any object that cloudpickle can pickle. Types and sizes may differ between ranks.
+        name: identifies the call. Calls without a name are matched by their order.
+        process_set: the ranks that take part. This rank must be a member.
+
+    Returns:
+        A list of the objects in rank order. A rank that has joined (``hvd.join()``) has no object in it.
 
     Raises:
-        TypeError, ValueError: a bad argument, or this rank is not a member of the set.
+        TypeError, ValueError: an argument is wrong, or this rank is not a member of the set.
         RuntimeError: another rank's object cannot be pickled; the message has the reason. That rank raises the exception
             itself.
-        HorovodInternalError: the ranks disagree, or the job has failed.
+        HorovodInternalError: not initialised, the ranks disagree, or the job has failed.
     """
     return allgather_made(lambda: obj, name, process_set)
 

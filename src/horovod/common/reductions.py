@@ -45,7 +45,7 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
     if average is None and (op is None or type(op) is ReduceOp):
         return Average if op is None else op
     if isinstance(average, str) and op is None:
-        text = f"the argument average={shown(average)} counts as True and names nothing; write name={shown(average)}"
+        text = f"the argument average={shown(average)} counts as True and is not a name; write name={shown(average)}"
         warnings.warn(text, stacklevel=3)
         return Average if average else Sum
     chosen = handle_average_backwards_compatibility(op, None if average is None else loose_truth(average, "average"))
@@ -53,7 +53,7 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
         return _PUBLIC[whole_number(chosen, "op")]
     except (TypeError, ValueError, KeyError):
         names = ", ".join(f"hvd.{each.label}" for each in _PUBLIC.values())
-        raise ValueError(f"op={shown(op)} is no reduction; use one of {names}") from None
+        raise ValueError(f"op={shown(op)} is not a reduction; use one of {names}") from None
 
 
 class ReductionArguments(msgspec.Struct, frozen=True):

@@ -21,11 +21,11 @@ _DIGEST_BYTES = 6
 
 
 class NotFinite(NamedTuple):
-    """Elements of a gradient that are no finite numbers.
+    """The numbers of elements of a gradient that are not finite.
 
     Attributes:
-        elements: how many the gradient has.
-        nan, infinite: how many of them are NaN, and positive or negative infinity.
+        elements: the number of all elements.
+        nan, infinite: the numbers of elements that are NaN, and positive or negative infinity.
     """
 
     elements: int
@@ -43,12 +43,12 @@ def not_finite(values: Array) -> NotFinite | None:
 
 
 def digest(content: bytes | memoryview) -> str:
-    """Of bytes: equal for equal ones, and different for almost all others."""
+    """A digest of bytes: equal for equal bytes, and almost always different for others."""
     return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def digest_of(values: Array) -> str:
-    """Of all bytes of an array."""
+    """A digest of all bytes of an array."""
     return digest(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
@@ -71,12 +71,12 @@ def account_of_gradient(rank: int, name: str, step: int, owner: str, found: NotF
     """The message about a gradient that is not finite.
 
     Args:
-        owner: whose gradient it is, for example ``the optimizer made at FILE:LINE``.
+        owner: the owner of the gradient, for example ``the optimizer made at FILE:LINE``.
     """
     return (
         f"rank {rank}: the gradient of {name!r} is not finite in step {step} of {owner}: of "
-        f"{found.elements} elements {found.nan} are NaN and {found.infinite} are infinite. It is the first that this rank "
-        "had ready. With a gradient scaler single steps may have infinite gradients: the scaler skips them."
+        f"{found.elements} elements {found.nan} are NaN and {found.infinite} are infinite. It is the first such gradient "
+        "of this rank. With a gradient scaler, single steps may have infinite gradients: the scaler skips them."
     )
 
 

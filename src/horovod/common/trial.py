@@ -24,7 +24,7 @@ def main() -> None:
         collectives.allreduce("trial", "sum", tensors, tensors, op=ReduceOp.SUM).wait()
         expected = identity.size * (identity.size + 1) // 2
         if not (vector == expected).all():
-            raise ArithmeticError(f"the ranks added up to {vector[:3]}, and not to {expected}")
+            raise ArithmeticError(f"the sum of all ranks is {vector[:3]} here, and should be {expected}")
     finally:
         context.shutdown()
 

@@ -47,7 +47,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether collectives can move a framework's tensors between GPUs: its binding hands them over, and NCCL is there."""
+    """Whether collectives can move a framework's tensors between GPUs: its binding supports this, and NCCL is installed."""
     hands_over = ext_base_name in ("torch", "tensorflow")
     return _reported(f"GPU support of {ext_base_name}", hands_over and basics.nccl_built() > 0, verbose)
 
@@ -112,7 +112,7 @@ def check_installed_version(name: str, version: str, exception: Exception | None
     """Warn if framework ``name`` is installed in another version than ``version``.
 
     Raises:
-        HorovodVersionMismatchError: it is, and importing the binding has failed with ``exception``.
+        HorovodVersionMismatchError: the versions differ, and importing the binding has failed with ``exception``.
     """
     installed = version_of(name)
     if installed in ("", version):

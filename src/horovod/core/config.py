@@ -211,10 +211,10 @@ def user_cache() -> tuple[str, str]:
 
 
 def _setting(variable: str, default: Any, parse: Callable[[str], Any], common: bool = False) -> Any:
-    """A field of :class:`Config`: its variable, the value where that is not set, and how its text is parsed.
+    """A field of :class:`Config`: its variable, its value if that is not set, and the parser of its text.
 
     Args:
-        common: it must be the same on all ranks.
+        common: whether the setting must be the same on all ranks.
     """
     return field(default=default, metadata={"variable": variable, "parse": parse, "common": common})
 

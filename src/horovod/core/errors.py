@@ -17,12 +17,13 @@ _recent: deque[tuple[str, type[HorovodInternalError], dict[str, Any]]] = deque(m
 class HorovodInternalError(RuntimeError):
     """A collective failed: ranks disagreed, a rank left or died, or the runtime was shut down.
 
-    Its subclasses say what kind of failure it is. Elastic jobs recover from those that may not come again in another round.
+    Its subclasses say what kind of failure it is. Elastic jobs recover from failures that another round may not repeat.
 
     Attributes:
-        ranks: the global ranks that the failure is about, ascending; empty if they are not known.
-        tensor: the name of the tensor or the request; "" if the failure is not about one.
-        call_sites: by global rank, the line of the script that submitted it, or at which the rank is; as far as known.
+        ranks: the global ranks that the failure concerns, ascending; empty if they are not known.
+        tensor: the name of the tensor or the request; "" if the failure concerns none.
+        call_sites: by global rank, the line of the script that submitted the request, or that the rank is at; without ranks
+            of which the line is not known.
         reason: the cause in one sentence.
     """
 
@@ -64,7 +65,9 @@ class HorovodInternalError(RuntimeError):
 
 
 class MismatchError(HorovodInternalError):
-    """Ranks submitted different requests under one name. All of them raise it. It ends elastic jobs, too: it would come again.
+    """Ranks submitted different requests under one name. All of them raise it.
+
+    It also ends elastic jobs, because another round would repeat it.
 
     ``ranks`` are those that submitted something, ``call_sites`` the lines that did.
     """
@@ -84,7 +87,7 @@ class RepeatedFailureError(RankRaisedError):
 
 
 class CollectiveTimeoutError(HorovodInternalError):
-    """A rank runs, but has not done its part in a collective within a time limit."""
+    """A rank runs, but did not take part in a collective within the time limit."""
 
 
 class EngineFailureError(HorovodInternalError):
@@ -103,7 +106,7 @@ KINDS = (
 
 
 def recall(text: str) -> HorovodInternalError | None:
-    """The latest error of this process with this text, which a framework may have put the error's type before."""
+    """The latest error of this process with this text. A framework may have put the error's type before the text."""
     for said, kind, attributes in reversed(list(_recent)):
         if said and (said == text or f"{kind.__name__}: {said}" in text):
             made: HorovodInternalError = kind(said)
@@ -120,7 +123,7 @@ class HostsUpdatedInterrupt(RuntimeError):
     """The hosts of an elastic job have changed.
 
     Attributes:
-        skip_sync: whether the state need not be synchronised (hosts were only removed).
+        skip_sync: whether hosts were only removed, so that the state need not be synchronised.
     """
 
     def __init__(self, skip_sync: bool) -> None:

@@ -1,4 +1,4 @@
-"""Base classes of data loaders, one of which loads in a thread of its own."""
+"""Base classes of data loaders, one of which loads batches in a background thread."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class AsyncDataLoaderMixin:
     training loop gets that exception. Call :meth:`close_async_loader` at the end.
 
     Args:
-        async_loader_queue_size: how many batches are loaded ahead. 0: none, in the training loop itself.
+        async_loader_queue_size: the number of batches that are loaded ahead. 0: the training loop itself loads each batch.
         debug_data_loader: print when epochs begin and end.
-        args, kwargs: for the loader.
+        args, kwargs: the arguments of the loader.
     """
 
     def __init__(

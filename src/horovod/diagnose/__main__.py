@@ -17,7 +17,7 @@ from horovod.observe.dump import DumpError, read
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 where there is nothing to read or write."""
+    """Returns the exit status: 0, or 2 if the files cannot be read or written."""
     parser = argparse.ArgumentParser(
         prog="python -m horovod.diagnose",
         description="Says what happened in a job, from what its ranks have written down.",

@@ -14,7 +14,7 @@ from horovod.observe.dump import RankDump
 
 
 def failure(job: DumpedJob) -> list[Finding]:
-    """Which rank failed first, and why; nothing where none has, or where what is in flight says more."""
+    """The finding about the rank that failed first; empty if none has failed, or if the collectives in flight say more."""
     failed = [dump for dump in job.dumps.values() if dump.why == "failure"]
     if not failed:
         return _only_the_launcher_knows(job)
@@ -75,7 +75,7 @@ def _broken_link(job: DumpedJob, failed: Sequence[RankDump]) -> Finding | None:
             else "The network between the hosts is broken"
         )
     waiting = next((f" {describe_waiters(item, longest(job, item))}" for item in job.waiting()), "")
-    text = f"{what}: {told}, and all of them run.{waiting} Look at the cable, the switch and the firewall between them."
+    text = f"{what}: {told}, and all these ranks run.{waiting} Look at the cable, the switch and the firewall between them."
     return Finding("link", lost, text, waiting=sorted(job.dumps))
 
 

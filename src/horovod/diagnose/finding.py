@@ -12,10 +12,10 @@ class Finding(msgspec.Struct, frozen=True):
         kind: ``raised``, ``link``, ``killed``, ``stopped``, ``left``, ``lost``, ``engine``, ``mismatch``, ``apart``,
             ``silent``, ``held``, ``inside``, ``straggler`` or ``nothing``.
         ranks: the ranks that caused it; for ``inside``, the ranks that are inside.
-        text: what was found.
-        collective: the name of the collective that it is about; "" if there is none.
-        process_set: of the collective.
-        occurrence: the n-th collective of that name; 0 if there is none.
+        text: the finding in words.
+        collective: the name of the collective that it concerns; "" if there is none.
+        process_set: the number of the collective's process set.
+        occurrence: the position among the collectives of that name, from 1; 0 if there is none.
         waiting: ranks that wait because of it.
         call_sites: by rank, the line of the script.
     """

@@ -64,7 +64,7 @@ _ORDER = (
 
 
 def _main_of_each_set(job: DumpedJob, waiting: list[UnfinishedCollective]) -> list[UnfinishedCollective]:
-    """For each process set, the collective that was due next: by its past, else the one that most ranks have submitted."""
+    """For each process set, the collective that was due next by its history; else the one that most ranks have submitted."""
     found: dict[int, UnfinishedCollective] = {}
     for number in dict.fromkeys(item.process_set for item in waiting):
         items = [item for item in waiting if item.process_set == number]
@@ -77,7 +77,7 @@ def _main_of_each_set(job: DumpedJob, waiting: list[UnfinishedCollective]) -> li
 
 
 def _expected(job: DumpedJob, items: Sequence[UnfinishedCollective]) -> str:
-    """The name among these that comes first by the past of their process set; "" if the past does not tell."""
+    """The one of these names that is due first by the history of their process set; "" if the history does not show it."""
     names = {item.name for item in items}
     ranks = sorted({rank for item in items for rank in item.holders})
     return next((name for name in job.predicted(ranks[0], items[0].process_set) if name in names), "")
@@ -228,14 +228,14 @@ def _apart(
     parts.append(_why_apart(job, item, instead, expected, wrong))
     lines = {rank: each.call_site for rank, each in item.holders.items()}
     lines |= {rank: each.holders[rank].call_site for rank, each in instead.items()}
-    text = f"The ranks went apart at {named(item.name, item.first.occurrence)}. " + " ".join(filter(None, parts))
+    text = f"The ranks diverged at {named(item.name, item.first.occurrence)}. " + " ".join(filter(None, parts))
     waiting = sorted(set(item.holders) | set(instead))
     found = [Finding("apart", wrong, text, item.name, item.process_set, item.first.occurrence, waiting, lines)]
     return found + [_silent(job, item, rank) for rank in missing if rank not in instead]
 
 
 def _odd(item: UnfinishedCollective, instead: dict[int, UnfinishedCollective]) -> list[int]:
-    """The ranks to blame if ranks have diverged and their past does not tell: the minority; empty if there is none."""
+    """The ranks to blame if ranks have diverged and the history does not show which: the minority; empty if there is none."""
     groups = {item.name: list(item.holders)}
     for rank, each in instead.items():
         groups.setdefault(each.name, []).append(rank)
@@ -255,7 +255,10 @@ def _why_apart(
         }) == 1  # fmt: skip
         if same_lines:
             return "Both were submitted by the same line: the name, or the order of a loop, differs between the ranks."
-        return "They call them in another order, give one collective two names, or take different paths through the script."
+        return (
+            "These ranks call the collectives in another order, give one collective two names, or take different paths through "
+            "the script."
+        )
     history = job.predicted(min(item.holders), item.process_set)
     theirs = instead[wrong[0]].name
     if theirs in history and history.index(theirs) > history.index(expected):

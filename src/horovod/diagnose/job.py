@@ -1,4 +1,4 @@
-"""A job as its ranks have written it down: what each process set has in flight, and what came before. Pure."""
+"""A job as the files of its ranks describe it: the collectives in flight of each process set, and the earlier ones. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from horovod.observe.dump import CollectiveRecord, Folder, RankDump
 
 
 class UnfinishedCollective(NamedTuple):
-    """A collective that is not over.
+    """A collective that has not ended.
 
     Attributes:
-        holders: by rank, its record; of those that have submitted it.
-        running: ranks that carry it out.
-        missing: ranks that have not submitted it.
-        unknown: members that have written nothing.
+        holders: the records of the ranks that have submitted it, by rank.
+        running: the ranks that carry it out.
+        missing: the ranks that have not submitted it.
+        unknown: the members that have written no file.
     """
 
     process_set: int
@@ -35,8 +35,8 @@ class DumpedJob:
     """The data about a job.
 
     Attributes:
-        dumps: by rank.
-        stacks: of ranks that could not write, as text.
+        dumps: by rank, the contents of its file.
+        stacks: by rank, the stacks of a rank that could not write its file, as text.
         clocks: by rank, the offset that aligns its times.
     """
 
@@ -50,7 +50,7 @@ class DumpedJob:
 
     @property
     def silent(self) -> list[int]:
-        """Ranks that have written nothing."""
+        """The ranks that have written no file."""
         return [rank for rank in range(self.size) if rank not in self.dumps]
 
     @property

@@ -46,7 +46,7 @@ def plot(job: DumpedJob, path: Path) -> None:
 
 
 def _window(job: DumpedJob, ranks: list[int]) -> tuple[float, float]:
-    """The end, and the beginning of what is shown: what is not over takes a quarter of it at most."""
+    """The end and the beginning of the shown time. Collectives that have not ended take at most a quarter of it."""
     end = job.end
     over = [
         job.time(rank, each.ended) for rank in ranks for each in job.dumps[rank].collectives if each.ended is not None

@@ -25,9 +25,9 @@ class RankSummary(msgspec.Struct, frozen=True):
         call_site: the line of the script that the main thread is at.
         threads: the present line of each of its threads, the main thread first.
         last: the name of the last collective that it completed, which was the ``last_occurrence``-th of that name.
-        idle_seconds: since then, when it wrote.
+        idle_seconds: the seconds since that collective, when the rank wrote its file.
         waits_for: the name of the oldest collective that it waits for.
-        waited_seconds: for how long it had waited.
+        waited_seconds: the seconds that it had waited.
     """
 
     rank: int

@@ -26,9 +26,9 @@ class Delay(NamedTuple):
     """The time that one rank costs the others.
 
     Attributes:
-        share: of the observed time.
-        collectives: how many were observed.
-        lost: the seconds that it loses before each collective, in all, by its name.
+        share: the lost share of the observed time.
+        collectives: the number of observed collectives.
+        lost: by name of a collective, the total of the seconds that it loses before collectives of this name.
         after: the collective that comes before the one before which it loses most.
     """
 
@@ -49,10 +49,10 @@ class Submissions(NamedTuple):
 
 
 def lost_time(collectives: Iterable[Submissions]) -> dict[int, dict[str, float]]:
-    """By rank, the seconds that the others lose by it before each collective, in all, by its name.
+    """By rank, and by name of a collective, the total of the seconds that the others lose because of this rank before it.
 
     Args:
-        collectives: of the same ranks, in the order in which they were carried out.
+        collectives: collectives of the same ranks, in the order in which they were carried out.
     """
     lost: dict[int, dict[str, float]] = {}
     latest: dict[int, float] = {}  # by rank, how late it was at most since `since`

@@ -37,7 +37,7 @@ def converting(func: Callable[..., _Result], kinds: Kinds, cancelled: Kinds = ()
     """Wraps ``func`` to raise HorovodInternalError if a framework reports a failed collective as one of ``kinds``.
 
     Args:
-        cancelled: those among ``kinds`` that an operation reports which did not run because another one failed.
+        cancelled: the kinds among ``kinds`` by which an operation reports that it did not run because another one failed.
     """
 
     @functools.wraps(func)

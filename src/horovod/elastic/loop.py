@@ -22,15 +22,15 @@ _log = logging.getLogger("horovod.elastic")
 
 
 def run_fn(func: Callable[..., _Result], reset: Callable[[], object]) -> Callable[..., _Result]:
-    """Wraps ``func(state, ...)`` so that it survives failures and changes of the hosts. Every rank calls the result.
+    """Wrap ``func(state, ...)`` so that it survives failures and changes of the hosts. Every rank must call the result.
 
-    Before ``func`` begins, and before it begins again, the state is synchronised. After a HorovodInternalError the state goes
-    back to the last commit; after a HostsUpdatedInterrupt, which all ranks raise at the same check, it stays as it is. Then
-    ``reset`` begins the next round. Errors that another round would have again end the job: ranks that disagree, and the same
-    exception of the script in several rounds in a row without a completed step. Any other exception ends the call.
+    The state is synchronised before each call of ``func``. After a HorovodInternalError the state goes back to the last commit.
+    After a HostsUpdatedInterrupt, which all ranks raise at the same check, it stays as it is. Then ``reset`` begins the next
+    round. Errors that another round would repeat end the job: ranks that disagree, and the same exception of the script in
+    several rounds in a row without a completed step. Any other exception ends the call.
 
     Args:
-        func: its first argument is a :class:`~horovod.elastic.state.State`; it goes on from what the state says.
+        func: its first argument is a :class:`~horovod.elastic.state.State`. It continues at the position that the state has.
         reset: begins the next round: shuts the runtime down and initialises it. A :class:`~horovod.elastic.rounds.Reset` also
             gets the reason why the last round ended.
 
@@ -116,7 +116,7 @@ class _Rank(Generic[_Result]):
 def release_frames(error: BaseException) -> None:
     """Clear the local variables of an error's traceback, which hold the tensors of a whole step.
 
-    The error is kept as the reason why the round ended, and others may keep it, too. The memory is needed before that.
+    The error is kept as the reason why the round ended, and other code may keep it, too. The next round needs the memory.
     """
     chain: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -134,7 +134,7 @@ def outcome_of(error: Exception, call: Call, *, own_reset: bool = False) -> Outc
 
     Args:
         call: the call that has raised it.
-        own_reset: whether ``reset`` is a function of the script's, whose errors other than failed collectives are its own.
+        own_reset: whether ``reset`` is a function of the script. Its errors, other than failed collectives, end the call.
     """
     if isinstance(error, HostsUpdatedInterrupt):
         return Interrupted(error.skip_sync)

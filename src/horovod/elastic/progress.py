@@ -1,4 +1,4 @@
-"""Which rank's state the ranks of a new round take over: the one that is furthest ahead.
+"""Decides which rank's state all ranks of a new round take over: that of the rank that is furthest ahead.
 
 Pure but for :meth:`CommitProgress.gather`.
 """
@@ -15,10 +15,10 @@ NOWHERE = -1
 
 
 class StateReport(NamedTuple):
-    """How far one rank has come.
+    """The progress of one rank.
 
     Attributes:
-        rounds: how often its state was synchronised; 0 for a process that is new.
+        rounds: the number of times its state was synchronised; 0 for a new process.
         live: the step at whose end the objects in use are now, or :data:`NOWHERE`.
         saved: the step at whose end the last save was made.
     """
@@ -29,11 +29,11 @@ class StateReport(NamedTuple):
 
 
 class Root(NamedTuple):
-    """Whose state all ranks take over.
+    """The rank whose state all ranks take over.
 
     Attributes:
         rank: the lowest of the ranks that are furthest ahead.
-        live: whether it is the state in use there, or the one that was saved.
+        live: True: the state in use on that rank. False: its last save.
     """
 
     rank: int
@@ -41,7 +41,7 @@ class Root(NamedTuple):
 
 
 def furthest(reports: Sequence[StateReport]) -> Root:
-    """The rank to take the state from. Every rank comes to the same answer from the same reports, in rank order.
+    """The rank to take the state from. From the same reports, in rank order, every rank computes the same answer.
 
     A process that has taken part before is preferred to a new one, which has only its initial state. If the live and a saved
     state are of the same step, the live one is taken, which costs no copy.
@@ -53,7 +53,7 @@ def furthest(reports: Sequence[StateReport]) -> Root:
 
 
 class CommitProgress:
-    """How far this rank has come, by its commits.
+    """The progress of this rank, counted by its commits.
 
     Attributes:
         rounds, step, saved: as in :class:`StateReport`; ``step`` is that of the last commit.
@@ -65,10 +65,10 @@ class CommitProgress:
         self.saved = 0
 
     def gather(self, live: int) -> Root:
-        """Whose state all ranks take over. Every rank calls it, with the step its live state is of."""
+        """The rank whose state all ranks take over. Every rank must call it, with the step of its live state."""
         return furthest(allgather_object(StateReport(self.rounds, live, self.saved), name="elastic.progress"))
 
     def adopt(self, step: int) -> None:
-        """All ranks have, and have saved, the state of ``step``."""
+        """Note that all ranks have, and have saved, the state of ``step``."""
         self.rounds += 1
         self.step = self.saved = step

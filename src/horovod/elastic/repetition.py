@@ -22,7 +22,7 @@ class Repetition:
         A rank that is lost for another reason does not count, and does not interrupt the count.
 
         Args:
-            checks: how many commits or checks all ranks have reached, in all rounds.
+            checks: the number of commits and checks that all ranks have reached, in all rounds.
         """
         if not isinstance(error, RankRaisedError):
             return error

@@ -1,6 +1,6 @@
-"""How a process gets from one round of an elastic job to the next.
+"""Takes a process from one round of an elastic job to the next.
 
-A round is what happens between two changes of the ranks: one generation of the runtime, with one identity for each process. The
+A round is the time between two changes of the ranks: one generation of the runtime, with one identity for each process. The
 elastic launcher decides who takes part in the next round. The ranks get its answers from a :class:`Rounds` and a
 :class:`~horovod.elastic.updates.HostUpdates`, which :func:`connect` is handed: for ``horovodrun`` by
 :mod:`horovod.elastic.launched`, when ``hvd.elastic.run`` begins. Without an elastic launcher both are a :class:`FixedJob`.
@@ -101,7 +101,7 @@ class Reset:
     Every binding passes it to :func:`~horovod.elastic.loop.run_fn` as ``reset``, which makes these calls one by one.
 
     Args:
-        shutdown, init: the binding's.
+        shutdown, init: the functions of the binding.
     """
 
     def __init__(self, shutdown: Callable[[], None], init: Callable[[], None]) -> None:
@@ -119,7 +119,7 @@ class Reset:
         """End the runtime, unless there is no next round after ``reason`` in a job of fixed ranks.
 
         Raises:
-            NoNextRound: it is a job of fixed ranks. The runtime still answers ``rank()``: scripts save what they have then.
+            NoNextRound: the job has fixed ranks. The runtime still answers ``rank()``: scripts save what they have then.
         """
         if _rounds is _FIXED:
             _FIXED.next(reason, has_state=False, keeps_state=False)

@@ -42,7 +42,7 @@ class State(ABC):
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """A round begins, and the runtime runs. Called by ``hvd.elastic.run``."""
+        """Prepare for a round that begins. ``hvd.elastic.run`` calls it on each rank of an earlier round, after ``init()``."""
         self._host_messages = queue.SimpleQueue()
         self._last_updated_timestamp = 0  # time stamps of the last round were of another rank's clock
         self.reset()
@@ -50,7 +50,7 @@ class State(ABC):
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Hosts were added or removed: the next check raises. For any thread.
+        """Note that hosts were added or removed, so that the next check raises. Any thread may call it.
 
         Args:
             timestamp: later than that of the last update; an update that is not later is ignored.
@@ -59,11 +59,11 @@ class State(ABC):
         self._host_messages.put((timestamp, update_res))
 
     def on_interrupt(self) -> None:
-        """Save the present state: all ranks stop at this check because hosts change. Called by ``hvd.elastic.run``."""
+        """Save the present state. ``hvd.elastic.run`` calls it when all ranks stop at a check because hosts change."""
         self.save()
 
     def commit(self) -> None:
-        """Save, so that a failure loses only later work; then check for host updates. Every rank calls it.
+        """Save the state, so that a failure loses only later work; then check for host updates. Every rank must call it.
 
         Raises:
             HostsUpdatedInterrupt: see :meth:`check_host_updates`.
@@ -72,10 +72,10 @@ class State(ABC):
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Stop if hosts were added or removed. Every rank calls it; rank 0's information decides for all.
+        """Stop if hosts were added or removed. Every rank must call it. Rank 0's information decides for all ranks.
 
         Raises:
-            HostsUpdatedInterrupt: they were, the same on all ranks; ``hvd.elastic.run`` catches it.
+            HostsUpdatedInterrupt: hosts were added or removed. All ranks raise it; ``hvd.elastic.run`` catches it.
         """
         notification_manager.poll()
         updates = []
@@ -89,18 +89,18 @@ class State(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Remember the present state in host memory. Local."""
+        """Save the present state in host memory. It communicates nothing."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Restore the last save. Local."""
+        """Go back to the last save. It communicates nothing."""
 
     @abstractmethod
     def sync(self) -> None:
-        """Give all ranks one state. Every rank calls it."""
+        """Give all ranks the same state. Every rank must call it."""
 
     def reset(self) -> None:  # noqa: B027  most states have nothing to do
-        """A round begins: adapt to another size. Local."""
+        """Adapt to another number of ranks when a round begins. It communicates nothing."""
 
 
 class ObjectState(State):
@@ -110,7 +110,7 @@ class ObjectState(State):
 
     Args:
         bcast_object, get_rank: as for :class:`State`.
-        kwargs: the attributes with their first values, which count as saved. Anything that can be pickled.
+        kwargs: the attributes with their first values, which count as saved. Any values that can be pickled.
 
     Raises:
         ValueError: an attribute would hide a method of the state.
@@ -133,7 +133,7 @@ class ObjectState(State):
         self._set_attributes()
 
     def sync(self) -> None:
-        """Give all ranks rank 0's last save; later assignments are lost."""
+        """Give all ranks the last save of rank 0. Later assignments are lost. Every rank must call it."""
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attributes()

@@ -16,7 +16,7 @@ class HostUpdates(Protocol):
     def poll(self) -> HostUpdateResult:
         """The changes since the last call, combined; ``no_update`` if there are none.
 
-        Called by the script's threads at each commit, so it neither blocks nor communicates; a thread of the
+        The script's threads call it at each commit, so it must neither block nor communicate. A thread of the
         implementation may add updates meanwhile. Rank 0's answer counts for the job. Once :meth:`Rounds.next
         <horovod.elastic.rounds.Rounds.next>` has returned, updates that the new round takes into account are not told again.
         """

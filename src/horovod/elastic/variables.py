@@ -30,7 +30,7 @@ class Variables(NamedTuple):
 
 
 class VariablesState(ObjectState):
-    """Variables and plain objects. In a new round all ranks take over those of a rank that has come furthest.
+    """Variables and plain objects. In a new round all ranks take over those of a rank that is furthest ahead.
 
     Args:
         kwargs: plain objects, as for :class:`~horovod.elastic.state.ObjectState`.
@@ -58,7 +58,7 @@ class VariablesState(ObjectState):
         """Called before variables are set from outside of the framework's training loop."""
 
     def commit(self) -> None:
-        """Save, then check for host updates. Every rank calls it.
+        """Save, then check for host updates. Every rank must call it.
 
         Raises:
             HostsUpdatedInterrupt: hosts were added or removed; ``hvd.elastic.run`` catches it.
@@ -86,7 +86,7 @@ class VariablesState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        """Give all ranks the state of the rank that is furthest ahead, and save it. Every rank calls it.
+        """Give all ranks the state of the rank that is furthest ahead, and save it. Every rank must call it.
 
         Raises:
             HorovodInternalError: a rank was lost meanwhile, or the ranks have different variables.

@@ -206,6 +206,9 @@ def load_model(
         custom_objects: other objects of the user, by name.
         compression: as for :func:`DistributedOptimizer`.
         legacy_opts: accepted for compatibility.
+
+    Returns:
+        The loaded model. Nothing is communicated: if the ranks load different files, broadcast the variables afterwards.
     """
     settings = _checked(compression=compression)
     legacy_keras = _versions.legacy_tensorflow_keras()

@@ -18,13 +18,19 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """:func:`horovod.common.objects.broadcast_object` over all ranks."""
+    """As :func:`horovod.common.objects.broadcast_object`.
+
+    It always takes in all ranks; there is no argument ``process_set``.
+    """
     with of_both_kinds():
         return objects.broadcast_object(obj, whole(root_rank, "root_rank"), name)
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """:func:`horovod.common.objects.allgather_object` over all ranks."""
+    """As :func:`horovod.common.objects.allgather_object`.
+
+    It always takes in all ranks; there is no argument ``process_set``.
+    """
     with of_both_kinds():
         return objects.allgather_object(obj, name)
 

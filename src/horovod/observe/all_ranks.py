@@ -54,8 +54,8 @@ class TimelinePart(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
     Attributes:
         boot: the same on ranks whose clocks are the same.
-        sent: when, by the rank's clock.
-        lost: how many collectives since then are missing, because the recorder has dropped them.
+        sent: when the rank sent the part, by its clock.
+        lost: the number of collectives since the last report that are missing, because the recorder has dropped them.
     """
 
     boot: str
@@ -69,7 +69,7 @@ class PartMaker:
     """Makes a rank's parts. For one thread.
 
     Args:
-        boot: of :class:`TimelinePart`.
+        boot: as in :class:`TimelinePart`.
     """
 
     def __init__(self, boot: str) -> None:
@@ -134,7 +134,7 @@ class Clocks:
         """The offset to add to the times of a part.
 
         Args:
-            received: when it came, by rank 0's clock.
+            received: when rank 0 received the part, by its clock.
         """
         if rank == 0:
             self._boot = part.boot
@@ -181,7 +181,7 @@ class AllRanksTimeline:
         self._file.write(events)
 
     def add(self, rank: int, part: TimelinePart, received: float) -> None:
-        """Write what a rank has done."""
+        """Write a part of a rank."""
         shift = self._clocks.offset(rank, part, received) - self._start
         events: list[Event] = []
         for phase, begin, end in part.spans:

@@ -34,16 +34,16 @@ class CollectiveRecord(msgspec.Struct, frozen=True):
 
     Attributes:
         process_set: the number of its process set.
-        number: the n-th that this rank has submitted on the set, from 1.
-        occurrence: the n-th of this name.
-        order: the n-th that the set has carried out, the same on all ranks; 0: not carried out yet.
+        number: the position among the collectives that this rank has submitted on the set, from 1.
+        occurrence: the position among the collectives of this name, from 1.
+        order: the position among the collectives that the set has carried out, the same on all ranks; 0: not carried out yet.
         operation: ``ALLREDUCE`` and so on.
-        bytes: what this rank contributes, or receives where it contributes nothing.
+        bytes: the bytes that this rank contributes, or that it receives if it contributes nothing.
         call_site: the user's line, ``file:line``.
-        submitted: by the script.
-        agreed: this rank heard that all ranks have submitted it.
-        started, ended: this rank carried it out.
-        engine: what carried it out.
+        submitted: when the script submitted it.
+        agreed: when this rank heard that all ranks have submitted it.
+        started, ended: when this rank began and ended to carry it out.
+        engine: the engine that carried it out.
         error: why it failed; "" if it did not.
     """
 
@@ -76,8 +76,8 @@ class ProcessSetState(msgspec.Struct, frozen=True):
 
     Attributes:
         ranks: its members' global ranks.
-        engine: what moves the data in host memory.
-        submitted, carried_out: how many collectives there were, also those that are not remembered any more.
+        engine: the engine that moves data in host memory.
+        submitted, carried_out: the numbers of collectives, including those that the recorder has dropped.
     """
 
     id: int
@@ -104,15 +104,15 @@ class RankDump(msgspec.Struct, frozen=True):
 
     Attributes:
         why: ``failure``, ``mismatch``, ``stall`` or ``request``.
-        reason: as text.
+        reason: why the rank wrote the file, as text.
         failed_rank: with ``failure``, the rank that failed first; -1 otherwise.
-        failure_kind: of it: ``LOST``, ``RAISED``, ``TIME_LIMIT`` or ``ENGINE``.
+        failure_kind: the kind of the failure: ``LOST``, ``RAISED``, ``TIME_LIMIT`` or ``ENGINE``.
         monotonic, unix: the same moment by ``time.monotonic`` and ``time.time``: when the rank began to write.
-        boot: names the running system. Ranks with the same share one clock.
+        boot: identifies the running system. Ranks of the same system share one clock.
         hosts: by rank, the name of its host.
         neighbours: by rank on the same host, why its process cannot answer; "" if it runs.
-        no_progress: what the engine has reported.
-        killed_for_memory: how many processes the system has ended since ``init()`` because memory ran out; -1: not known.
+        no_progress: the reports of the engine about ranks without progress.
+        killed_for_memory: the number of processes that the system killed since ``init()`` for lack of memory; -1: not known.
         collectives: oldest first.
         threads: the main thread first.
         exception: the exception of the script that ends this rank; "" if there is none.
@@ -156,7 +156,7 @@ class LauncherDump(msgspec.Struct, frozen=True):
     """The launcher's file beside those of the ranks: how processes ended, in the order of their ends.
 
     Attributes:
-        first: the rank that failed first, as far as the launcher knows; -1: none.
+        first: the rank that failed first, as far as the launcher knows; -1 if none is known.
     """
 
     schema: int
@@ -180,7 +180,7 @@ def stacks_file(rank: int) -> str:
 
 
 class DumpError(Exception):
-    """A folder or a file cannot be used; the message says why."""
+    """A folder or a file that cannot be used. The message says why."""
 
 
 def default_folder(job: str) -> Path:
@@ -200,7 +200,7 @@ def make_folder(folder: Path) -> None:
         if folder.parent.name == f"horovod-{os.getuid()}" and (
             found.st_uid != os.getuid() or stat.S_ISLNK(found.st_mode)
         ):
-            raise DumpError(f"{folder.parent} is not this user's own")
+            raise DumpError(f"{folder.parent} is owned by another user")
     except OSError as error:
         raise DumpError(f"{folder} cannot be made: {error.strerror}") from error
 
@@ -232,8 +232,8 @@ class Folder(msgspec.Struct, frozen=True):
     """Everything that was written to one folder.
 
     Attributes:
-        ranks: of the latest generation of the job, by rank.
-        stacks: of ranks that could not write their own, by rank.
+        ranks: by rank, the files of the latest generation of the job.
+        stacks: by rank, the stacks of ranks that could not write their own.
         launcher: None if no launcher has written there.
     """
 

@@ -23,14 +23,14 @@ class Record(msgspec.Struct, eq=False, gc=False):
     """One collective, from its submission on this rank. All times are of ``time.monotonic``; 0: not yet.
 
     Attributes:
-        request: what was submitted, with the user's line (``core.negotiation.messages.Request``).
-        number: the n-th submission on this process set on this rank, from 1.
-        occurrence: the n-th submission of this name.
+        request: the submitted request, with the user's line (``core.negotiation.messages.Request``).
+        number: the position among this rank's submissions on this process set, from 1.
+        occurrence: the position among the submissions of this name, from 1.
         awaited: when a thread of the script began to wait for the handle.
         agreed: when this rank heard that all ranks have submitted it.
         started, ended: when this rank began to carry it out, and when its handle was completed.
-        order: the n-th collective that the process set carries out, from 1, the same on all ranks; 0: not yet.
-        engine: what carried it out.
+        order: the position among the collectives that the process set carries out, from 1, the same on all ranks; 0: not yet.
+        engine: the engine that carried it out.
         error: why it failed; "" if it has not.
     """
 
@@ -47,7 +47,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
     awaited: float = 0.0
 
     def fail(self, error: BaseException) -> None:
-        """The handle is completed with an error."""
+        """Record that the handle is completed with an error."""
         self.error = str(error) or type(error).__name__
 
 
@@ -58,12 +58,12 @@ class FlightRecorder:
     thread may read :attr:`ring`: copying it is one step.
 
     Args:
-        size: how many are kept.
+        size: the number of records that are kept.
 
     Attributes:
         ring: the records, oldest first.
-        count: how many collectives were submitted.
-        carried_out: how many the process set has carried out.
+        count: the number of collectives that were submitted.
+        carried_out: the number of collectives that the process set has carried out.
         due, on_due: the first submission from ``due`` on calls ``on_due``, under that lock, and sets ``due`` to infinity.
     """
 
@@ -95,10 +95,10 @@ class FlightRecorder:
         return record
 
     def begins(self, batch: Iterable[tuple[object, Any]], engine: str, agreed: float) -> None:
-        """The process set carries these out together, in this order.
+        """Record that the process set carries these out together, in this order.
 
         Args:
-            batch: of the executor (``core.requests.batch.Batch``).
+            batch: the batch of the executor (``core.requests.batch.Batch``).
         """
         now = monotonic()
         order = self.carried_out
@@ -112,7 +112,7 @@ class FlightRecorder:
         self.carried_out = order
 
     def ran(self, record: Record | None, engine: str, started: float) -> None:
-        """The process set has carried out one collective without an order of the coordinator."""
+        """Record that the process set has carried out one collective without an order of the coordinator."""
         order = self.carried_out = self.carried_out + 1
         if record is not None:
             record.order = order

@@ -17,7 +17,7 @@ class RankView(msgspec.Struct, frozen=True):
     """One rank. Rates and shares are those of its last reports.
 
     Attributes:
-        age: the seconds since its last report; -1: none has come.
+        age: the seconds since its last report; -1 if it has sent none.
         phases: the share of the time in each of ``PHASES``.
         at: the line of the script that its main thread is at; "" if it is not known.
         awaits: the collectives that it waits for now.
@@ -41,8 +41,8 @@ class JobSnapshot(msgspec.Struct, frozen=True):
     """A job.
 
     Attributes:
-        seconds: how long this generation runs.
-        recoveries: how many generations have run before it.
+        seconds: the seconds since this generation began.
+        recoveries: the number of earlier generations.
         straggler: the last message about a rank that delays the others; "" if there was none.
         ranks: all of them, in order.
     """
@@ -82,7 +82,7 @@ class LiveJob:
     Args:
         hosts: by rank.
         began: when, by ``time.monotonic``.
-        recoveries: how many generations have run before.
+        recoveries: the number of earlier generations.
     """
 
     def __init__(self, hosts: Sequence[str], began: float, recoveries: int) -> None:

@@ -5,8 +5,8 @@ every few seconds, beside the training.
 
 A rank is *blocked* from the moment in which its script waits for a handle. While the collective is not carried out yet, because
 other ranks have not submitted it, the rank *waits*. For the rest of the blocked time it *communicates*. A framework that waits
-by itself does not report that moment: then a rank counts as blocked in what it has submitted outside of backward, except while
-it goes on to submit more.
+by itself does not report that moment. A rank then counts as blocked by the collectives that it has submitted outside of
+backward, except while it submits more.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class StepProgress(msgspec.Struct, array_like=True, frozen=True, tag=0):
     Attributes:
         seconds: the length of the interval.
         steps: those of an optimizer, or the recurrences of a name.
-        samples: what the data loader has delivered; 0: not known.
+        samples: the number of samples that the data loader has delivered; 0: not known.
         phases: the seconds in each of :data:`PHASES`.
-        communication, waiting: the seconds in these.
+        communication, waiting: the seconds of communicating and of waiting.
         waiting_by_set: the seconds of waiting for collectives of each process set.
-        collectives, bytes: how many have ended, and the size of their inputs on this rank.
+        collectives, bytes: the number of collectives that have ended, and the size of their inputs on this rank.
         awaited, line: the name of the collective that it has waited for most, and the script's line.
     """
 
@@ -119,7 +119,7 @@ class ProgressMeter:
 
         Args:
             rings: by process set.
-            spans: the phases that were over since the last call.
+            spans: the phases that have ended since the last call.
         """
         over: dict[int, list[Span]] = {REDUCTION: self._open(REDUCTION, now), BACKWARD: self._open(BACKWARD, now)}
         for phase, begin, end in spans:

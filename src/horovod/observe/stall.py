@@ -23,7 +23,7 @@ def describe_different_names(waiting: Sequence[tuple[Sequence[int], str, str]]) 
     """The message if ranks wait for different names.
 
     Args:
-        waiting: ranks that have submitted it, its name, and a description of its request; oldest first.
+        waiting: for each name, the ranks that have submitted it, the name, and a description of its request; oldest first.
     """
     lines = ["The ranks wait for different collectives, so none of these can complete:"]
     for ranks, name, view in waiting[:SHOWN]:
@@ -60,8 +60,8 @@ class StallInspector:
 
         Args:
             stalled: all incomplete names, oldest first.
-            call_sites: where in the script ranks are, as far as known.
-            thread_lines: where their other threads are.
+            call_sites: by rank, the line of the script that its main thread is at, if known.
+            thread_lines: by rank, the lines that its other threads are at.
 
         Returns:
             The text, "" if there is none; and the global rank to blame, -1 while the job goes on.

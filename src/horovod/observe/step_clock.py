@@ -1,8 +1,8 @@
 """Measures the phases of a step on this rank: loading data, forward, backward, waiting, update.
 
 The hooks of an optimizer and of a data loader say when one phase ends and the next begins (:meth:`StepClock.enter`). Nothing is
-measured beyond that, so a phase costs one look at the clock. Forward is also what is none of the other phases. Another thread
-reads the clock now and then (:mod:`horovod.observe.progress`).
+measured beyond that, so a phase costs one reading of the clock. Time that belongs to no other phase counts as forward. Another
+thread reads the clock at intervals (:mod:`horovod.observe.progress`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class StepClock:
     Attributes:
         totals: the seconds in each phase so far.
         phase, since: the present phase, and when it began by ``time.monotonic``; 0: no hook was called yet.
-        steps: how many steps an optimizer has made.
-        samples: how many samples the data loader has delivered.
-        spans: the phases that are over, the oldest first, until they are taken.
+        steps: the number of steps that an optimizer has made.
+        samples: the number of samples that the data loader has delivered.
+        spans: the phases that have ended, the oldest first, until they are taken.
     """
 
     __slots__ = (

@@ -44,10 +44,10 @@ class Straggler(NamedTuple):
     """A rank that delays the others.
 
     Attributes:
-        share: of the time that the others lose because of it.
+        share: the share of their time that the others lose because of it.
         phase: the phase (of :data:`PHASES`) in which it takes longer than the others; "" if there is none.
-        longer: by how many seconds in each step.
-        step_seconds: how long a step takes.
+        longer: by how many seconds it takes longer in each step.
+        step_seconds: the duration of a step in seconds.
         awaited, line: the collective that another rank waits for most, and the script's line there.
     """
 
@@ -96,10 +96,10 @@ def straggler(process_set: int, totals: Mapping[int, Total], least_share: float)
 
 
 class StragglerWatch:
-    """Compares the ranks' progress again and again.
+    """Compares the ranks' progress at intervals.
 
     Args:
-        least_share: the share of the time that a rank must cost the others to be named; 0: none is.
+        least_share: the share of the time that a rank must cost the others to be named; 0: no rank is named.
     """
 
     def __init__(self, least_share: float) -> None:

@@ -29,7 +29,7 @@ class Frame(msgspec.Struct, frozen=True):
 
     Attributes:
         code: the line's text; "" if it is not known.
-        users: whether the file is the user's own, and no library's.
+        users: whether the file is the user's own and not of a library.
     """
 
     file: str
@@ -44,8 +44,8 @@ class ThreadState(msgspec.Struct, frozen=True):
 
     Attributes:
         main: whether it is the process's main thread.
-        own: whether it is one of the runtime's own.
-        frames: the calls that it is in, innermost first.
+        own: whether the runtime has started it.
+        frames: its call stack, innermost first.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ThreadState(msgspec.Struct, frozen=True):
 
     @property
     def location(self) -> Frame | None:
-        """The innermost line of the user's own code; the innermost line at all if there is none."""
+        """The innermost line of the user's own code; if there is none, the innermost line."""
         return next((frame for frame in self.frames if frame.users), self.frames[0] if self.frames else None)
 
 

@@ -3,7 +3,7 @@
 Rank 0 writes it. Each tensor has a row ("process"): ``NEGOTIATE_<OPERATION>``, with a mark when each rank was ready, then
 ``<OPERATION>`` with the engine's activity inside. Event names and nesting are those that existing tools read.
 
-Worker threads append to a queue, and a thread of its own writes (:mod:`horovod.observe.trace_file`).
+Worker threads append to a queue, and a separate thread writes (:mod:`horovod.observe.trace_file`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Timeline:
     """One timeline file, from construction to :meth:`close`. Any thread may record.
 
     Args:
-        path: of the file; an existing file is replaced.
+        path: the file. An existing file is replaced.
         mark_cycles: also mark every time the coordinator sends orders.
 
     Raises:
@@ -153,7 +153,7 @@ class Timeline:
         return row
 
     def _forget_a_row(self) -> None:
-        """Forget the oldest row of a tensor on which nothing is going on."""
+        """Forget the oldest row of a tensor without a running operation."""
         for name in self._rows:
             if name not in self._negotiating and name not in self._running:
                 del self._rows[name]

@@ -51,5 +51,5 @@ def _shuffles(dataset: Any) -> Iterator[Any]:
 def _describe(shuffle: Any) -> str:
     seeds = [tf.get_static_value(shuffle._seed), tf.get_static_value(shuffle._seed2)]
     if not any(seeds):  # TensorFlow draws seeds of its own then
-        return f"no seed, so an order of rank {running().identity.rank}'s own"
+        return f"no seed, so rank {running().identity.rank} shuffles in an order of its own"
     return f"seeds {seeds[0]} and {seeds[1]}"

@@ -37,7 +37,8 @@ def broadcast_variables(
 
     Args:
         variables: variables of TensorFlow or Keras, in the same order on every rank.
-        root_rank: the rank whose values are used.
+        root_rank: the global rank whose values are used.
+        process_set: the ranks that take part. This rank must be a member.
         inplace: use ``hvd.broadcast_``, with one call for the variables of each device.
 
     Returns:
@@ -121,7 +122,9 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """:func:`horovod.common.objects.broadcast_object`. It runs immediately in eager execution and while a graph is being built.
+    """As :func:`horovod.common.objects.broadcast_object`.
+
+    It runs immediately, both in eager execution and while a graph is being built.
 
     Args:
         session: accepted for compatibility. No session is needed.
@@ -141,7 +144,9 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """:func:`horovod.common.objects.allgather_object`. It runs immediately in eager execution and while a graph is being built.
+    """As :func:`horovod.common.objects.allgather_object`.
+
+    It runs immediately, both in eager execution and while a graph is being built.
 
     Args:
         session: accepted for compatibility. No session is needed.

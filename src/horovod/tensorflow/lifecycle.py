@@ -54,7 +54,7 @@ def _share_cores(threads: str) -> None:
 
 
 def shutdown() -> None:
-    """Stop Horovod on this rank, which ends it on all ranks."""
+    """Stop Horovod on this rank, and so on all ranks. Does nothing if it does not run."""
     basics.shutdown()
     completions.stop()
     tensorflow_devices.forget()

@@ -16,7 +16,7 @@ from horovod.timeline.summary import summarize
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 2 where there is nothing to read or write."""
+    """Returns the exit status: 0, or 2 if the files cannot be read or written."""
     parser = argparse.ArgumentParser(
         prog="python -m horovod.timeline",
         description="Sums up a timeline: time by phase, operation, tensor and rank, bandwidth, and which rank is slow.",

@@ -1,4 +1,4 @@
-"""Reads a timeline of all ranks: its collectives as in any timeline, and what each rank did in its steps beside them."""
+"""Reads a timeline of all ranks: its collectives, as in any timeline, and the phases of each rank's steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StepTotal(NamedTuple):
     Attributes:
         phases: the seconds in each of ``PHASE_NAMES``.
         carried_out: the seconds in which collectives were carried out.
-        hidden: of these, the seconds in which the script went on meanwhile.
+        hidden: the part of ``carried_out`` in which the script went on meanwhile.
     """
 
     rank: int
@@ -69,7 +69,7 @@ def collectives_of_all_ranks(events: Iterable[Event]) -> list[RecordedCollective
 
 
 def step_totals(events: Iterable[Event]) -> list[StepTotal]:
-    """By rank, as far as an optimizer of the rank has told the phases of its steps."""
+    """By rank, without ranks whose optimizer has not recorded the phases of its steps."""
     steps: dict[int, int] = defaultdict(int)
     phases: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(PHASE_NAMES, 0.0))
     standing: dict[int, list[Interval]] = defaultdict(list)

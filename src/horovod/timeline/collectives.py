@@ -24,8 +24,8 @@ class RecordedCollective(NamedTuple):
     Attributes:
         submitted: when each rank submitted it, by rank in the process set.
         agreed: when rank 0 knew of all ranks' submissions.
-        shape: of rank 0's input.
-        bytes: of rank 0's input.
+        shape: the shape of rank 0's input.
+        bytes: the size of rank 0's input.
     """
 
     tensor: str
@@ -44,7 +44,7 @@ def load(path: Path) -> list[dict[str, Any]]:
     """The events of a timeline.
 
     Raises:
-        TimelineError: the file cannot be read, or is none.
+        TimelineError: the file cannot be read, or is not a timeline.
     """
     try:
         events = json.loads(path.read_bytes())

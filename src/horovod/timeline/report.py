@@ -36,7 +36,7 @@ def text(summary: Summary, steps: Sequence[StepTotal] = ()) -> str:
 
 
 def overlap_sentences(steps: Sequence[StepTotal]) -> list[str]:
-    """How much of the communication the script did not wait for; none if it is not known."""
+    """Sentences about the share of the communication that the script did not wait for; empty if it is not known."""
     carried_out = sum(each.carried_out for each in steps)
     if not carried_out:
         return []

@@ -16,7 +16,7 @@ class Batch(NamedTuple):
     """Tensors that were carried out as one collective.
 
     Attributes:
-        bus_bytes: what each rank's link must carry at least, in one direction (as NCCL's tests count the bus bandwidth).
+        bus_bytes: the bytes that each rank's link must carry at least, in one direction, as NCCL's tests count it.
     """
 
     operation: str
@@ -77,7 +77,7 @@ class RankTotal(NamedTuple):
 
     Attributes:
         waited: the seconds in which it had submitted something that another rank had not.
-        last: how many batches it was the last to submit.
+        last: the number of batches that it was the last to submit.
         lost: the seconds that the others lose because of it.
         before: the tensor before which it loses most; "" if it loses nothing.
     """

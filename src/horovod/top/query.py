@@ -20,7 +20,7 @@ _decoder = msgspec.json.Decoder(JobSnapshot)
 
 
 class QueryError(Exception):
-    """There is no such job, or it does not answer; says what to do."""
+    """There is no such job, or it does not answer. The message says what to do."""
 
 
 class JobEnded(QueryError):
@@ -47,7 +47,7 @@ def rank_0_of(target: str | None) -> int:
             return jobs[0]
         raise QueryError(f"{'several jobs run' if jobs else 'no job runs'} here. {advice}")
     if not target.isdecimal():
-        raise QueryError(f"a job is named by the number of a process or of a batch job, not by {target!r}")
+        raise QueryError(f"expected the number of a process or of a batch job, not {target!r}")
     asked = _environment(int(target))
     for pid in jobs:
         theirs = _environment(pid)

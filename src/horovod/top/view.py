@@ -21,7 +21,8 @@ def view(snapshot: JobSnapshot, most_ranks: int = _MOST_RANKS) -> RenderableType
     """The table for the terminal.
 
     Args:
-        most_ranks: how many ranks are shown. If there are more, those that wait least, because others wait for them.
+        most_ranks: the greatest number of ranks that are shown. Of more ranks, those that wait least are shown, because the
+            others wait for them.
     """
     phases = [phase for phase in range(len(PHASES)) if any(each.phases[phase] >= 0.0005 for each in snapshot.ranks)]
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -155,6 +155,9 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     of each rank's parameters.
 
     Args:
+        optimizer: a ``torch.optim.Optimizer``, also a distributed one. Every rank passes the same parameters in the
+            same order.
+        root_rank: the global rank whose state is used.
         model: accepted for compatibility.
 
     Raises:

@@ -143,6 +143,9 @@ def join(device: int = -1) -> int:
 
     Returns:
         The global rank that joined last.
+
+    Raises:
+        HorovodInternalError: not initialised, or the job has failed.
     """
     if running().device_engine:
         torch_devices.use(None if device < 0 else torch.device("cuda", device))
@@ -154,5 +157,13 @@ def join(device: int = -1) -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when every member of ``process_set`` has called it. Threads of one rank take turns."""
+    """Return when every member of ``process_set`` has called it. Threads of one rank take turns.
+
+    Args:
+        process_set: the ranks that wait for each other. This rank must be a member.
+
+    Raises:
+        TypeError, ValueError: ``process_set`` is not a registered process set, or this rank is not a member.
+        HorovodInternalError: not initialised, or the job has failed.
+    """
     collectives.wait_at_barrier(set_id(process_set))

@@ -41,6 +41,7 @@ class SyncBatchNorm(_BatchNorm):
         track_running_stats: whether there are running statistics. Without them, evaluation also uses the statistics of the
             batch.
         process_set: the ranks whose batches are normalised together.
+        device, dtype: the device and the dtype of the parameters and buffers, as for ``torch.nn.BatchNorm2d``.
 
     Shape:
         input and output (N, C, ...), at least two-dimensional, of a floating-point dtype. 16-bit floats are computed in
@@ -112,7 +113,7 @@ class SyncBatchNorm(_BatchNorm):
         assert isinstance(layer, _BatchNorm)
         if any(torch.nn.parameter.is_lazy(each) for each in (layer.weight, layer.running_mean) if each is not None):
             raise ValueError(
-                f"{type(layer).__name__} does not know its channels yet: call the model once, and convert it then"
+                f"{type(layer).__name__} has no number of channels yet: call the model once before you convert it"
             )
         made = cls(
             layer.num_features,

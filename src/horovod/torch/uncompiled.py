@@ -25,7 +25,7 @@ is_traced: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", N
 """The same, for hooks: it costs less if nothing is compiled. PyTorch before 2.3 does not have it."""
 
 _COMPILED_BACKWARD = (
-    "The gradient of {name!r} comes from a backward pass with compiled autograd, which tells nobody when it ends, so "
+    "The gradient of {name!r} comes from a backward pass with compiled autograd, which does not report its end, so "
     "gradients cannot be reduced before the script uses them. Switch it off (torch._dynamo.config.compiled_autograd = False, "
     "no torch._dynamo.compiled_autograd), and call backward() outside compiled functions. torch.compile of models and losses "
     "works."

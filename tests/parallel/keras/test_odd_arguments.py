@@ -36,7 +36,7 @@ def test_an_odd_argument_works_or_is_an_error_of_that_call(job: Job) -> None:
             hvd.callbacks.BroadcastGlobalVariablesCallback(number)
         same(hvd.allreduce(x, 5), 1)  # a name
         same(hvd.allreduce(x, name=np.int64(5), average=np.bool_(False)), 2)
-        with pytest.warns(UserWarning, match="average='loss' counts as True and names nothing; write name='loss'"):
+        with pytest.warns(UserWarning, match="average='loss' counts as True and is not a name; write name='loss'"):
             same(hvd.allreduce(x, None, "loss"), 1)
         odd = hvd.DistributedOptimizer(keras.optimizers.SGD(), op=None, compression=None, num_groups=None)
         odd.apply([keras.ops.convert_to_tensor(x * rank)], [keras.Variable(x)])

@@ -57,7 +57,7 @@ def test_types_that_cannot_be_communicated_are_refused_in_the_call(job: Any) -> 
                     tf.function(call)(wrong)
         with pytest.raises(tf.errors.InvalidArgumentError, match="cannot be averaged"):
             hvd.allreduce(tf.constant([True]))
-        with pytest.raises(ValueError, match="is no reduction"):
+        with pytest.raises(ValueError, match="is not a reduction"):
             hvd.allreduce(tf.constant([1.0]), op="mean")
 
     job(1, check)

@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[str, Arguments]] = {
         r"A parameter can only appear once in groups\.",
         lambda m: {"groups": [[m.weight, m.weight]]},
     ),
-    "no reduction": ("is no reduction", lambda m: {"op": 17}),
+    "no reduction": ("is not a reduction", lambda m: {"op": 17}),
     "an unregistered process set": ("is not registered", lambda m: {"process_set": hvd.ProcessSet([0])}),
 }
 

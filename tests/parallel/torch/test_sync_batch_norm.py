@@ -293,7 +293,7 @@ def test_models_that_cannot_be_converted_are_refused_with_the_reason(job: Any) -
             convert(nn.BatchNorm1d(2), object())
         with pytest.raises(ValueError, match="pass one of them"):
             convert(nn.BatchNorm1d(2), hvd.global_process_set, hvd.global_process_set)
-        with pytest.raises(ValueError, match=r"LazyBatchNorm1d does not know its channels yet: call the model once"):
+        with pytest.raises(ValueError, match=r"LazyBatchNorm1d has no number of channels yet: call the model once"):
             convert(nn.Sequential(nn.LazyBatchNorm1d()))
         with pytest.raises(TypeError, match=r"expected a hvd\.ProcessSet"):
             hvd.SyncBatchNorm(2, process_set=[0, 1])

@@ -70,9 +70,7 @@ def test_of_many_ranks_those_are_shown_that_others_wait_for() -> None:
     assert "... and 6 ranks more, which wait longer" in text
 
 
-@pytest.mark.parametrize(
-    ("target", "words"), [("x", "not by 'x'"), ("4194999", "process or batch number 4194999 here")]
-)
+@pytest.mark.parametrize(("target", "words"), [("x", "not 'x'"), ("4194999", "process or batch number 4194999 here")])
 def test_a_job_that_is_not_there(target: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main([target]) == 2
     assert words in capsys.readouterr().err

@@ -214,7 +214,7 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
         engine = jax_devices.engine(data_types, how)
         if not engine:
             raise HorovodInternalError(
-                "this training step was compiled for an engine that moves the memory of GPUs, and the job has none any more: "
+                "this training step was compiled for an engine that moves the memory of GPUs, and the job no longer has one: "
                 f"call model.compile() again, or set {GPU_OPERATIONS}=HOST on all ranks"
             )
         addresses = [address_in(output.__dlpack__()) for output in outputs]
@@ -258,7 +258,7 @@ def _in_host_memory(buffers: Sequence[Any]) -> bool:
 
 def _lacking() -> str:
     if buffer_callback is None:
-        return "this JAX hands over no device memory: JAX 0.6 or newer does"
+        return "this version of JAX cannot share device memory; install JAX 0.6 or newer"
     plugins = importlib.util.find_spec("jax_plugins")
     folders = plugins.submodule_search_locations if plugins is not None else None
     if any(each.name.startswith("xla_cuda") for each in pkgutil.iter_modules(folders or [])):

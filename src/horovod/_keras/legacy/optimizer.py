@@ -139,7 +139,9 @@ class LegacyDistribution:
     def reduce_for_script(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Reduce gradients that the script changes before it applies them."""
         if self._aggregation is not None:
-            raise ValueError("hvd.reduce_gradients is not possible with backward_passes_per_step > 1; add up yourself")
+            raise ValueError(
+                "hvd.reduce_gradients cannot be used with backward_passes_per_step > 1; accumulate the gradients yourself"
+            )
         return [gradient for gradient, _ in self.reduce(list(zip(gradients, variables, strict=True)))]
 
     def apply(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]], aggregated: bool, apply: Apply) -> Any:

@@ -59,7 +59,7 @@ def shard(
     if batch_size is not None:
         _check_positive("batch_size", batch_size)
     elif drop_remainder:
-        raise ValueError("drop_remainder=True says something of batches: give a batch_size as well")
+        raise ValueError("drop_remainder=True needs a batch_size")
     if shuffle is not False and shuffle is not True:
         _check_positive("shuffle", shuffle)
     if _is_dataset(data):

@@ -46,10 +46,10 @@ def choose(hosts: Sequence[str], reports: Sequence[DeviceReport]) -> str:
     """The engine that moves the memory of all ranks' GPUs; "" if tensors are staged in host memory. The same on all ranks.
 
     Args:
-        hosts, reports: of all ranks, by rank.
+        hosts, reports: by rank, its host and its report.
 
     Raises:
-        EngineError: one is forced that some rank cannot use; the message says why and what to do.
+        EngineError: a forced engine cannot be used on some rank; the message says why and what to do.
     """
     found = [dict(report.obstacles) for report in reports]
     shared = shared_by(hosts, [report.gpus for report in reports])

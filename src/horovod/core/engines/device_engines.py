@@ -2,7 +2,7 @@
 
 All of them belong to the worker thread of the global process set: requests on device memory of all sets go through its
 coordinator, so each rank calls its device communicators in one order, the same on all ranks but for what does not concern it.
-Why this keeps communicators from waiting for one another is in :mod:`horovod.comm.nccl.communicator`. It also lets all ranks
+:mod:`horovod.comm.nccl.communicator` explains why this keeps communicators from waiting for one another. It also lets all ranks
 take part when one is built, over the engine for host memory.
 """
 
@@ -29,7 +29,7 @@ class DeviceEngines:
 
     Args:
         engine: the name of the engine.
-        rank, size: of this process in the job.
+        rank, size: this process's rank, and the size of the job.
         host: the communicator of all ranks for host memory. Its worker thread calls this object.
         timeout: how long the engine may be busy with one call, or with building a communicator.
     """
@@ -50,7 +50,7 @@ class DeviceEngines:
         On the worker thread of every rank, in the same order.
 
         Raises:
-            EngineError: it cannot be built; on all ranks, each time.
+            EngineError: the communicator cannot be built. All ranks raise it, each time.
         """
         ranks = list(members) or list(range(self._size))
         key = tuple(ranks)
@@ -121,7 +121,7 @@ class DeviceEngines:
             known.close()
 
     def close(self) -> None:
-        """Give everything back, on all ranks."""
+        """Release everything, on all ranks."""
         with self._lock:
             built, self._built = list(self._built.values()), {}
         for each in built:

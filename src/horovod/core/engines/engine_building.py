@@ -151,9 +151,9 @@ def build_for_members(
     All ranks of the exchange must call it.
 
     Args:
-        group: as this rank sees the members, None where it is not one.
+        group: the members as this rank sees them; None if this rank is not a member.
         members: their indices in the exchange.
-        whole: the engine's communicator of all ranks of the exchange, if there is one. It is split if that is possible now.
+        whole: the engine's communicator of all ranks of the exchange, if there is one. It is split if possible.
 
     Raises:
         EngineError: it could not be built on a member; on all ranks of the exchange. A :class:`SplitError` where ``whole`` was
@@ -232,7 +232,7 @@ class _Meetings:
         failure it releases what this rank has built.
 
         Args:
-            obstacle: why this rank failed, "" where it did not.
+            obstacle: why this rank failed; "" if it did not.
         """
         own = _DONE if obstacle in ("", _GAVE_UP) else _FAILED + obstacle.encode()
         failed: list[tuple[int, str]] | None = None

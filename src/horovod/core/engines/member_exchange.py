@@ -47,13 +47,13 @@ class ExchangeOverConnections:
 
     Args:
         ranks: the members' global ranks, for errors.
-        connections: to this member's neighbours in the tree, by index.
-        index: of this member.
+        connections: the connections to this member's neighbours in the tree, by index.
+        index: the index of this member.
         deadline: ``time.monotonic`` by which a message must have arrived.
         tree: None: the first member is connected to every other member.
 
     Its methods raise TimeoutError or ConnectionError if a member does not answer; the message names its rank. Members that wait
-    for it through this one get the same message.
+    for that rank through this one get the same message.
     """
 
     def __init__(

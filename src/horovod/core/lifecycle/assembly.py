@@ -86,8 +86,8 @@ def assemble(
         sockets: made from :func:`control_connections`.
         connect: makes further connections among the members, if the engine needs them.
         deadline: ``time.monotonic`` by which all members must have answered.
-        mpi: where all ranks of the job are in MPI, by global rank.
-        listener_settings: what connections take that the engine makes at its first use; None: it makes all now.
+        mpi: by global rank, the rank's number in MPI.
+        listener_settings: the settings for connections that the engine makes at its first use; None: it makes all now.
 
     Raises:
         EngineError: no engine can serve this group, or the one that was forced cannot.
@@ -168,7 +168,7 @@ class EngineBuilder:
         """An engine for some members (global ranks). All of them must call this.
 
         Args:
-            connections: to this rank's neighbours in the tree, by index.
+            connections: the connections to this rank's neighbours in the tree, by index.
             role: distinguishes the connections of this engine from those of others.
             names: the engines to choose from, even if another is forced; empty: those that the settings allow.
             tree: None: the first member is connected to every other member.

@@ -1,4 +1,4 @@
-"""Writes down what this rank did and where its threads are, when something is wrong: on all ranks at the same time.
+"""Writes the flight recorder and the stacks of this rank when something is wrong: on all ranks at the same time.
 
 A rank writes on a failure, before anything in flight fails; when rank 0 reports a stall; and when it is asked: by SIGURG, or
 because another rank was asked. A thread of its own writes, so that a slow or full disk delays nothing else. It sleeps in one
@@ -51,11 +51,11 @@ class Members(msgspec.Struct, frozen=True):
     """The ranks of the job as a dump shows them.
 
     Attributes:
-        job: names the job, through all of its generations.
+        job: identifies the job in all of its generations.
         folder: the default name of the folder to write to.
         hosts: by rank.
         neighbours: by rank, the ids of other ranks' processes that this process can inspect.
-        launched: ``horovodrun`` tells the user where the files are.
+        launched: whether ``horovodrun`` started the job; it then tells the user where the files are.
     """
 
     job: str
@@ -73,7 +73,7 @@ class Dumper:
     Args:
         workers: by process set id.
         look: says why a rank's process cannot answer, "" if it runs.
-        ask_all: has all ranks write; called when this rank was signalled.
+        ask_all: makes all ranks write; called when this rank gets the signal.
         no_progress: by rank, what this rank's engine has reported about it, and since when.
     """
 
@@ -106,12 +106,12 @@ class Dumper:
         self._thread.start()
 
     def request(self, why: str, reason: str) -> None:
-        """Have this rank write, soon."""
+        """Make this rank write its file soon."""
         self._requests.append((why, reason, time.monotonic()))
         self._wake_up.set()
 
     def post(self, call: Callable[[], None]) -> None:
-        """Have ``call`` made on the thread, which must not wait in it."""
+        """Run ``call`` on the thread of the dumper. It must not wait."""
         self._calls.append(call)
         self._wake_up.set()
 
@@ -186,7 +186,7 @@ class Dumper:
             dump.make_folder(self._folder)
             dump.write(own, dump.encode(with_code))
         except dump.DumpError as error:
-            _log.error("rank %d: %s, so what it did before is not written down", content.rank, error)
+            _log.error("rank %d: %s, so this rank's flight recorder is not saved", content.rank, error)
             return
         speaker = 1 if content.failed_rank == 0 else 0
         if content.rank == speaker and (
@@ -194,7 +194,7 @@ class Dumper:
         ):
             where = "" if len(set(content.hosts)) == 1 else " on its host"
             _log.warning(
-                "every rank has written what it did to %s%s; in words: python -m horovod.diagnose %s",
+                "every rank has written its flight recorder to %s%s; to interpret them: python -m horovod.diagnose %s",
                 self._folder,
                 where,
                 shlex.quote(str(self._folder)),
@@ -215,7 +215,7 @@ class Dumper:
                 dump.write(self._folder / dump.stacks_file(rank), text.encode())
 
     def _writes(self, rank: int, since: float) -> bool:
-        """Whether a rank writes in time."""
+        """Whether a rank writes its file in time."""
         path = self._folder / dump.rank_file(rank)
         deadline = time.monotonic() + _ANSWER_SECONDS
         while True:
@@ -271,7 +271,7 @@ def _native_stacks() -> NativeStacks | None:
     try:
         return NativeStacks()
     except OSError as error:
-        _log.info("a signal cannot have this process write down what it does: %s", error)
+        _log.info("this process cannot write its flight recorder on a signal: %s", error)
         return None
 
 

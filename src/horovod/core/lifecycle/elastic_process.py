@@ -41,8 +41,8 @@ class ElasticProcess:
     """A process that an elastic launcher has started.
 
     Args:
-        address, secret: of the launcher's rendezvous server.
-        number: of this process.
+        address, secret: the address and the secret of the launcher's rendezvous server.
+        number: the number of this process.
         launched: the id of the process that owns this object; forked children do not use it.
 
     Attributes:
@@ -92,7 +92,9 @@ class ElasticProcess:
                 self._tell(client, ready)
                 answer = messages.decode_answer(_wait(client, messages.answer_key(self.number, question)))
         except RendezvousError as error:
-            raise NoNextRound(f"{reason} The launcher cannot be asked for a rank in the next round: {error}") from error
+            raise NoNextRound(
+                f"{reason} This process could not ask the launcher for a rank in the next round: {error}"
+            ) from error
         if isinstance(answer, NoRank):
             if answer.job_ends:
                 raise NoNextRound(f"The job ends: {answer.reason}")
@@ -120,12 +122,12 @@ class ElasticProcess:
         self._has_rank = False
 
     def connected(self) -> None:
-        """``init()`` has succeeded."""
+        """Note that ``init()`` has succeeded."""
         self._connected = True
         self.tell(Connected(self.round))
 
     def call_when_over(self, act: Callable[[str], None] | None) -> None:
-        """Have ``act(reason)`` called, on any thread, once the launcher says that the present round is over."""
+        """Call ``act(reason)``, on any thread, once the launcher says that the present round is over."""
         if self._listener is not None:
             self._listener.call_when_over(act)
 
@@ -134,7 +136,7 @@ class ElasticProcess:
         return 0 if self._listener is None else self._listener.take()
 
     def failed(self, rank: int, reason: str) -> None:
-        """A rank of this round has failed. May be called on any thread."""
+        """Report that a rank of this round has failed. Any thread may call it."""
         self.tell(RankFailed(self.round, rank, reason))
 
     def leave(self) -> bool:
@@ -158,7 +160,7 @@ class ElasticProcess:
             with RendezvousClient(self._address, self._secret, 2.0) as client:
                 self._tell(client, told)
         except (RendezvousError, OSError) as error:
-            _log.debug("the launcher could not be told %s: %s", told, error)
+            _log.debug("this process could not tell the launcher %s: %s", told, error)
 
     def _tell(self, client: RendezvousClient, told: Told) -> None:
         client.put(messages.told_key(self.number), messages.encode(told))

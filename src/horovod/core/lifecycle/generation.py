@@ -68,16 +68,16 @@ class Generation:
     Args:
         world: the processes that take part.
         earlier: the number of the last generation in this process.
-        calls: how often ``init()`` was called with these ranks, this call included.
+        calls: the number of calls of ``init()`` with these ranks, including this call.
 
     Attributes:
         identity: this rank's numbers in the job, and its host.
         config: the settings in force.
         generation: its number, the same on all ranks and higher than that of any earlier one.
         workers: by process set id, the worker threads of the sets that this rank is a member of.
-        termination: whether and how it has ended.
+        termination: whether and how the generation has ended.
         recording: its timeline.
-        secret: of the job, for connections that are made later.
+        secret: the secret of the job, for connections that are made later.
         watch: takes the worker threads' reports of failures.
         crowded: on some host the ranks compute with as many threads as the host has cores, so no core is free for
             communication; the same on all ranks.
@@ -85,12 +85,12 @@ class Generation:
         mpi: the ranks' numbers in MPI, for engines on MPI.
         device_engine: the engine that moves the memory of GPUs; "" if tensors are staged in host memory.
         buckets_are_tuned: an optimizer of this process cuts its buckets anew when autotuning asks for other sizes.
-        steps: how many steps the optimizers of this rank have made.
-        joins: how often all ranks have joined; after each, all count calls and steps from 0 again.
+        steps: the numbers of steps that the optimizers of this rank have made.
+        joins: the number of times that all ranks have joined; after each, all count calls and steps from 0 again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
         last_by_members: the highest number of a process set that its members have made alone.
         process: the id of the process that started it.
-        abandoned: this process is a forked child, in which the generation cannot be used.
+        abandoned: whether this process is a forked child, in which the generation cannot be used.
     """
 
     def __init__(self, world: World, config: Config, earlier: int = 0, calls: int = 1) -> None:
@@ -137,7 +137,7 @@ class Generation:
         """Find the other ranks, connect, and start the worker threads. Every rank of the job must call it.
 
         Raises:
-            ValueError: the ranks contradict each other.
+            ValueError: the arguments or settings of the ranks differ.
             TimeoutError, RuntimeError: ranks are missing; the message names them.
         """
         tuning.check(self.config)
@@ -165,7 +165,7 @@ class Generation:
         return sets
 
     def _summary(self) -> str:
-        """The job in one line: its ranks, hosts and engines, and why these."""
+        """The job in one line: its ranks, hosts and engines, and why these engines were chosen."""
         counts = Counter(endpoint.host for endpoint in self._endpoints)
         shown = ", ".join(f"{host}: {number}" for host, number in list(counts.items())[:_MOST_HOSTS])
         more = f" and {len(counts) - _MOST_HOSTS} more" if len(counts) > _MOST_HOSTS else ""
@@ -419,7 +419,7 @@ class Generation:
     def _await_end(self, worker: WorkerThread, deadline: float) -> None:
         if not worker.join(max(0.1, deadline - time.monotonic())):
             _log.warning(
-                "rank %d: process set %s did not end in good order within %g seconds",
+                "rank %d: the worker thread of process set %s did not end within %g seconds; it is aborted",
                 self.identity.rank,
                 worker.ranks,
                 self.config.timeout.total_seconds(),

@@ -30,7 +30,7 @@ class StaticSets(NamedTuple):
     """The sets that all ranks have asked for.
 
     Attributes:
-        ranks: of the sets, numbered from 1 in this order.
+        ranks: the ranks of each set. Sets are numbered from 1 in this order.
         ids: by entry of this rank's list, the number of its set; None for a duplicate, and where this rank is in no group.
         duplicate: the first entry that names a set which exists already, or None.
     """

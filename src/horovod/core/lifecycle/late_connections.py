@@ -23,10 +23,10 @@ class ListenerSettings:
     """The parameters of connections that a rank makes after ``init()``.
 
     Attributes:
-        size: of the job.
+        size: the size of the job.
         open_mesh: opens listeners, at addresses that the other ranks can reach.
         generation: distinguishes the connections from those of other jobs.
-        secret: of the job.
+        secret: the secret of the job.
         seconds: how long the others may take to connect.
     """
 
@@ -42,7 +42,7 @@ class LateConnections:
 
     Args:
         ranks: the members' global ranks; ``rank`` is this one's.
-        role, group: tell them from those of other communicators.
+        role, group: distinguish these connections from those of other communicators.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class LateConnections:
             gather: passes bytes to all members, and returns those of all by index.
 
         Raises:
-            MeshError, OSError: it failed, or was cancelled.
+            MeshError, OSError: connecting failed, or was cancelled.
         """
         listener_settings = self._listener_settings
         deadline = time.monotonic() + listener_settings.seconds
@@ -89,7 +89,7 @@ class LateConnections:
         return by_index(made, self._ranks)
 
     def cancel(self) -> None:
-        """Have :meth:`connect` fail, now or later. Any thread."""
+        """Make :meth:`connect` fail, now or later. Any thread may call it."""
         with self._lock:
             self._cancelled = True
             if self._mesh is not None:

@@ -71,7 +71,7 @@ class LiveServer:
             listener.listen(_WAITING_READERS)
         except OSError as error:
             listener.close()
-            _log.info("there is no live view of this job: %s", error)
+            _log.info("horovod.top cannot show this job: %s", error)
             return None
         return listener
 
@@ -82,7 +82,7 @@ class LiveServer:
             with contextlib.suppress(ConnectionRefusedError, FileNotFoundError), socket.socket(socket.AF_UNIX) as other:
                 other.connect(path)
                 listener.close()
-                raise OSError("another process serves there")
+                raise OSError("another process already serves at this address")
             with contextlib.suppress(FileNotFoundError):
                 Path(path).unlink()  # of a job that was killed
             listener.bind(path)

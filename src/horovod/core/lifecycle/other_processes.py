@@ -23,7 +23,7 @@ class OtherProcesses:
 
     Args:
         rank: this one.
-        endpoints: of all ranks, by rank.
+        endpoints: by rank, its endpoint.
     """
 
     def __init__(self, rank: int, endpoints: Sequence[Endpoint]) -> None:
@@ -48,7 +48,7 @@ class OtherProcesses:
             self._connections[rank] = connection.dup()
 
     def gone(self) -> str:
-        """Names the ranks whose processes have ended, as "rank 3"; "" if none is known to have."""
+        """The ranks whose processes have ended, as text such as "rank 3"; "" if none is known to have ended."""
         poll = select.poll()
         ranks = {connection.fileno(): rank for rank, connection in self._connections.items()}
         for descriptor in ranks:

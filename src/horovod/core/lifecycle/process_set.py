@@ -45,12 +45,12 @@ class ProcessSet:
         ranks_or_comm: global ranks in any order; or an ``mpi4py.MPI.Comm``, for ``hvd.init(comm=..., process_sets=...)``.
 
     Attributes:
-        process_set_id: its number once registered (0 is the global set), else None.
-        ranks: its global ranks in ascending order; None while they are a communicator's that is not registered.
-        mpi_comm: the communicator it was made from, or None.
+        process_set_id: the number of a registered set; 0 is the global set. None before the set is registered.
+        ranks: the members' global ranks in ascending order. None if the set was made from a communicator and is not registered.
+        mpi_comm: the communicator that the set was made from, or None.
 
     Raises:
-        ValueError: neither an iterable of integers nor a communicator.
+        ValueError: the argument is neither an iterable of non-boolean integers nor a communicator.
     """
 
     process_set_id: int | None = None
@@ -71,7 +71,7 @@ class ProcessSet:
         self.ranks = sorted(map(operator.index, ranks))  # plain ints: those of a subclass cannot be sent
 
     def size(self) -> int | None:
-        """How many ranks it has; None before it is registered.
+        """The number of members; None before the set is registered.
 
         Raises:
             ValueError: not initialised, or no longer registered.
@@ -79,7 +79,7 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self._members())
 
     def rank(self) -> int | None:
-        """This process's index in the set; None before it is registered.
+        """This process's index in the set, from 0; None before the set is registered.
 
         Raises:
             ValueError: not initialised, no longer registered, or this process is not a member.
@@ -94,7 +94,7 @@ class ProcessSet:
         return members.index(membership.rank)
 
     def included(self) -> bool | None:
-        """Whether this process is a member; None while the ranks are unknown.
+        """Whether this process is a member; None if the ranks are not known yet.
 
         Raises:
             ValueError: not initialised.

@@ -1,9 +1,9 @@
-"""Sends what this rank does to rank 0 every few seconds; on rank 0, says which rank holds the others up, and writes the
+"""Sends this rank's progress to rank 0 every few seconds. On rank 0: logs which rank delays the others, and writes the
 timeline of all ranks.
 
 A submission that comes when a report is due has the thread of the flight recorder make one, from what the recorder and the
 clock of the steps know (:mod:`horovod.observe.progress`). It travels on the connection of the liveness monitor. So the thread
-that trains does nothing but to compare two numbers, and a rank that submits nothing sends nothing.
+that trains only compares two numbers, and a rank that submits nothing sends nothing.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class ProgressReports:
         hosts: by rank.
         workers: by process set id.
         least_share: the smallest share of the time by which a rank must delay the others to be named; 0: never name one.
-        recoveries: how many generations have run before this one.
+        recoveries: the number of earlier generations.
         recording: gets the parts of the timeline of all ranks.
-        post: has a function called on that thread.
+        post: calls a function on that thread.
         send: sends a report to rank 0; called on every other rank.
     """
 
@@ -90,10 +90,10 @@ class ProgressReports:
         """On rank 0: take the report of a rank.
 
         Args:
-            received: when it came.
+            received: when the report was received.
 
         Raises:
-            msgspec.DecodeError: it is none.
+            msgspec.DecodeError: the message is not a report.
         """
         self._add(rank, _decoder.decode(body), received)
 

@@ -25,7 +25,7 @@ class Recording:
         workers: by process set id; the sets that this rank coordinates are recorded.
 
     Attributes:
-        of_all_ranks: the timeline shows all ranks.
+        of_all_ranks: whether the timeline shows all ranks.
         hosts: by rank, for such a timeline; set before it begins.
     """
 
@@ -79,7 +79,7 @@ class Recording:
             worker.role.timeline = self._timeline
 
     def add(self, rank: int, part: TimelinePart, received: float) -> None:
-        """Write what a rank has done, if a timeline of all ranks is being written."""
+        """Write a part of a rank, if a timeline of all ranks is being written."""
         with self._lock:
             timeline = self._all_ranks
             if timeline is None:

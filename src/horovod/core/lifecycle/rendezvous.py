@@ -80,7 +80,7 @@ def reachable_endpoints(
 
     Args:
         own: this rank's endpoint.
-        endpoints: of all ranks, by rank.
+        endpoints: by rank, its endpoint.
         deadline: ``time.monotonic`` by which all ranks must have tried.
 
     Raises:
@@ -101,7 +101,7 @@ def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:
     """Check that the ranks agree on the settings that must be the same. Every rank calls it with the same arguments.
 
     Raises:
-        ValueError: they do not; the message names the variables and each rank's values.
+        ValueError: the settings differ; the message names the variables and each rank's values.
     """
     differences = []
     for variable in settings_by_rank[0]:
@@ -119,10 +119,10 @@ def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:
 
 
 def rendezvous_of(world: World, env: Mapping[str, str] | None = None) -> Rendezvous:
-    """How the ranks of the job find each other.
+    """The rendezvous by which the ranks of the job find each other.
 
     Raises:
-        ValueError: the launcher named no server, and said too little to find another way.
+        ValueError: the launcher named no server, and gave too little information for another way.
     """
     if world.communicator is not None:
         return RendezvousOverMpi(lambda seconds: world.communicator)

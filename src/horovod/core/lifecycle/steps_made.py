@@ -42,7 +42,7 @@ class StepCounts:
 
         Args:
             name: the same on all ranks that have the optimizer.
-            ranks: those that reduce its gradients, this rank among them.
+            ranks: the ranks that reduce its gradients, including this rank.
             line: the line of the script that made it.
         """
         key = name, tuple(ranks)
@@ -73,7 +73,7 @@ class StepCounts:
     def difference(self, rank: int, first: Stop) -> str:
         """How this rank's numbers of steps differ from those of the first rank that has left; "" if they do not.
 
-        An optimizer that one of them does not have is not compared.
+        Optimizers that only one of the two ranks has are not compared.
         """
         theirs = {(each.optimizer, each.ranks): each.steps for each in first.steps}
         differing = []

@@ -71,10 +71,10 @@ class Termination:
 
     Attributes:
         error: the error of all further submissions; None while the generation runs.
-        failure: the same if a rank has failed; None while the generation runs, and after an orderly end.
+        failure: the same error if a rank has failed; None while the generation runs, and after an orderly end.
         failed: set once everything in flight has failed and the launcher knows of it.
         point: the rendezvous server; None if the job has none. If the launcher runs it, failures are reported there.
-        rank_infos: of all ranks, by rank; empty until they are known.
+        rank_infos: by rank, the information of all ranks; empty until it is known.
         write_down: makes this rank write its flight recorder, before anything fails.
         companions: the bindings' additions, which fail with the generation.
     """
@@ -183,7 +183,7 @@ class Termination:
                 reported_failure = json.dumps({"rank": self._launched(rank), "reason": reason}).encode()
                 client.put(FAILURE_KEY, reported_failure, only_first=True, timeout=2.0)
         except (RendezvousError, OSError) as error:
-            _log.debug("the launcher could not be told which rank failed first: %s", error)
+            _log.debug("this rank could not tell the launcher which rank failed first: %s", error)
 
 
 class NoPeers:

@@ -26,7 +26,7 @@ def check(config: Config) -> None:
     """Whether this rank could tune. Every rank checks, since in an elastic job each may become rank 0.
 
     Raises:
-        ImportError: it lacks a package; the message says what to install.
+        ImportError: this rank lacks a package; the message says what to install.
     """
     if config.autotune and (reason := why_not()):
         raise ImportError(f"{AUTOTUNE} is set, but this rank cannot tune: {reason}.")
@@ -48,8 +48,8 @@ def make_tuner(config: Config, communicator: Communicator, hosts: Sequence[str],
     """The tuner of rank 0.
 
     Args:
-        communicator: of the global process set.
-        hosts: by rank.
+        communicator: the communicator of the global process set.
+        hosts: by rank, its host.
         recuts: see :class:`Tuner`.
     """
     job = TunedJob(

@@ -41,7 +41,7 @@ def liveness_tree(tree: Tree) -> LivenessTree:
     """The tree of liveness connections. It has relays if the agreement has relays.
 
     Args:
-        tree: of the process set of all ranks.
+        tree: the tree of the process set of all ranks.
     """
     return LivenessTree(len(tree), [tree.group(child) for child in tree.children(COORDINATOR)])
 
@@ -56,8 +56,8 @@ class Watching:
 
     Args:
         rank: this one; ``endpoints`` are those of all ranks.
-        secret: of the job.
-        generation: its number.
+        secret: the secret of the job.
+        generation: the number of the generation.
         workers: by process set id; it may still be empty.
         recording: the timeline.
 
@@ -118,8 +118,8 @@ class Watching:
         """Make the monitor.
 
         Args:
-            tree: of the liveness connections.
-            sockets: among them those of :func:`liveness_connections`.
+            tree: the tree of the liveness connections.
+            sockets: the sockets by connection, including those of :func:`liveness_connections`.
         """
         self._speaks_for_others = bool(tree.ways(self._rank))
         timeout = self._config.timeout.total_seconds()  # a waiting rank probes its peers after a third of it

@@ -22,7 +22,7 @@ def disagreement(requests: Sequence[Request | None], ranks: Sequence[int]) -> st
     """Why these requests cannot run together; "" if they can.
 
     Args:
-        requests: one a member, in set order; None for a member that has joined.
+        requests: one for each member, in set order; None for a member that has joined.
         ranks: the members' global ranks, for the message.
     """
     present = [request for request in requests if request is not None]

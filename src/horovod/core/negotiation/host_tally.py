@@ -32,7 +32,7 @@ class HostShare(NamedTuple):
     """Requests that go to the coordinator together.
 
     Attributes:
-        member: the member that they are of, or :data:`ALL_MEMBERS`.
+        member: the member that announced them, or :data:`ALL_MEMBERS`.
         since: when each was submitted; empty unless :attr:`HostTally.gathers` is set.
     """
 
@@ -109,7 +109,7 @@ class HostTally:
                 self._finish(request.name, name)
 
     def all_joined(self) -> None:
-        """All members of the process set have joined, and announce again from now on."""
+        """Note that all members of the process set have joined, and announce again from now on."""
         self._joined.clear()
 
     def pass_on_overdue(self, now: float) -> None:
@@ -120,7 +120,7 @@ class HostTally:
             self._pass_on(name)
 
     def due(self) -> float | None:
-        """When :meth:`pass_on_overdue` will have something to do; None: as it stands, never."""
+        """When :meth:`pass_on_overdue` will have something to pass on; None if nothing is held."""
         return next((each.since + HELD_SECONDS for each in self._names.values() if not each.passed_on), None)
 
     def take(self) -> list[HostShare]:
@@ -157,7 +157,7 @@ class HostTally:
             self._pass_on(name)
 
     def _pass_on(self, name: _Name) -> None:
-        """From now on each member's announcement of the name goes up by itself."""
+        """Pass on each member's announcement of the name separately from now on."""
         if not name.passed_on:
             name.passed_on = True
             for member, request in name.requests.items():
@@ -172,6 +172,6 @@ class HostTally:
             share.since.append(at)
 
     def _close(self) -> None:
-        """Have what comes next go up behind everything before it."""
+        """Close the present share, so that later requests follow everything before them."""
         self._shares += self._open.values()
         self._open = {}

@@ -53,13 +53,13 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     Attributes:
         name: identifies the request within its process set.
-        device: the kind of device that the tensors lie on.
+        device: the kind of device that the tensors are on.
         caller: the line of the user's script, for errors.
         transient: the name will not be used again, so no dictionary keeps it.
         members: the global ranks that take part in a request on device memory of another process set than the one whose
             coordinator gets it; empty for all.
         unnamed: the call has no name and has not been counted yet, so its generated name lacks a number. Never sent.
-        alike: what else must agree on all ranks, as text that errors quote.
+        alike: further properties that must agree on all ranks, as text that errors quote.
     """
 
     # dict=True is for cached_property; what is in the dictionary is neither sent nor compared.
@@ -147,8 +147,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         identifier: abbreviates this decision from now on, unless it is -1.
-        rows: for allgather, per tensor the first dimension of every rank.
-        received: for alltoall, by rank, the rows that this rank gets from it. It travels beside the decision (:class:`Order`).
+        rows: for allgather, by tensor, the first dimension of every rank.
+        received: for alltoall, by rank, the rows that this rank gets from it. Sent in the :class:`Order`.
         longest: for alltoall, the most rows that any rank sends to one.
         template: the request, for ranks that have joined and have none of their own.
         last_joined: for join, the global rank that joined last.
@@ -176,7 +176,7 @@ class Announce(msgspec.Struct, tag=0, array_like=True):
 
     Attributes:
         proposal: the number of the fast path's proposal of the first request, which this rank has given up; 0 for none.
-        sent: by the member's clock (``time.monotonic``), for the timeline.
+        sent: when the message was sent, by the member's clock (``time.monotonic``), for the timeline.
         ages: how long ago each request was submitted, in seconds; empty if all were a moment ago.
     """
 
@@ -187,11 +187,11 @@ class Announce(msgspec.Struct, tag=0, array_like=True):
 
 
 class StepsMade(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """How many steps a rank has made with one optimizer.
+    """The number of steps that a rank has made with one optimizer.
 
     Attributes:
         optimizer: its name, the same on all ranks.
-        ranks: those that reduce its gradients.
+        ranks: the ranks that reduce its gradients.
         line: the line of the script that made it; "" if it is not known.
     """
 
@@ -205,7 +205,7 @@ class Leave(msgspec.Struct, tag=1, array_like=True):
     """Member to coordinator: this rank shuts down and will announce nothing more.
 
     Attributes:
-        steps: what its optimizers have made.
+        steps: the numbers of steps of its optimizers.
         member: the member that sent it, if a relay passes it on; -1: the sender.
     """
 
@@ -218,7 +218,7 @@ class Order(msgspec.Struct, tag=2, array_like=True):
     """Coordinator to member: batches to execute, each a list of decisions, new or by identifier.
 
     Attributes:
-        tuned: the settings from the first of them on; None: as before.
+        tuned: the settings from the first batch on; None: as before.
         received: of each new decision on an alltoall, in order, the ``received`` of the member that gets this message. The
             decisions themselves are the same for all.
         shares: to a relay, the ``received`` of each member that it passes the order on to.
@@ -253,7 +253,7 @@ class Share(msgspec.Struct, array_like=True):
 
     Attributes:
         member: the member that sent the requests; -1: all members of the relay that have not joined.
-        items: as of :class:`Announce`. Each member, and all together, have a dictionary of their own.
+        items: as in :class:`Announce`. There is one dictionary for each member, and one for all members together.
         ages: how long ago each was submitted, in seconds; empty if the coordinator does not need it.
     """
 
@@ -266,7 +266,7 @@ class Relayed(msgspec.Struct, tag=10, array_like=True):
     """Relay to coordinator: what the members of its host have announced, in order.
 
     Attributes:
-        sent: by the relay's clock (``time.monotonic``).
+        sent: when the message was sent, by the relay's clock (``time.monotonic``).
     """
 
     shares: list[Share]
@@ -310,7 +310,7 @@ class RequestEncoder:
     """A member's dictionary, which abbreviates requests that were announced before.
 
     Args:
-        capacity: how many names it has; beyond that a new name takes the identifier of the oldest.
+        capacity: the greatest number of names. If it is reached, a new name takes the identifier of the oldest.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -354,7 +354,7 @@ class RequestDecoder:
         """The requests that the items stand for. An unchanged request is the same object each time.
 
         Raises:
-            MessageError: one was never defined.
+            MessageError: an identifier was never defined.
         """
         known = self._known
         try:

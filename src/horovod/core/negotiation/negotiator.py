@@ -27,7 +27,7 @@ _FUSIBLE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.ALLGATHER, Operatio
 
 
 class ReadyRequest(NamedTuple):
-    """A decision, and what fusion must know about it.
+    """A decision, and its properties for fusion.
 
     Attributes:
         key: decisions with equal keys may form a batch; None: it is a batch of its own.
@@ -47,7 +47,7 @@ class ReadyRequest(NamedTuple):
         return self.received.get(member, ())
 
     def for_all(self) -> Decision:
-        """The decision without what only one member needs."""
+        """The decision without the parts that only one member needs."""
         return msgspec.structs.replace(self.decision, received=())
 
 
@@ -160,7 +160,7 @@ class Negotiator:
         return [member for member in members if member not in self._joined] if self._joined else members
 
     def announce_together(self, members: Sequence[int], requests: Sequence[Request], now: float) -> None:
-        """Take requests that several members have made alike.
+        """Take equal requests of several members.
 
         The same as :meth:`announce` for one after another. For a range it takes hardly longer than for one member, unless a
         member has joined.
@@ -237,7 +237,7 @@ class Negotiator:
 
     @property
     def moved(self) -> float:
-        """When something was announced last."""
+        """The time of the last announcement."""
         return self._moved
 
     def oldest(self) -> float | None:
@@ -280,7 +280,7 @@ class Negotiator:
         return all(request is not None or self._excused(tally, index) for index, request in enumerate(tally.requests))
 
     def _excused(self, tally: _Tally, index: int) -> bool:
-        """Whether it has joined, which is said to all ranks and concerns what all take part in."""
+        """Whether a member has joined. Joining concerns only requests in which all members take part."""
         return tally.ranks is self._ranks and index in self._joined
 
     def _decide(self, name: str, tally: _Tally) -> None:

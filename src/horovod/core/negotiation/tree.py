@@ -19,7 +19,7 @@ class Tree:
 
     Args:
         hosts: by member, the name of its host.
-        least: how many connections relays must spare the coordinator; otherwise there are none.
+        least: the number of connections that relays must save the coordinator. If they save fewer, there are none.
     """
 
     def __init__(self, hosts: Sequence[str], least: int = 0) -> None:

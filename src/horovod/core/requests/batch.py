@@ -47,7 +47,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     ready: Any = None
 
     def size(self) -> int:
-        """Bytes that this rank contributes, or receives if it contributes nothing."""
+        """The bytes that this rank contributes, or that it receives if it contributes nothing."""
         return size_in_bytes(self.inputs or self.outputs)
 
 
@@ -56,7 +56,7 @@ Batch = Sequence[tuple[Decision, Entry | None]]
 
 
 def size_of(batch: Batch) -> int:
-    """Bytes that this rank contributes to a batch, or receives where it contributes nothing."""
+    """The bytes that this rank contributes to a batch, or that it receives if it contributes nothing."""
     total = 0
     for _, entry in batch:
         if entry is not None:
@@ -78,7 +78,7 @@ def execute(
 
     Args:
         ranks: the group's global ranks, in group order.
-        batch: of one operation; several decisions have compatible parameters.
+        batch: decisions on one operation, with compatible parameters.
         held: gets the objects that are made here and must live until the batch is complete.
 
     Returns:
@@ -213,7 +213,7 @@ def _scaled(array: Array, factor: float) -> Array:
 
 
 def _by_type(inputs: Sequence[Vectors], outputs: Sequence[Vectors]) -> Sequence[tuple[Vectors, Vectors]]:
-    """Join what is of one type, in the order in which types first appear (the same on all ranks)."""
+    """Join the vectors of each type, in the order in which types first appear (the same on all ranks)."""
     if len(inputs) == 1 and isinstance(inputs[0], Spans):
         return [(inputs[0], outputs[0])]
     if len({part.layout.dtype for part in inputs if isinstance(part, Spans)}) < 2:
@@ -233,7 +233,7 @@ def _by_type(inputs: Sequence[Vectors], outputs: Sequence[Vectors]) -> Sequence[
 def _by_type_with_counts(
     inputs: Sequence[Vectors], outputs: Sequence[Vectors], counts: Sequence[Sequence[int]]
 ) -> Iterator[tuple[Vectors, Vectors, Sequence[Sequence[int]]]]:
-    """Join single vectors of one type; the counts go with them."""
+    """Join the single vectors of each type, and their counts."""
     if len(inputs) == 1:
         yield inputs[0], outputs[0], counts
         return

@@ -37,7 +37,7 @@ class DeviceReadiness(msgspec.Struct):
 
     Attributes:
         device: the name that ranks compare, made by :func:`device_name`.
-        marker: of the device's runtime. The vectors must not be accessed before it is reached.
+        marker: a marker of the device's runtime. The vectors must not be accessed before the device reaches it.
         held: objects that keep their memory alive.
     """
 
@@ -115,5 +115,5 @@ def of_members(request: Request, members: tuple[int, ...], registration: int) ->
 
 
 def members_of(ranks: Sequence[int], process_set_id: int | None) -> tuple[int, ...]:
-    """As :class:`Request` has them: none for the global process set."""
+    """The members as in :class:`Request`: none for the global process set."""
     return () if process_set_id == 0 else tuple(ranks)

@@ -47,7 +47,7 @@ _first = threading.RLock()
 
 
 class Handle(msgspec.Struct, eq=False, gc=False):
-    """Completed exactly once, by a worker thread or by an abort. Any number of threads may wait for it.
+    """One collective on this rank. A worker thread or an abort completes it exactly once. Any number of threads may wait.
 
     The garbage collector does not track it. It is part of a cycle only while a thread waits, and completion ends that.
 
@@ -82,14 +82,16 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         return bool(self._next)
 
     def complete(self, error: BaseException | None = None) -> None:
-        """Complete it and wake all threads that wait. Called once."""
+        """Complete the handle and wake all threads that wait. Called once."""
         end, self.end = self.end, None
         if end is not None:
             try:
                 error = end(error)
             except Exception as failure:
-                error = error or HorovodInternalError(f"what follows a collective failed: {failure!r}")
-                _log.exception("what follows a collective failed")
+                error = error or HorovodInternalError(
+                    f"the collective is complete, but processing its result failed: {failure!r}"
+                )
+                _log.exception("processing the result of a collective failed")
         self.error = error
         record = self.record
         if record is not None:
@@ -137,7 +139,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
 
         Raises:
             the collective's error: each time a new exception of its type, with its message.
-            TimeoutError: it was not done within ``timeout`` seconds (-1: no limit but the runtime's own).
+            TimeoutError: the collective was not complete within ``timeout`` seconds (-1: only the runtime's own limits hold).
         """
         record = self.record
         if record is not None:
@@ -157,7 +159,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             gate.acquire()
             self.then(gate.release)
             if not gate.acquire(timeout=timeout):
-                raise TimeoutError(f"the collective was not done within {timeout:g} seconds")
+                raise TimeoutError(f"the collective was not complete within {timeout:g} seconds")
         if self.error is not None:
             raise copy.copy(self.error)  # each waiting thread gets its own
 

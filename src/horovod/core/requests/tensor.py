@@ -35,9 +35,9 @@ class Transfer(Protocol):
         """
 
     def end(self, error: BaseException | None) -> BaseException | None:
-        """The collective is over: start copying the outputs back, unless it failed with ``error``.
+        """Start copying the outputs back when the collective is over, unless it failed with ``error``.
 
-        Called once, on any thread, which it must not block. Returns what the submission fails with, or None.
+        Called once, on any thread, which it must not block. Returns the error of the submission, or None.
         """
 
 
@@ -46,8 +46,8 @@ class Tensor(msgspec.Struct, frozen=True):
 
     Attributes:
         array: its elements as a one-dimensional NumPy view of ``data_type.numpy``; the collective reads or writes it.
-        data_type: of the elements.
-        shape: that of the framework's tensor; () for a scalar, which has one element.
+        data_type: the type of the elements.
+        shape: the shape of the framework's tensor; () for a scalar, which has one element.
         transfer: copies the elements from a device, and back; one for all tensors of a submission.
         device_memory: the memory of elements on a device that an engine moves; ``array`` is empty then.
         ready: when that memory may be accessed; one for all tensors of a submission.

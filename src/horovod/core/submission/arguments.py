@@ -158,7 +158,7 @@ def shown(value: Any) -> str:
 
 
 def _refuse(value: Any, what: str, wanted: str, element_types: tuple[str, ...]) -> None:
-    """Raise TypeError for values that convert to a number but are none: text, bools, and tensors with dimensions."""
+    """Raise TypeError for values that convert to a number but are not numbers: text, bools, and tensors with dimensions."""
     text_or_bool = isinstance(value, bool | str | bytes | bytearray)
     if text_or_bool or _dimensions(value) or any(each in _element_type(value) for each in element_types):
         raise _wrong(value, what, wanted)

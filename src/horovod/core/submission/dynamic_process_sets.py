@@ -53,14 +53,21 @@ _REMOVED = "the process set was removed"
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Register a process set; returns when every rank of the job has registered the same one.
+    """Register a process set. Returns when every rank of the job has registered the same set.
+
+    Every rank of the job must call it, members or not, in the same order. It needs ``HOROVOD_DYNAMIC_PROCESS_SETS=1`` or
+    ``hvd.init(process_sets="dynamic")``.
 
     Args:
         process_set: a :class:`ProcessSet`, or a list of global ranks.
 
+    Returns:
+        The registered process set: ``process_set`` itself if it is a :class:`ProcessSet`.
+
     Raises:
-        ValueError: not initialised, not allowed to add sets, a rank that does not exist or is listed twice, a set that exists
-            already, or ranks that disagree on what is added.
+        ValueError: not initialised, dynamic process sets are not enabled, a rank does not exist or is listed twice, the set
+            exists already, or the ranks disagree on the set.
+        NotImplementedError: the set is made from an mpi4py communicator.
         RuntimeError: a member could not connect, or start what the set needs; the message says which and why. Then nothing has
             changed on any rank.
         HorovodInternalError: the job has failed meanwhile.
@@ -130,12 +137,15 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     A collective that all members have submitted is finished first; one that some members have not submitted fails. The set may
     be added again, and then gets a new number.
 
+    Args:
+        process_set: a registered process set.
+
     Returns:
-        False for the global set and for a set that is not registered; nothing is removed.
+        True if the set was removed. False for the global set and for a set that is not registered; then nothing is removed.
 
     Raises:
-        TypeError: no :class:`ProcessSet`.
-        ValueError: not initialised, not allowed to remove sets, or ranks that disagree on what is removed.
+        TypeError: the argument is not a :class:`ProcessSet`.
+        ValueError: not initialised, dynamic process sets are not enabled, or the ranks disagree on the set.
         HorovodInternalError: the job has failed before the set was removed.
     """
     context = _dynamic_context("removing")
@@ -229,7 +239,7 @@ def assemble_set(
     Args:
         ranks: the members, in set order.
         known: the endpoints of all members, by rank.
-        generation: tells these connections from those of other sets.
+        generation: distinguishes these connections from those of other sets.
         config: the settings of this set.
     """
     nowhere = Endpoint(-1, "", 0, 0, (), "")

@@ -65,7 +65,7 @@ class Coordinator(Role):
     Args:
         ranks: the members' global ranks, in set order; this rank is the first.
         engine: the name of the set's engine, for the timeline.
-        tree: of the members' connections; None: all members are connected with this rank.
+        tree: the tree of the members' connections; None: all members are connected with this rank.
         proposals: None if the ranks share no memory.
     """
 
@@ -266,7 +266,7 @@ class Coordinator(Role):
             _log.exception("autotuning has failed; the job goes on with the present settings")
 
     def _take_tuned(self) -> Tuned | None:
-        """The settings that the order which is sent now carries."""
+        """The settings for the order that is sent now."""
         tuner = self.tuner
         assert tuner is not None
         if self._negotiator.joined:

@@ -35,18 +35,18 @@ class Executor:
     Args:
         ranks: the members' global ranks, in set order.
         communicator: the engine that moves the data of these ranks.
-        requests: of the worker.
+        requests: the worker's requests in flight.
         placement: the cores that the worker thread runs on.
-        seconds: how long a device may take for a collective, from the moment when it begins it.
+        seconds: how long a device may take for a collective after it has begun it.
         recorder: records the collectives that are carried out; None for no recording.
         disagreed: called with the reason when ranks disagree about a collective.
 
     Attributes:
         settled: called when nothing is in flight any more, before the last handle is completed; set before the first batch.
-        devices: on the global process set's, the communicators for the device memory of all sets, if an engine moves it; set
-            before the worker's thread starts.
+        devices: on the executor of the global process set, the communicators for the device memory of all sets, if an engine
+            moves it; set before the worker's thread starts.
         tuned: the settings that autotuning has chosen for the present batches; None without autotuning.
-        agreed: when the ranks agreed on the present batch; the thread that drives the worker sets it.
+        agreed: the time at which the ranks agreed on the present batch; the thread that drives the worker sets it.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Executor:
         return self._open_events.milliseconds()
 
     def abort(self) -> None:
-        """End what runs. For any thread."""
+        """Interrupt the running collective. Any thread may call it."""
         self._communicator.abort()
         if self.devices is not None:
             self.devices.abort()

@@ -82,7 +82,7 @@ class FastPath:
     def carry_out(self, handle: Handle) -> bool:
         """Run the quick collective of ``handle`` and complete it, if nothing else is in flight and all ranks agree in time.
 
-        False: it was not run, and is announced before anything else.
+        Returns False if it was not run. It is then announced before anything else.
 
         Raises:
             PeerFailure, Aborted: the engine could not run it.
@@ -247,7 +247,7 @@ class FastPath:
     def resolve(self, number: int) -> Entry | None:
         """The entry of a proposal that this rank has given up and that has succeeded, for :meth:`finish`.
 
-        None: this rank saw the success itself.
+        Returns None if this rank saw the success itself.
 
         Raises:
             ValueError: this rank has not proposed it, or it has not succeeded.

@@ -86,12 +86,12 @@ class InFlight:
         """Take a submission.
 
         Args:
-            held: it is not announced before :meth:`release`.
+            held: whether the request is not announced before :meth:`release`.
             awaited: the calling thread waits for it next, and carries it out if it is quick.
 
         Raises:
             ValueError: a request of that name is in flight.
-            the error that all requests have failed with; not before all threads have left their tensors.
+            the error that all requests have failed with. It is raised only after all threads have left their tensors.
         """
         request, handle = entry.request, entry.handle
         unnumbered, number = "", 0
@@ -212,7 +212,7 @@ class InFlight:
             return next(iter(self._known.values()), None)
 
     def pending(self) -> int:
-        """How many are in flight."""
+        """The number of requests in flight."""
         return len(self._known)
 
     def awaited(self) -> list[str]:

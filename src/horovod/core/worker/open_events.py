@@ -75,7 +75,7 @@ class OpenEvents:
             self._pause = FIRST_LOOK_MILLISECONDS
         if self._open and now - self._progress > self._seconds:
             raise DeviceFailure(
-                f"{self._open[0].names} is not over on the device {now - self._progress:.3g} seconds after the device came to "
-                f"it: the device of another rank has not come to it. If that computes for so long, raise {NCCL_TIMEOUT}",
+                f"{self._open[0].names} has not completed on the device {now - self._progress:.3g} seconds after it began "
+                f"there: the device of another rank has not begun it. If that device is still computing, raise {NCCL_TIMEOUT}",
                 timed_out=True,
             )

@@ -78,7 +78,7 @@ class Role(ABC):
         """Announce this rank's requests to the coordinator.
 
         Args:
-            since: when, by ``time.monotonic``, the earliest first; empty: now.
+            since: by request, when it was submitted, by ``time.monotonic``, the earliest first; empty: now.
         """
 
     @abstractmethod
@@ -103,11 +103,11 @@ class Role(ABC):
 
     @abstractmethod
     def settled(self) -> None:
-        """Note that nothing of this rank is in flight."""
+        """Note that this rank has nothing in flight."""
 
     @abstractmethod
     def stop(self, stop: Stop) -> None:
-        """Do what is left to do when everything scheduled has run and a rank has left."""
+        """Finish the process set after a rank has left and everything scheduled has run."""
 
     def milliseconds(self) -> float | None:
         """The time after which the worker must take a step even if nothing happens; None: never."""

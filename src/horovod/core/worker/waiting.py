@@ -1,4 +1,4 @@
-"""How the threads of a rank wait, and for how long: all states and all constants.
+"""The states and constants of the waits of a rank's threads.
 
 A sleeping thread costs nothing, but waking it takes 40 to 100 microseconds, as long as a small collective takes. So a thread
 that expects an answer soon polls for a while before it sleeps. If ranks share a core, it sleeps at once: a peer needs the core.

@@ -64,7 +64,7 @@ class WorkerThread:
     """The queue, the connections, the engine and the thread of one process set on this rank.
 
     Args:
-        name: of the process set, for the thread's name.
+        name: the name of the process set, for the thread's name.
         ranks: the members' global ranks, in set order.
         index: this rank's index in ``ranks``; 0 is the coordinator.
         channels: by member index, to the members with which the tree connects this rank.
@@ -74,16 +74,16 @@ class WorkerThread:
             reason, and whether this rank still waited for a collective.
         placement: the cores that the thread runs on.
         proposals: the shared memory of the fast path; None if the ranks share none.
-        tree: of the members' connections; None: all members are connected with the coordinator.
+        tree: the tree of the members' connections; None: all members are connected with the coordinator.
 
     Attributes:
         role: coordinator, relay or member.
-        finished: the set has ended without a failure, on all ranks.
+        finished: whether the set has ended without a failure, on all ranks.
         farewell: the last message of the first rank to leave; None before, and if a collective of this rank has failed because
             of it.
-        unnamed: how many calls without a name were made on this process set, by kind.
+        unnamed: by kind, the number of calls without a name on this process set.
         registration: a number that distinguishes this process set from another of the same ranks; the same on all members.
-        executor: carries out batches.
+        executor: carries out the batches.
         recorder: of the last collectives of these ranks; None for no recording.
     """
 
@@ -193,7 +193,7 @@ class WorkerThread:
         self._requests.count_anew()
 
     def release(self, entry: Entry, error: BaseException | None = None) -> None:
-        """Announce a held request, whose inputs have arrived; or fail it on this rank with ``error``: they never will.
+        """Announce a held request, whose inputs have arrived. With ``error`` they never will: fail the request on this rank.
 
         Does nothing if the request has failed meanwhile.
         """
@@ -214,7 +214,7 @@ class WorkerThread:
         return self._requests.withdraw(entry)
 
     def pending(self) -> int:
-        """How many requests are in flight."""
+        """The number of requests in flight."""
         return self._requests.pending()
 
     def awaited(self) -> list[str]:
@@ -255,7 +255,7 @@ class WorkerThread:
         self.executor.fail(self._requests.fail(error), error)
 
     def abort(self, error: HorovodInternalError) -> None:
-        """All three steps."""
+        """Call :meth:`interrupt`, :meth:`await_exit` and :meth:`fail`."""
         self.interrupt()
         used = self.await_exit(self._config.timeout.total_seconds())
         if used:
@@ -336,7 +336,7 @@ class WorkerThread:
     def _await_failure(self, reason: str) -> None:
         """Wait until an abort fails what is in flight. If none comes, fail it here."""
         if not self._requests.failed.wait(2 * self._config.timeout.total_seconds()):
-            text = f"Horovod: {reason}. Rank 0 has not said in time which rank failed first."
+            text = f"Horovod: {reason}. Rank 0 did not report in time which rank failed first."
             self.fail(RankLostError(text, reason=reason))
 
     def _stand_by(self) -> None:

@@ -43,7 +43,10 @@ def allgather(
     First dimensions may differ between ranks. The others and the dtype must agree. It returns when it is done.
 
     Args:
+        tensor: an NDArray of at least one dimension, of a dtype as for :func:`horovod.mxnet.ops.allreduce.allreduce`.
+        name: identifies the call. Calls without a name are matched by their order.
         priority: accepted for compatibility. The call blocks in any case.
+        process_set: the ranks that gather. Every member must call it.
 
     Raises:
         AssertionError: ``tensor`` is not an NDArray.

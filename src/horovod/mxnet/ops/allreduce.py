@@ -59,9 +59,12 @@ def allreduce(
 
     Args:
         tensor: an NDArray of float16, float32, float64, int8, uint8, int32 or int64.
-        average: deprecated. Use ``op``.
+        average: deprecated; use ``op``. True means ``hvd.Average``, False ``hvd.Sum``.
         name: identifies the call. Unnamed calls are counted, so all members must make them in the same order.
         priority: the priority in MXNet's engine. Of the operations that are ready, those with a higher priority start earlier.
+        prescale_factor, postscale_factor: each element is multiplied by the first before the reduction, and by the second
+            afterwards.
+        process_set: the ranks that reduce. This rank must be a member.
         op: ``hvd.Average`` (the default), ``Sum``, ``Min``, ``Max`` or ``Product``.
 
     Raises:
@@ -86,7 +89,10 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
     op: Any = None,
 ) -> Any:
-    """:func:`allreduce` in place. Returns ``tensor``. Its content is undefined after a failure."""
+    """:func:`allreduce` in place, with the same arguments and errors. Returns ``tensor``.
+
+    The content of ``tensor`` is undefined after a failure.
+    """
     with of_both_kinds():
         how = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
         _reduce([tensor], name, how)
@@ -103,7 +109,15 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: Any = None,
 ) -> Any:
-    """:func:`allreduce` of several arrays in one request. Returns a list. An empty list is returned unchanged."""
+    """:func:`allreduce` of several arrays in one request, with the same errors.
+
+    Args:
+        tensors: the arrays may differ in shape and dtype. Every member passes the same number of them in the same order.
+        average, name, priority, prescale_factor, postscale_factor, process_set, op: as for :func:`allreduce`.
+
+    Returns:
+        A list of new arrays in the order of ``tensors``. An empty list is returned unchanged.
+    """
     if not tensors:
         return tensors
     with of_both_kinds():

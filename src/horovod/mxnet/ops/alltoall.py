@@ -29,8 +29,11 @@ def alltoall(
     Without splits the rows are divided evenly. The dtype and all dimensions but the first must agree.
 
     Args:
+        tensor: an NDArray of at least one dimension, of a dtype as for :func:`horovod.mxnet.ops.allreduce.allreduce`.
         splits: a list or an int32 NDArray, with one entry for each rank of the set.
+        name: identifies the call. Calls without a name are matched by their order.
         priority: accepted for compatibility. The call blocks in any case.
+        process_set: the ranks that exchange rows. This rank must be a member.
 
     Returns:
         A new NDArray of the received rows, by source rank. If ``splits`` is given, a tuple of it and an int32 NDArray with the

@@ -26,6 +26,13 @@ def broadcast(
 
     Shapes and dtypes must agree. Like :func:`horovod.mxnet.ops.allreduce.allreduce` it returns immediately, and it raises the
     same errors, and ValueError if the root is not a member.
+
+    Args:
+        tensor: an NDArray of a dtype as for :func:`horovod.mxnet.ops.allreduce.allreduce`.
+        root_rank: the global rank whose array is sent.
+        name: identifies the call. Calls without a name are matched by their order.
+        priority: the priority in MXNet's engine.
+        process_set: the ranks that take part. This rank must be a member.
     """
     with of_both_kinds():
         specs([tensor], name or PREFIX)

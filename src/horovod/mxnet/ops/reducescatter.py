@@ -62,8 +62,13 @@ def reducescatter(
     must agree.
 
     Args:
+        tensor: an NDArray of at least one dimension, of a dtype as for :func:`horovod.mxnet.ops.allreduce.allreduce`.
         op: ``hvd.Average`` or ``hvd.Sum``.
+        name: identifies the call. Calls without a name are matched by their order.
         priority: accepted for compatibility. The call blocks in any case.
+        process_set: the ranks that reduce. This rank must be a member.
+        prescale_factor, postscale_factor: each element is multiplied by the first before the reduction, and by the second
+            afterwards.
 
     Raises:
         AssertionError: another ``op``.

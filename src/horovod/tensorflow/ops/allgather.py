@@ -98,14 +98,22 @@ def allgather(
 ) -> Any:
     """Concatenate the tensors of all members of ``process_set`` along dimension 0 in rank order. Differentiable.
 
-    Every member must call it with the same name. First dimensions may differ between ranks, and may be 0. The others and the
-    dtype must agree. Errors are those of :func:`horovod.tensorflow.ops.allreduce.allreduce`. A tensor without dimensions is
-    an error on all ranks.
+    Every member must call it with the same name. Errors are those of :func:`horovod.tensorflow.ops.allreduce.allreduce`. A
+    tensor without dimensions is an error on all ranks.
 
     The gradient of ``tensor`` is its rows of the *average* of the members' gradients of the result, not of their sum: a loss
     over gathered features gives ``1 / size`` of the gradient of one process with all features. With
     ``x = hvd.allgather(features)``, ``size * x - tf.stop_gradient((size - 1) * x)`` has the same values and the gradient of the
     sum.
+
+    Args:
+        tensor: a tensor or variable of at least one dimension. The first dimension may differ between ranks, and may be 0. The
+            other dimensions and the dtype must agree.
+        name, ignore_name_scope: as for :func:`horovod.tensorflow.ops.allreduce.allreduce`.
+        process_set: the ranks that gather. This rank must be a member.
+
+    Returns:
+        A new tensor, whose first dimension is the sum of those of all members.
     """
     set_id(process_set)
     tensor = tf.convert_to_tensor(tensor)
@@ -120,7 +128,15 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """:func:`allgather` of several tensors in one request. Returns a list in their order. Differentiable."""
+    """:func:`allgather` of several tensors in one request, with the same errors. Differentiable.
+
+    Args:
+        tensors: the tensors may differ in shape and dtype. Every member passes the same number of them in the same order.
+        name, ignore_name_scope, process_set: as for :func:`allgather`.
+
+    Returns:
+        A list of new tensors in the order of ``tensors``. For an empty list it is empty, and nothing is communicated.
+    """
     set_id(process_set)
     converted = [tf.convert_to_tensor(tensor) for tensor in tensors]
     if not converted:

@@ -61,15 +61,25 @@ def allreduce(
     Every member must call it with the same name, shape, dtype, op and factors, eagerly or in a graph.
 
     Args:
-        tensor: a tensor, a variable, or ``tf.IndexedSlices``, whose values and indices are gathered from all ranks.
-        average: deprecated; use ``op``.
-        device_dense, device_sparse: the device that the result is put on. It says nothing of where the reduction runs.
+        tensor: a tensor of any shape, a variable, or ``tf.IndexedSlices``, whose values and indices are gathered from all
+            ranks. ``tf.IndexedSlices`` allow only Average and Sum, and no factors.
+        average: deprecated; use ``op``. True means ``hvd.Average``, False ``hvd.Sum``.
+        device_dense, device_sparse: the device that a dense or sparse result is put on. It does not determine where the
+            reduction runs.
         compression: compresses the tensor before it is sent. Not used for ``tf.IndexedSlices``.
         op: ``hvd.Average`` (the default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``.
+        prescale_factor, postscale_factor: each element is multiplied by the first before the reduction, and by the second
+            afterwards.
         name: identifies the call. The default is the tensor's name in a graph, and a number in eager execution.
+        process_set: the ranks that reduce. This rank must be a member.
         ignore_name_scope: leave a graph's name scopes out of the name.
 
+    Returns:
+        A new tensor of the same shape and dtype, or ``tf.IndexedSlices``.
+
     Raises:
+        NotImplementedError: ``op`` or the factors are not supported for ``tf.IndexedSlices``, or Adasum is to reduce over some
+            of the ranks.
         tf.errors.InvalidArgumentError, which is a ValueError too: a bad argument, a name that is still in use, or this
             rank is not a member.
         TypeError: the elements are of a type that cannot be communicated.
@@ -115,7 +125,17 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> Any:
-    """:func:`allreduce` of several tensors in one request. Returns a list in their order. Differentiable."""
+    """:func:`allreduce` of several tensors in one request. Differentiable.
+
+    Every member must call it with the same number of tensors in the same order. The other arguments and the errors are those
+    of :func:`allreduce`.
+
+    Args:
+        tensors: the tensors may differ in shape and dtype. Each ``tf.IndexedSlices`` is reduced in a request of its own.
+
+    Returns:
+        A list of new tensors in the order of ``tensors``. An empty list is returned unchanged.
+    """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     if not isinstance(tensors, list | tuple):

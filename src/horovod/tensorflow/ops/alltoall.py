@@ -89,7 +89,10 @@ def alltoall(
     the first must agree.
 
     Args:
-        splits: an int32 tensor or a list, with one entry for each rank of the set.
+        tensor: a tensor or variable of at least one dimension.
+        splits: an int32 tensor or a list, with one entry for each rank of the set. Rows beyond their sum are not sent.
+        name, ignore_name_scope: as for :func:`horovod.tensorflow.ops.allreduce.allreduce`.
+        process_set: the ranks that exchange rows. This rank must be a member.
 
     Returns:
         The received rows, concatenated by source rank. If ``splits`` is given, a tuple of these rows and an int32 tensor with

@@ -66,6 +66,16 @@ def broadcast(
 
     Every member must call it with the same name, shape, dtype and root. Errors are those of
     :func:`horovod.tensorflow.ops.allreduce.allreduce`, and InvalidArgumentError for a root that is not a member.
+
+    Args:
+        tensor: a tensor or variable of any shape.
+        root_rank: the global rank whose tensor is sent.
+        name, ignore_name_scope: as for :func:`horovod.tensorflow.ops.allreduce.allreduce`.
+        process_set: the ranks that take part. This rank must be a member.
+
+    Returns:
+        A new tensor of the same shape and dtype. The gradient of ``tensor`` is the average of the members' gradients on the
+        root, and zeros on other ranks.
     """
     root_rank = root(root_rank, process_set)
     tensor = tf.convert_to_tensor(tensor)
@@ -97,6 +107,12 @@ def broadcast_(
     """Overwrite variables on every member of ``process_set`` with those of global rank ``root_rank``.
 
     Every member must call it with variables of the same shapes and dtypes in the same order. Not differentiable.
+
+    Args:
+        variables: variables of TensorFlow or Keras, all on one device. They are sent in one request.
+        root_rank: the global rank whose values are used.
+        name: identifies the call. The default is made of the variables' names in a graph, and a number in eager execution.
+        process_set: the ranks that take part. This rank must be a member.
 
     Returns:
         The new values of the variables.

@@ -103,6 +103,14 @@ def reducescatter(
     Of n rows over s ranks, each rank keeps n // s, and the first n % s ranks keep one more. ``op`` is hvd.Average or hvd.Sum.
     Name, shape, dtype, op and factors must agree. Errors are those of :func:`horovod.tensorflow.ops.allreduce.allreduce`, and
     InvalidArgumentError for a tensor without dimensions.
+
+    Args:
+        tensor: a tensor or variable of at least one dimension.
+        device_dense: the device that the result is put on. It does not determine where the reduction runs.
+        compression: compresses the tensor before it is sent.
+        op: ``hvd.Average`` or ``hvd.Sum``.
+        name, ignore_name_scope, process_set, prescale_factor, postscale_factor: as for
+            :func:`horovod.tensorflow.ops.allreduce.allreduce`.
     """
     how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
@@ -124,7 +132,15 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """:func:`reducescatter` of several tensors in one request. Returns a list in their order. Differentiable."""
+    """:func:`reducescatter` of several tensors in one request, with the same errors. Differentiable.
+
+    Args:
+        tensors: the tensors may differ in shape and dtype. Every member passes the same number of them in the same order.
+        device_dense, compression, op, process_set, prescale_factor, postscale_factor: as for :func:`reducescatter`.
+
+    Returns:
+        A list in the order of ``tensors``: this rank's rows of each. An empty list is returned unchanged.
+    """
     how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     if not isinstance(tensors, list | tuple):

@@ -40,6 +40,8 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untype
         Keras that reduces over the same process set applies these gradients without a second reduction.
 
         Args:
+            target: the tensor, or structure of tensors, to differentiate.
+            output_gradients: as for ``tf.GradientTape.gradient``.
             sources: variables or tensors, in any structure. The result has the same structure.
             use_generic_names: accepted for compatibility. Names do not depend on the graph.
             options: further arguments of the wrapped tape's ``gradient``, for example ``unconnected_gradients``.
@@ -54,7 +56,7 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untype
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def register_local_source(self, source: Any) -> None:
-        """Do not reduce the gradients of a variable or tensor."""
+        """Do not reduce the gradients of ``source``, a variable or tensor. Every rank calls it, before :meth:`gradient`."""
         self._local_sources.add(source)
 
     @unconverted
@@ -148,8 +150,7 @@ def PartialDistributedGradientTape(
 
     Args:
         local_layers: one or several Keras layers. They need not be built yet.
-
-    The other arguments are those of :func:`DistributedGradientTape`.
+        others: as for :func:`DistributedGradientTape`.
 
     Raises:
         ValueError: ``local_layers`` contains something else. Otherwise as :func:`DistributedGradientTape`.

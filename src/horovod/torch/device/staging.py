@@ -129,7 +129,7 @@ class Port:
         """Return when all earlier copies have arrived, however long the device computes.
 
         Raises:
-            HorovodInternalError: the thread that waits for the device has ended, so it will never be known.
+            HorovodInternalError: the thread that waits for the device has ended, so this rank cannot know.
         """
         arrived = threading.Event()
         self._departures.put(_Departure(None, [], lambda _: arrived.set()))
@@ -143,7 +143,7 @@ class Port:
         self._thread.join(_END_SECONDS)
 
     def chosen(self) -> AbstractContextManager[Any]:
-        """A block with this device as the current one: a thread that never used a device must not begin with the first."""
+        """A block with this device as the current one: otherwise a thread that never used a device would use the first one."""
         chosen: AbstractContextManager[Any] = self._module.device(self.device)
         return chosen
 
@@ -172,7 +172,7 @@ class Staged:
     """The tensors of one submission on a device: a transfer for the core, and the memory that the operations ask for.
 
     Args:
-        port: of their device. Later work of the caller's current stream on the tensors must not affect the copies.
+        port: the port of their device. Later work of the caller's current stream on the tensors must not affect the copies.
     """
 
     device = "gpu"
@@ -287,7 +287,7 @@ _opening = threading.Lock()
 
 
 def port(device: torch.device) -> Port:
-    """The port of a device; opened when it is first asked for."""
+    """The port of a device. The first call for a device opens it."""
     with _opening:
         if device not in _ports:
             _ports[device] = Port(device)

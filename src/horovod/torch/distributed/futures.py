@@ -18,7 +18,7 @@ _log = logging.getLogger("horovod.torch")
 
 
 class CompletionThreads:
-    """Threads that call functions, each at once: where all are busy, one more is started. Idle ones end by themselves."""
+    """Threads that call functions without delay: if all are busy, another one is started. Idle threads end by themselves."""
 
     _IDLE_SECONDS = 5.0
 
@@ -29,7 +29,7 @@ class CompletionThreads:
         self._threads: set[threading.Thread] = set()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Have ``function`` called on another thread. It must not raise. Never blocks; any thread."""
+        """Call ``function``, which must not raise, on another thread. Never blocks. Any thread may call it."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -120,7 +120,7 @@ class CollectiveFuture(torch.futures.Future[Any]):
 
     Args:
         origin: of its callbacks.
-        devices: those that the values may lie on, other than the CPU.
+        devices: the devices other than the CPU that the values may be on.
     """
 
     def __init__(self, origin: Origin, devices: Sequence[Any] = ()) -> None:
@@ -158,7 +158,7 @@ def future_of(
         then: calls the function that it gets when the collective is done.
         outputs: returns the outputs; called when the collective is done.
         origin: of callbacks in Python; None where C++ has asked, whose callbacks call nothing.
-        devices: those that the outputs lie on, other than the CPU.
+        devices: the devices other than the CPU that the outputs are on.
     """
     if origin is None:
         first: torch.futures.Future[None] = torch.futures.Future(devices=list(devices))

@@ -43,7 +43,7 @@ def _nested(lists: Any) -> list[Any]:
 
 def _one(what: str, tensors: Sequence[Any]) -> Any:
     if len(tensors) != 1:
-        raise ValueError(f"{what}: a process has one tensor or list of tensors for each call, not {len(tensors)}")
+        raise ValueError(f"{what}: each process passes one tensor or one list of tensors per call, not {len(tensors)}")
     return tensors[0]
 
 

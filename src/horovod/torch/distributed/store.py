@@ -107,7 +107,7 @@ class StoreExchange:
             return _decode(self._asked(lambda: self._store.get(key)))
         except msgspec.DecodeError:
             raise RendezvousError(
-                f"what rank 0 has put into the store for {self._what} was not written by this version of Horovod: install "
+                f"rank 0 wrote an entry for {self._what} into the store that this version of Horovod cannot read: install "
                 "the same version for all ranks"
             ) from None
 

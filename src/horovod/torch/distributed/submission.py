@@ -1,4 +1,4 @@
-"""Makes requests of the tensors that PyTorch hands to a group, and submits them to the group's process set."""
+"""Makes requests from the tensors that PyTorch passes to a group, and submits them to the group's process set."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class Results:
     results go to the existing flat tensors. On a device the collective makes new ones, which are copied.
 
     Args:
-        memory: of the collective.
+        memory: the memory of the collective.
         sources: its inputs.
         targets: flat tensors, one for each result.
     """
@@ -171,7 +171,7 @@ class Submitter:
     """Submits the calls of one group.
 
     Args:
-        membership: of the group.
+        membership: the membership of the group.
         seconds: the time limit of sends and receives; that of collectives ends the job.
         names_callbacks: Python code gets the futures that are made here, so what their callbacks call is named after them.
             Elsewhere such calls are errors.
@@ -201,7 +201,7 @@ class Submitter:
         """Submit one collective.
 
         Args:
-            root: the rank in the group that it goes to, or comes from; -1 for none. It must agree on all ranks.
+            root: the rank in the group that receives or sends the data; -1 if there is none. All ranks must agree.
 
         Raises:
             ValueError: the reduction has no meaning for a type.
@@ -243,7 +243,7 @@ class Submitter:
         Args:
             tensor: what the request describes, as of ``shape``.
             inputs, outputs: the elements of ``tensor`` or of ``result``.
-            result: what the caller finds the results in.
+            result: the tensor in which the caller finds the results.
 
         Raises:
             as :meth:`submit`.

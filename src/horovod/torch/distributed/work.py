@@ -26,13 +26,13 @@ class HorovodWork(dist.Work):
     """One call of an operation. PyTorch's C++ code calls ``wait`` and ``get_future`` alone; Python code may call all methods.
 
     Args:
-        handle: of the collective.
-        memory: of its tensors.
+        handle: the handle of the collective.
+        memory: the memory of its tensors.
         outputs: the tensors with the results for the caller.
         what: the operation, for errors.
-        finish: called when the collective is done; None if the results are in place then.
+        finish: called when the collective is done; None if the collective leaves the results in place.
         seconds: the default time limit of :meth:`wait`; -1: the runtime's.
-        origin: of calls in callbacks of its future, if Python code has made the call.
+        origin: the origin of calls in callbacks of its future, if Python code has made the call.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HorovodWork(dist.Work):
 
         Raises:
             HorovodInternalError: the collective failed. The text names the ranks, the group's call and the lines.
-            CollectiveTimeoutError: it was not done within ``timeout``. It goes on, and may be waited for again.
+            CollectiveTimeoutError: the collective was not done within ``timeout``. It continues, and the caller may wait again.
         """
         seconds = timeout.total_seconds() or self._seconds
         try:
@@ -117,11 +117,11 @@ class HorovodWork(dist.Work):
         return True
 
     def is_success(self) -> bool:
-        """Whether it is done and has not failed."""
+        """Whether the collective is done and has not failed."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """Why it failed; None if it has not."""
+        """The error of the collective; None if it has not failed."""
         return self._handle.error or self._failure
 
     def result(self) -> list[torch.Tensor]:

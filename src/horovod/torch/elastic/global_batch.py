@@ -12,9 +12,9 @@ class MicroBatch(NamedTuple):
     """The part of a step for one forward and backward pass of a rank.
 
     Attributes:
-        data: what the loader gave.
+        data: the batch of the loader.
         weight: the factor for the mean loss of ``data``.
-        last: whether it is this rank's last one of the step; passes before it go inside ``optimizer.no_sync()``.
+        last: whether it is this rank's last pass of the step; passes before it go inside ``optimizer.no_sync()``.
     """
 
     data: Any
@@ -26,8 +26,8 @@ class GlobalBatchSampler(ElasticSampler):
     """Divides global batches of a fixed size among the ranks: with fewer ranks each rank accumulates more, so that the learning
     rate and its schedule stay right when the size changes.
 
-    Each step takes the next ``global_batch`` samples of the epoch's order and deals them to the ranks in turn, so their shares
-    differ by at most one sample. A rank works through its share in micro-batches. With the weights, the average of the
+    Each step takes the next ``global_batch`` samples of the epoch's order and deals them to the ranks one by one, so the ranks'
+    shares differ by at most one sample. A rank works through its share in micro-batches. With the weights, the average of the
     gradients over the ranks is the gradient of the mean loss over the global batch for any number of ranks, even if shares or
     micro-batches differ, and in the smaller last step of an epoch. No sample is used twice.
 
@@ -51,7 +51,7 @@ class GlobalBatchSampler(ElasticSampler):
 
     Args:
         dataset, shuffle, seed: as for :class:`ElasticSampler`.
-        global_batch: samples of one step over all ranks, at least as many as there are ranks.
+        global_batch: the number of samples of one step over all ranks, at least the number of ranks.
         micro_batch: the largest number of samples of one pass, for limited memory; None: a rank's whole share.
 
     Raises:
@@ -73,7 +73,7 @@ class GlobalBatchSampler(ElasticSampler):
         super().reset()
         if self.global_batch < self.num_replicas:
             raise ValueError(
-                f"global_batch={self.global_batch} is less than a sample for each of the {self.num_replicas} ranks"
+                f"global_batch={self.global_batch}: {self.num_replicas} ranks need at least one sample each"
             )
         self._steps = []
         for start in range(0, len(self.remaining_indices), self.global_batch):
@@ -103,11 +103,11 @@ class GlobalBatchSampler(ElasticSampler):
             yield MicroBatch(next(batches), length * self.num_replicas / samples, number == len(lengths))
 
     def record_step(self) -> None:
-        """A step is done. Every rank calls it, before ``state.commit()``."""
+        """Record that a step is complete. Every rank must call it, before ``state.commit()``."""
         self.processed_num = min(self.processed_num + self.global_batch, len(self.dataset))
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Not for this sampler, of which ranks have different numbers of batches.
+        """Not supported: the ranks may have different numbers of batches.
 
         Raises:
             NotImplementedError: always.

@@ -30,15 +30,15 @@ class StateHandler:
         self.value = value
 
     def save(self) -> None:
-        """Remember the object as it is. Local."""
+        """Save the present object. It communicates nothing."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Restore the last save. Local."""
+        """Go back to the last save. It communicates nothing."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Give all ranks the object of rank ``root_rank``. Every rank calls it."""
+        """Give all ranks the object of rank ``root_rank``. Every rank must call it."""
         raise NotImplementedError
 
     def set_value(self, value: Any) -> None:
@@ -47,17 +47,17 @@ class StateHandler:
         self.save()
 
     def mark(self) -> None:
-        """Mark the end of a step: save what is cheap to save. Local; needed for ``rollback="step"`` only."""
+        """Mark the end of a step: save what is cheap to save. Only ``rollback="step"`` needs it. It communicates nothing."""
         raise NotImplementedError(
             f'{type(self).__name__} cannot mark the end of a step; write mark() and return_to_mark(), or use rollback="commit"'
         )
 
     def at_mark(self) -> bool:
-        """Whether :meth:`return_to_mark` would lead to the object as it was at the last :meth:`mark`. Local."""
+        """Whether :meth:`return_to_mark` would restore the object as of the last :meth:`mark`. It communicates nothing."""
         return True
 
     def return_to_mark(self) -> None:
-        """Restore the object as of the last :meth:`mark`. Local."""
+        """Restore the object as of the last :meth:`mark`. It communicates nothing."""
         raise NotImplementedError
 
 

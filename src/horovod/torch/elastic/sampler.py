@@ -14,14 +14,14 @@ from horovod.common.basics import rank, size
 class ElasticSampler(torch.utils.data.Sampler[Any]):
     """Divides a data set among the ranks, and continues within an epoch after a change of ranks.
 
-    All ranks have one order of the epoch. The first ``processed_num`` samples of it are done; the rest is dealt to the ranks in
-    turn, so after each step the samples that are done are again the first ones of the order. After a change of size the rest is
-    dealt to the new ranks. So every sample of an epoch is in exactly one recorded batch. Only if the rest cannot be divided by
-    the number of ranks, up to ``size - 1`` samples are used a second time at the end, because all ranks make the same number of
-    steps. A batch that was being computed when a rank was lost is not recorded, and is used again.
+    All ranks have one order of the epoch. Its first ``processed_num`` samples are processed. The rest is dealt to the ranks one
+    by one, so after each step the processed samples are again the first ones of the order. After a change of size the rest is
+    dealt to the new ranks. So every sample of an epoch is in exactly one recorded batch, with one exception: if the rest is not
+    a multiple of the number of ranks, up to ``size - 1`` samples are used a second time at the end, because all ranks make the
+    same number of steps. A batch that was being computed when a rank was lost is not recorded, and is used again.
 
-    It is local. Give it to a ``TorchState`` and to a ``DataLoader``, call :meth:`record_batch` after each batch and before
-    ``state.commit()``, and :meth:`set_epoch` at the **end** of an epoch::
+    The sampler communicates nothing. Give it to a ``TorchState`` and to a ``DataLoader``, call :meth:`record_batch` after each
+    batch and before ``state.commit()``, and :meth:`set_epoch` at the **end** of an epoch::
 
         sampler = hvd.elastic.ElasticSampler(dataset)
         loader = DataLoader(dataset, batch_size, sampler=sampler)
@@ -35,15 +35,16 @@ class ElasticSampler(torch.utils.data.Sampler[Any]):
 
     Args:
         dataset: anything with a length, the same on every rank.
-        shuffle: another order in each epoch; False: the order of the data set.
-        seed: of the orders; the same on all ranks.
+        shuffle: True: another order in each epoch. False: the order of the data set.
+        seed: the seed of the orders, the same on all ranks.
 
     Attributes:
-        epoch, processed_num: the epoch, and how many samples of its order are done, over all ranks.
-        num_replicas, rank: of the running job, as of the last :meth:`reset`.
+        epoch, processed_num: the epoch, and the number of processed samples of its order, over all ranks.
+        num_replicas, rank: the size of the job and this process's rank, as of the last :meth:`reset`.
         remaining_indices: the rest of the epoch's order.
-        indices: this rank's part of that.
-        num_samples, total_size: of one rank, and of all, including samples that are used twice.
+        indices: this rank's part of the rest.
+        num_samples, total_size: the number of samples in the parts of one rank and of all ranks, including samples that are
+            used twice.
 
     Raises:
         ValueError: Horovod is not initialised.
@@ -65,18 +66,20 @@ class ElasticSampler(torch.utils.data.Sampler[Any]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin ``epoch``: nothing of it is done. Call it at the end of the epoch before, not at the start of a loop, which may
-        continue within an epoch."""
+        """Begin ``epoch``, of which no sample is processed yet.
+
+        Call it at the end of the epoch before, not at the start of a loop, which may continue within an epoch.
+        """
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """A batch is done on every rank. Every rank calls it, after the step.
+        """Record that every rank has processed a batch. Every rank must call it, after the step.
 
         Args:
             batch_idx: accepted for compatibility.
-            batch_size: of one rank; that of the loader for a smaller last batch, too.
+            batch_size: the batch size of one rank. For a smaller last batch, too, it is that of the loader.
         """
         self.processed_num = min(self.processed_num + batch_size * self.num_replicas, len(self.dataset))
 
@@ -84,13 +87,13 @@ class ElasticSampler(torch.utils.data.Sampler[Any]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue at another position of the data; a running iteration is not affected."""
+        """Continue at the saved position of the data. A running iteration is not affected."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Deal the rest of the epoch to the present ranks."""
+        """Divide the rest of the epoch among the present ranks."""
         self.num_replicas, self.rank = size(), rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:

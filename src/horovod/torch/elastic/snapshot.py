@@ -56,7 +56,7 @@ class Snapshot:
             self._sources = []  # otherwise their memory must not be reused before it is read
 
     def before_write(self) -> None:
-        """Have the current stream of each device wait until the copy is complete. The host does not wait."""
+        """Make the current stream of each device wait until the copy is complete. The host does not wait."""
         for device, event in self._copied:
             getattr(torch, device.type).current_stream(device).wait_event(event)
 

@@ -44,12 +44,12 @@ _registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Pairs of a type and the handler for its objects; the first pair whose type an object is of counts."""
+    """Pairs of a type and the handler class for its objects. The first pair whose type fits an object is used."""
     return _registry
 
 
 def set_handler_registry(registry: Sequence[tuple[Any, type[StateHandler]]]) -> None:
-    """Replace the pairs, for states that are made from now on."""
+    """Replace the pairs of a type and a handler class. Existing states keep their handlers."""
     global _registry
     _registry = list(registry)
 
@@ -59,8 +59,8 @@ class TorchState(ObjectState):
 
     Modules, optimizers, :class:`~horovod.torch.elastic.ElasticSampler`, learning-rate schedulers and gradient scalers are
     copied and synchronised by their contents; other attributes are plain objects, as in
-    :class:`~horovod.elastic.state.ObjectState`. All ranks make the state with the same attributes. To assign an attribute that
-    is not plain replaces the object and saves it.
+    :class:`~horovod.elastic.state.ObjectState`. Every rank must make the state with the same attributes. Assigning to an
+    attribute that is not plain replaces the object and saves it.
 
     ``commit()`` copies models and optimizers into memory that is kept from one commit to the next. In a new round all ranks
     take over the state of a rank that is furthest ahead, never that of a new process.
@@ -81,10 +81,10 @@ class TorchState(ObjectState):
        broadcast from there: parameters, optimizer state, schedulers and samplers of all ranks are those of one rank at one
        moment.
 
-    A rank that failed between ``optimizer.step()`` and the commit is of no step and cannot be the root. If this is so on all
-    ranks that committed last (a collective between the two failed, such as an average of losses), all go back to the last
-    ``save()``. A round begins with one, and the script may call it at any time. Every optimizer that changes the model must be
-    in the state.
+    A rank that failed between ``optimizer.step()`` and the commit is at no step's end and cannot be the root. If all ranks that
+    committed last are in this position (a collective between the two failed, such as an average of losses), all go back to the
+    last ``save()``. A round begins with one, and the script may call it at any time. Every optimizer that changes the model
+    must be in the state.
 
     Args:
         model: a module, or None.
@@ -134,9 +134,9 @@ class TorchState(ObjectState):
         object.__setattr__(self, name, value)
 
     def commit(self) -> None:
-        """A step, or several, are complete. Every rank calls it, after the same step.
+        """Commit one or several completed steps. Every rank must call it, after the same step.
 
-        Copies the state; with ``rollback="step"`` marks the step instead. Then checks for host updates.
+        It copies the state, or with ``rollback="step"`` marks the step instead. Then it checks for host updates.
 
         Raises:
             HostsUpdatedInterrupt: hosts were added or removed; ``hvd.elastic.run`` catches it.
@@ -149,7 +149,10 @@ class TorchState(ObjectState):
         self.check_host_updates()
 
     def save(self) -> None:
-        """Copy everything. With ``rollback="step"`` call it between a commit and the next step, for example in each epoch."""
+        """Copy everything. It communicates nothing.
+
+        With ``rollback="step"`` call it between a commit and the next step, for example in each epoch.
+        """
         for handler in self._handlers.values():
             handler.save()
         self._order_writes()
@@ -167,7 +170,7 @@ class TorchState(ObjectState):
             self._restore_saved()
 
     def sync(self) -> None:
-        """Give all ranks the state of the one that has come furthest, and save it. Every rank calls it.
+        """Give all ranks the state of the rank that is furthest ahead, and save it. Every rank must call it.
 
         Raises:
             HorovodInternalError: a rank was lost meanwhile.
@@ -192,14 +195,14 @@ class TorchState(ObjectState):
             self._mark()
 
     def on_interrupt(self) -> None:
-        """All ranks stop here, at a check, for other hosts: what they have now is kept."""
+        """Keep the present state. All ranks call it when they stop at a check because hosts change."""
         if self._marks:
             self._mark()
         else:
             self.save()
 
     def reset(self) -> None:
-        """Deal samples to the present ranks."""
+        """Let the samplers divide the rest of the epoch among the present ranks."""
         for handler in self._handlers.values():
             if isinstance(handler.value, ElasticSampler):
                 handler.value.reset()

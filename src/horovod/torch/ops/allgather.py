@@ -51,10 +51,23 @@ def _start(
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
-    """Start to concatenate ``tensor`` of all members along dimension 0. Returns a handle.
+    """Start to concatenate ``tensor`` of all members of ``process_set`` along dimension 0, and return a handle.
 
-    First dimensions may differ between ranks, and may be 0. The others and the dtype must agree. Errors as
-    :func:`allreduce_async`. A tensor without dimensions is an error on every rank.
+    Every member must call it. The script must not change the tensor until :func:`synchronize` has returned. Not
+    differentiable.
+
+    Args:
+        tensor: a dense, contiguous tensor of at least one dimension. The first dimension may differ between ranks, and may be
+            0. The other dimensions and the dtype must agree. Dtypes and devices are those of :func:`allreduce_async`.
+        name: identifies the call. Calls without a name are matched by their order.
+        process_set: the ranks that gather. This rank must be a member.
+
+    Returns:
+        A handle. :func:`synchronize` returns a new tensor for it: the rows of all members, in rank order.
+
+    Raises:
+        TypeError, ValueError, HorovodInternalError: as :func:`allreduce_async`. A tensor without dimensions is an error on
+            every rank.
     """
     return _start(_SINGLE, [tensor], name, process_set)
 
@@ -62,7 +75,16 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """:func:`allgather_async` of several tensors in one request. The result is a tuple."""
+    """:func:`allgather_async` of several tensors in one request, with the same errors.
+
+    Args:
+        tensors: the tensors may differ in shape and dtype, and must be on one device. Every member passes the same number of
+            them in the same order.
+        name, process_set: as for :func:`allgather_async`.
+
+    Returns:
+        A handle, for which :func:`synchronize` returns a tuple of new tensors in the order of ``tensors``.
+    """
     return _start(_GROUP, list(tensors), name, process_set)
 
 
@@ -105,6 +127,12 @@ def allgather(
     The gradient of ``tensor`` is its rows of the *average* of the members' gradients of the result, not of their sum. So a loss
     over gathered features gives ``1 / size`` of the gradient that ``torch.distributed.nn.functional.all_gather`` gives. With
     ``x = hvd.allgather(features)``, ``size * x - ((size - 1) * x).detach()`` has the same values and the gradient of the sum.
+
+    Waits for the result. Every member must call it, and run the backward pass. The arguments and errors are those of
+    :func:`allgather_async`. It also raises HorovodInternalError if the ranks disagree.
+
+    Returns:
+        A new tensor on the same device, whose first dimension is the sum of those of all members.
     """
     result: torch.Tensor = _gathered(_SINGLE, [tensor], name, process_set)
     return result
@@ -113,6 +141,15 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
-    """:func:`allgather` of several tensors in one request. Differentiable."""
+    """:func:`allgather` of several tensors in one request, with the same errors. Differentiable.
+
+    Args:
+        tensors: the tensors may differ in shape and dtype, and must be on one device. Every member passes the same number of
+            them in the same order.
+        name, process_set: as for :func:`allgather_async`.
+
+    Returns:
+        A tuple of new tensors in the order of ``tensors``.
+    """
     result: tuple[torch.Tensor, ...] = _gathered(_GROUP, list(tensors), name, process_set)
     return result

@@ -108,13 +108,28 @@ def allreduce_async(
 ) -> int:
     """Start to reduce ``tensor`` over the ranks of ``process_set``. Returns a handle for :func:`synchronize` and :func:`poll`.
 
-    Every member must call it with the same name, shape, dtype, op and factors. The tensor must not be changed until
-    ``synchronize(handle)`` returns the result, a new tensor of the same shape.
+    Every member must call it with the same name, shape, dtype, op and factors. The script must not change the tensor until
+    :func:`synchronize` has returned. Not differentiable.
+
+    Args:
+        tensor: a dense, contiguous tensor of any shape, in host memory or on a CUDA or ROCm device. Its dtype is bool, any
+            integer type, float16, bfloat16, float32, float64, complex64 or complex128.
+        average: deprecated; use ``op``. True means ``hvd.Average``, False ``hvd.Sum``.
+        name: identifies the call. Calls without a name are matched by their order, so all members must make them in the same
+            order.
+        op: ``hvd.Average`` (the default), ``Sum``, ``Adasum``, ``Min``, ``Max`` or ``Product``. Adasum takes floating-point
+            numbers only, complex numbers allow Average and Sum only, and bools cannot be averaged.
+        prescale_factor, postscale_factor: each element is multiplied by the first before the reduction, and by the second
+            afterwards. Bools cannot be scaled.
+        process_set: the ranks that reduce. This rank must be a member.
+
+    Returns:
+        A handle. :func:`synchronize` returns a new tensor of the same shape, dtype and device for it.
 
     Raises:
-        ValueError: the tensor is sparse, not contiguous, or of an unsupported dtype or device; the name is in use, or this
-            rank is not a member.
-        HorovodInternalError: not initialised, or the job has failed.
+        TypeError, ValueError: an argument is wrong. The tensor is sparse, not contiguous, or of an unsupported dtype or device;
+            the name is in use; this rank is not a member.
+        HorovodInternalError: not initialised, or the job has failed. :func:`synchronize` raises it if the ranks disagree.
     """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_SINGLE, [tensor], name, how, in_place=False)
@@ -129,7 +144,13 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """:func:`allreduce_async` in place: the result is written into ``tensor``."""
+    """:func:`allreduce_async` in place, with the same arguments and errors.
+
+    Until :func:`synchronize` has returned, the script must neither read nor change ``tensor``.
+
+    Returns:
+        A handle, for which :func:`synchronize` returns ``tensor`` itself.
+    """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_SINGLE, [tensor], name, how, in_place=True)
 
@@ -143,7 +164,11 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Reduce ``tensor`` in place and return it. No gradient flows through it."""
+    """Reduce ``tensor`` in place, and return it. Waits for the result. Not differentiable.
+
+    Every member of ``process_set`` must call it. The arguments and errors are those of :func:`allreduce_async`. It also raises
+    HorovodInternalError if the ranks disagree.
+    """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     result: torch.Tensor = synchronize(_start(_SINGLE, [tensor], name, how, in_place=True, awaited=True))
     return result
@@ -158,9 +183,16 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """:func:`allreduce_async` of several tensors in one request. The result is a tuple of new tensors.
+    """:func:`allreduce_async` of several tensors in one request: none is reduced before all ranks have submitted all of them.
 
-    The tensors may differ in shape and dtype, and must be on one device.
+    Every member must call it with the same number of tensors in the same order. The other arguments and the errors are those
+    of :func:`allreduce_async`.
+
+    Args:
+        tensors: the tensors may differ in shape and dtype, and must be on one device.
+
+    Returns:
+        A handle, for which :func:`synchronize` returns a tuple of new tensors in the order of ``tensors``.
     """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_GROUP, list(tensors), name, how, in_place=False)
@@ -175,7 +207,13 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """:func:`grouped_allreduce_async` in place. The result is a tuple of the tensors themselves."""
+    """:func:`grouped_allreduce_async` in place, with the same arguments and errors.
+
+    Raises ValueError if two of the tensors share memory.
+
+    Returns:
+        A handle, for which :func:`synchronize` returns a tuple of the tensors themselves.
+    """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     return _start(_GROUP, list(tensors), name, how, in_place=True)
 
@@ -189,7 +227,11 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
-    """Reduce several tensors in place in one request, and return them."""
+    """Reduce several tensors in place in one request, and return them as a tuple. Waits for the result. Not differentiable.
+
+    The arguments and errors are those of :func:`grouped_allreduce_async_`. It also raises HorovodInternalError if the ranks
+    disagree.
+    """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     result: tuple[torch.Tensor, ...] = synchronize(
         _start(_GROUP, list(tensors), name, how, in_place=True, awaited=True)
@@ -256,7 +298,21 @@ def allreduce(
 ) -> torch.Tensor:
     """``postscale_factor * reduce(op, prescale_factor * tensor)`` over the ranks of ``process_set``, as a new tensor.
 
-    Differentiable. The default op is ``hvd.Average``. Arguments and errors as :func:`allreduce_async`.
+    Waits for the result. Every member must call it with the same name, shape, dtype, op and factors. Differentiable: the
+    gradient is reduced in the same way, so every member must also run the backward pass.
+
+    Args:
+        tensor, average, name: as for :func:`allreduce_async`.
+        compression: one of ``hvd.Compression``, or a class with the same methods. Compresses the tensor before it is sent. All
+            members must use the same.
+        op, prescale_factor, postscale_factor, process_set: as for :func:`allreduce_async`. The default op is ``hvd.Average``.
+
+    Returns:
+        A new tensor of the same shape, dtype and device.
+
+    Raises:
+        TypeError, ValueError: as :func:`allreduce_async`; or ``compression`` is not a compressor of single tensors.
+        HorovodInternalError: not initialised, the ranks disagree, or the job has failed.
     """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     if compression is NoneCompressor:
@@ -274,6 +330,16 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """:func:`allreduce` of several tensors in one request. Returns a list of new tensors. Differentiable."""
+    """:func:`allreduce` of several tensors in one request. Differentiable.
+
+    Every member must call it with the same number of tensors in the same order. The other arguments and the errors are those
+    of :func:`allreduce`.
+
+    Args:
+        tensors: the tensors may differ in shape and dtype, and must be on one device.
+
+    Returns:
+        A list of new tensors in the order of ``tensors``.
+    """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     return compressed(compression, tensors, lambda sent: _reduced(_GROUP, sent, name, how))

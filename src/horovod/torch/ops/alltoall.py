@@ -52,11 +52,23 @@ def _start(
 def alltoall_async(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start to send ``splits[r]`` consecutive rows of ``tensor`` to each set rank r. Returns a handle.
+    """Start to send ``splits[r]`` consecutive rows of ``tensor`` to rank r of ``process_set``, and return a handle.
 
-    The result is ``(output, received_splits)``: the received rows by source rank, and the number of rows from each rank.
-    Without splits the rows are divided evenly. The dtype and all dimensions but the first must agree. ``received_splits`` is
-    an int32 tensor on the device of ``splits``, or on the CPU if ``splits`` is not a tensor.
+    Every member must call it. The script must not change the tensor until :func:`synchronize` has returned. Not
+    differentiable.
+
+    Args:
+        tensor: a dense, contiguous tensor of at least one dimension. The dtype and all dimensions but the first must agree.
+            Dtypes and devices are those of :func:`allreduce_async`.
+        splits: the number of rows for each rank of the set: a list, or an int32 tensor of one dimension. Rows beyond their sum
+            are not sent. None: the rows are divided evenly, and their number must be a multiple of the size of the set.
+        name: identifies the call. Calls without a name are matched by their order.
+        process_set: the ranks that exchange rows. This rank must be a member.
+
+    Returns:
+        A handle. :func:`synchronize` returns ``(output, received_splits)`` for it: the received rows in the order of their
+        source ranks, and the number of rows from each rank. ``received_splits`` is an int32 tensor on the device of
+        ``splits``, or on the CPU if ``splits`` is not a tensor.
 
     Raises:
         TypeError, ValueError: splits that are not whole numbers, do not fit the rows, or are a tensor that is not
@@ -88,7 +100,16 @@ class HorovodAlltoall(torch.autograd.Function):
 def alltoall(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The received rows; if ``splits`` is given, a tuple of them and the number of rows from each rank. Differentiable."""
+    """Send ``splits[r]`` consecutive rows of ``tensor`` to rank r of ``process_set``. Waits for the result. Differentiable.
+
+    Every member must call it, and run the backward pass, which sends each row's gradient back to the rank that the row came
+    from. The arguments and errors are those of :func:`alltoall_async`. It also raises HorovodInternalError if the ranks
+    disagree.
+
+    Returns:
+        The received rows in the order of their source ranks, as a new tensor. If ``splits`` is given, a tuple of this tensor
+        and an int32 tensor with the number of rows from each rank.
+    """
     if not tracked(tensor):
         return synchronize(_start(tensor, splits, name, process_set, awaited=True, output_alone=splits is None))
     output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]  # torch's

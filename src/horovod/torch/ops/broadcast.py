@@ -19,9 +19,23 @@ from horovod.torch.ops.tensors import check, empty_like, plain, tracked
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Start to overwrite ``tensor`` on every member with that of global rank ``root_rank``. Returns a handle.
+    """Start to overwrite ``tensor`` on every member with that of global rank ``root_rank``, and return a handle.
 
-    Shape, dtype and root must agree. Errors as :func:`allreduce_async`, and ValueError for a root that is not a member.
+    Every member must call it. Until :func:`synchronize` has returned, the script must not change the tensor, nor read it on
+    ranks other than the root. Not differentiable.
+
+    Args:
+        tensor: a dense, contiguous tensor. Shape and dtype must agree. Dtypes and devices are those of
+            :func:`allreduce_async`.
+        root_rank: the global rank whose tensor is sent, the same on all members, of which it must be one.
+        name: identifies the call. Calls without a name are matched by their order.
+        process_set: the ranks that take part. This rank must be a member.
+
+    Returns:
+        A handle, for which :func:`synchronize` returns ``tensor`` itself.
+
+    Raises:
+        TypeError, ValueError, HorovodInternalError: as :func:`allreduce_async`; ValueError also if the root is not a member.
     """
     return _start(tensor, root_rank, name, process_set)
 
@@ -48,7 +62,11 @@ def _is_root(root_rank: int) -> bool:
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Overwrite ``tensor`` on every member with that of global rank ``root_rank``, and return it."""
+    """Overwrite ``tensor`` on every member with that of global rank ``root_rank``, and return it. Not differentiable.
+
+    Waits for the result. Every member must call it. The arguments and errors are those of :func:`broadcast_async_`. It also
+    raises HorovodInternalError if the ranks disagree.
+    """
     result: torch.Tensor = synchronize(_start(tensor, root_rank, name, process_set, awaited=True))
     return result
 
@@ -56,7 +74,11 @@ def broadcast_(
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """:func:`broadcast_async_` into a new tensor."""
+    """:func:`broadcast_async_` into a new tensor, with the same arguments and errors. ``tensor`` is not changed.
+
+    Returns:
+        A handle, for which :func:`synchronize` returns the new tensor.
+    """
     return _start(_copy(tensor, root_rank), root_rank, name, process_set)
 
 
@@ -94,7 +116,12 @@ class HorovodBroadcast(torch.autograd.Function):
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """The tensor of global rank ``root_rank``, as a new tensor on every member. Differentiable."""
+    """The tensor of global rank ``root_rank``, as a new tensor on every member. Differentiable.
+
+    Waits for the result. Every member must call it, and run the backward pass: the root gets the average of the members'
+    gradients, other ranks get zeros. The arguments and errors are those of :func:`broadcast_async_`. It also raises
+    HorovodInternalError if the ranks disagree.
+    """
     if not tracked(tensor):
         return broadcast_(_copy(tensor, root_rank), root_rank, name, process_set)
     result: torch.Tensor = HorovodBroadcast.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped

@@ -51,7 +51,12 @@ def clear() -> None:
 
 
 def poll(handle: int) -> bool:
-    """Whether the collective is done, so that :func:`synchronize` returns at once; on a device, whether the output is there.
+    """Whether the collective is complete and, on a device, its output is there, so that :func:`synchronize` returns at once.
+
+    Does not wait, and communicates nothing. Other ranks need not call it.
+
+    Args:
+        handle: the return value of a function whose name contains ``_async``.
 
     Raises:
         ValueError: there is no such handle, or its output was returned already.
@@ -71,6 +76,9 @@ def synchronize(handle: int) -> Any:
 
     With tensors on a device it does not wait for the device: later work of the current stream comes after the output is
     there. Another stream must be made to wait for the current one.
+
+    Args:
+        handle: the return value of a function whose name contains ``_async``.
 
     Raises:
         HorovodInternalError: the collective failed. The text names the ranks, the tensor and the lines.

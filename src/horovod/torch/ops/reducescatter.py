@@ -62,10 +62,26 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Start to reduce ``tensor``. The result is this rank's rows of the reduced tensor. Returns a handle.
+    """Start to reduce ``tensor`` over the ranks of ``process_set``, of which each gets some rows. Returns a handle.
 
-    Of n rows over s ranks, each rank keeps n // s, and the first n % s ranks keep one more. ``op`` is hvd.Average or hvd.Sum.
-    Shape, dtype, op and factors must agree. Errors as :func:`allreduce_async`, and ValueError for a tensor without dimensions.
+    Of n rows over s ranks, each rank gets n // s, and the first n % s ranks get one more. Every member must call it with the
+    same name, shape, dtype, op and factors. The script must not change the tensor until :func:`synchronize` has returned. Not
+    differentiable.
+
+    Args:
+        tensor: a dense, contiguous tensor of at least one dimension. Dtypes and devices are those of :func:`allreduce_async`.
+        name: identifies the call. Calls without a name are matched by their order.
+        op: ``hvd.Average`` or ``hvd.Sum``.
+        process_set: the ranks that reduce. This rank must be a member.
+        prescale_factor, postscale_factor: each element is multiplied by the first before the reduction, and by the second
+            afterwards.
+
+    Returns:
+        A handle, for which :func:`synchronize` returns this rank's rows of the reduced tensor, as a new tensor.
+
+    Raises:
+        TypeError, ValueError: as :func:`allreduce_async`; or the tensor has no dimensions.
+        HorovodInternalError: as :func:`allreduce_async`; or ``op`` is another reduction.
     """
     return _start(_SINGLE, [tensor], name, checked_reduction(op, None, prescale_factor, postscale_factor, process_set))
 
@@ -78,7 +94,16 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """:func:`reducescatter_async` of several tensors in one request. The result is a tuple."""
+    """:func:`reducescatter_async` of several tensors in one request, with the same errors.
+
+    Args:
+        tensors: the tensors may differ in shape and dtype, and must be on one device. Every member passes the same number of
+            them in the same order.
+        name, op, process_set, prescale_factor, postscale_factor: as for :func:`reducescatter_async`.
+
+    Returns:
+        A handle, for which :func:`synchronize` returns a tuple of new tensors in the order of ``tensors``.
+    """
     how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     return _start(_GROUP, list(tensors), name, how)
 
@@ -121,7 +146,16 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """:func:`reducescatter` of several tensors in one request. Returns a list. Differentiable."""
+    """:func:`reducescatter` of several tensors in one request, with the same errors. Differentiable.
+
+    Args:
+        tensors: the tensors may differ in shape and dtype, and must be on one device. Every member passes the same number of
+            them in the same order.
+        name, compression, op, process_set, prescale_factor, postscale_factor: as for :func:`reducescatter`.
+
+    Returns:
+        A list of new tensors in the order of ``tensors``: this rank's rows of each.
+    """
     how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     return compressed(compression, tensors, lambda sent: _scattered(_GROUP, sent, name, how))
 
@@ -135,6 +169,19 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's rows of the reduction of ``tensor``, as a new tensor. Differentiable."""
+    """Reduce ``tensor`` over the ranks of ``process_set``, and return this rank's rows, as a new tensor. Differentiable.
+
+    Waits for the result. Every member must call it, and run the backward pass. Rows are divided as by
+    :func:`reducescatter_async`.
+
+    Args:
+        tensor, name, op, process_set, prescale_factor, postscale_factor: as for :func:`reducescatter_async`.
+        compression: one of ``hvd.Compression``, or a class with the same methods. Compresses the tensor before it is sent. All
+            members must use the same.
+
+    Raises:
+        TypeError, ValueError: as :func:`reducescatter_async`; or ``compression`` is not a compressor of single tensors.
+        HorovodInternalError: as :func:`reducescatter_async`; or the ranks disagree.
+    """
     how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     return compressed(compression, [tensor], lambda sent: _scattered(_SINGLE, sent, name, how))[0]

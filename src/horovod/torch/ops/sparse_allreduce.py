@@ -20,6 +20,14 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Start to sum or average a sparse COO tensor over the ranks. It gathers the indices and values of all ranks.
 
+    Every member of ``process_set`` must call it with a tensor of the same shape and dtype. The number of values may differ.
+
+    Args:
+        tensor: a sparse COO tensor, coalesced or not.
+        name: identifies the call. Calls without a name are matched by their order.
+        op: ``hvd.Average`` or ``hvd.Sum``. None: ``hvd.Average``.
+        process_set: the ranks that reduce. This rank must be a member.
+
     Returns:
         A function that waits for the result, and returns it: a sparse tensor that is not coalesced.
 

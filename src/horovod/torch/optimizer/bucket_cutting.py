@@ -16,7 +16,7 @@ def cut_buckets(
     """The buckets of ``slots``, which are in the order of the parameters.
 
     Args:
-        groups: the user's; None: by size.
+        groups: the user's groups; None: buckets are cut by size.
         limit: the size of a bucket in bytes; 0: the default of the running generation.
     """
     if groups is not None:

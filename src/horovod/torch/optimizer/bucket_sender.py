@@ -102,7 +102,7 @@ class BucketSender:
             self._send_converted(bucket)
 
     def advance(self, buckets: Sequence[Bucket]) -> None:
-        """Go on with the collectives of compressors until all have ended."""
+        """Continue the collectives of compressors until all have ended."""
         if self._whole is not None:
             under_way = [bucket.handle for bucket in buckets]
             while under_way:
@@ -207,7 +207,7 @@ def _are_plain(gradients: Sequence[torch.Tensor | None]) -> TypeGuard[Sequence[t
     """Whether gradients, all on one device, are dense, contiguous, in host memory and not part of a graph.
 
     Args:
-        gradients: all are there, as :meth:`Bucket.matches` has found.
+        gradients: none of them is None; :meth:`Bucket.matches` has checked this.
     """
     first = gradients[0]
     return (

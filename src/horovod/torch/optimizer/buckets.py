@@ -42,7 +42,7 @@ class Slot:
         name: the parameter's name, for messages.
         bit: the slot's bit in sets of slots, which are integers. The same on all ranks.
         bucket: the bucket of its gradient. None until the first step of a generation cuts the buckets.
-        hook: tells the optimizer about new gradients. None on a rank that takes no part in the reduction.
+        hook: notifies the optimizer of new gradients. None on a rank that takes no part in the reduction.
         passes: with Adasum, how many backward passes must still add to the gradient until it is ready. 0: it is ready.
         version: PyTorch's count of changes to the gradient (``_version``) when it was last sent, or when a backward pass last
             added to it and kept it on this rank.
@@ -149,7 +149,7 @@ class Bucket:
         return [*self._parts.values()]
 
     def reset(self, passes: int = 1) -> None:
-        """No reduction is running; wait for ``passes`` backward passes."""
+        """Wait for ``passes`` backward passes. No reduction is running."""
         self.handle = None
         self.sent.clear()
         self.after.clear()

@@ -25,7 +25,7 @@ class Batches(NamedTuple):
     """The batches that the data loaders have delivered on this rank.
 
     Attributes:
-        digest: of all batches; empty if there was none.
+        digest: a digest of all batches; empty if there was none.
         sampler: the seed and epoch of the last loader's sampler, as text; "" if it has none.
         line: the script's line that asked for the last one.
     """
@@ -48,7 +48,7 @@ class Loaded:
         self._sampler = self._line = ""
 
     def note(self, batch: Any, iterator: Any) -> None:
-        """A data loader has delivered a batch."""
+        """Note that a data loader has delivered a batch."""
         first = first_tensor(batch)
         if isinstance(first, torch.Tensor) and first.layout is torch.strided:
             self._digest = self._digest or hashlib.blake2b(digest_size=8)

@@ -37,7 +37,7 @@ class StepDebugger:
     """The checks of one optimizer on this rank.
 
     Args:
-        name: of the optimizer, the same on all ranks.
+        name: the name of the optimizer, the same on all ranks.
         line: the line of the script that made it.
     """
 
@@ -69,7 +69,7 @@ class StepDebugger:
         """Compare with the other ranks. Every rank of the process set must call it after each step.
 
         Raises:
-            MismatchError: something differs that must not, and ``HOROVOD_CHECK=error``.
+            MismatchError: values differ that must be equal, and ``HOROVOD_CHECK=error``.
         """
         self._steps += 1
         batches = loaded.take()

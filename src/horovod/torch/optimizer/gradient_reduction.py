@@ -4,10 +4,11 @@ Each backward pass reduces the gradients that any rank's pass has touched, and w
 steps.
 
 - A bucket is sent inside backward as soon as the pass has touched all its gradients. At the end of the pass the ranks tell each
-  other what they have touched (:mod:`horovod.torch.optimizer.reduction_round`), and what is left of it is sent.
-- What no rank has touched is left as it is. - A gradient that a rank has not touched while others have counts as zeros. If it
-is older and reduced already, it is the same on all ranks, so the average of all, old parts included, is the old part plus the
-average of the new ones. If this does not hold, for example for a sum, the old part is kept aside meanwhile.
+  other what they have touched (:mod:`horovod.torch.optimizer.reduction_round`), and send what they have not sent yet.
+- A gradient that no rank has touched stays as it is.
+- A gradient that this rank has not touched, but another has, counts as zeros. If this rank has an older, reduced gradient, this
+  is the same on all ranks, so the average of all, old parts included, is the old part plus the average of the new ones. If this
+  does not hold, for example for a sum, the old part is kept aside meanwhile.
 - The first ``backward_passes_per_step - 1`` passes and those inside ``no_sync()`` only add to local gradients. Changing these
   is an error.
 - ``step()`` and ``synchronize()`` reduce gradients that were set by hand and those of local passes. They begin a round unless
@@ -51,8 +52,9 @@ _OTHER_SETTINGS = (
     "Delete that optimizer before you step with this one."
 )
 _CHANGED_AFTER_ADDED = (
-    "The parameter {name!r} was put into the optimizer after its last zero_grad() or step(), backward() has reached no older "
-    "one since then, and the gradient was changed before it was reduced. Call optimizer.zero_grad() after replacing parameters."
+    "The parameter {name!r} was added to the optimizer after its last zero_grad() or step(), and its gradient was changed "
+    "before it was reduced; backward() has reached no older parameter since then. Call optimizer.zero_grad() after "
+    "replacing parameters."
 )
 _LEFT_OUT = (
     "The parameter {name!r} has a gradient, but belongs to no DistributedOptimizer, so the gradient is this rank's own. If it "

@@ -162,7 +162,7 @@ class GradientRounds(GradientPasses):
                 slot.parameter.grad = old if new is None else old.add_(new)
 
     def _missed(self, conclusion: Conclusion, members: int) -> BaseException | None:
-        """The error if ranks that have joined would have had a part in a gradient that was reduced before."""
+        """The error if a gradient that was reduced before would lack the part of ranks that have joined."""
         if (
             members < len(self.process_set.ranks or ())
             and not self._keeps_aside

@@ -28,11 +28,13 @@ class GradientState(DistributedPart, PassListener):
         _named: some rank has touched the gradient since the last step, so it is reduced. The same on all ranks.
         _reduced: the gradient was reduced since the last ``zero_grad()``.
 
-    Others: _settled: all ranks have reported all their gradients since the last pass, so no round is needed. _window: how many
-        passes have added to local gradients. _passes: the passes that are open, or in which backward has raised. _steps: how
-        many steps were made in this generation, since all ranks last joined. _keeps_aside: whether the reduced part of a
-        gradient is kept aside while a newer part is reduced. _error: what is wrong on this rank. It is raised after the
-        reduction, because other ranks wait for this one.
+    Other attributes:
+        _settled: whether all ranks have reported all their gradients since the last pass, so that no round is needed.
+        _window: the number of passes that have added to local gradients.
+        _passes: the passes that are open, or in which backward has raised.
+        _steps: the number of steps in this generation, since all ranks last joined.
+        _keeps_aside: whether the reduced part of a gradient is kept aside while a newer part is reduced.
+        _error: this rank's error. It is raised after the reduction, because other ranks wait for this one.
     """
 
     def __init__(

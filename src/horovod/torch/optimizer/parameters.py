@@ -40,7 +40,7 @@ class OptimizerParameters(ABC):
     Attributes:
         name: the name of the optimizer in requests. "" until its first step in a generation.
         generation: the generation of the buckets. -1 until then.
-        count: of the steps in this generation, for the comparison at its end.
+        count: counts the steps in this generation, for the comparison at its end.
         passes: the number of backward passes per step.
         slots: by parameter, in the order of the optimizer. Parameters that can have no gradient, such as integers, have none.
         trained: the set of slots whose parameters were not frozen when the buckets were cut.
@@ -78,7 +78,7 @@ class OptimizerParameters(ABC):
 
     @abstractmethod
     def new_generation(self) -> None:
-        """Called when another generation runs than that of the buckets, which are gone."""
+        """Called when a new generation runs. The buckets of the earlier one are gone."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -210,7 +210,7 @@ class OptimizerParameters(ABC):
         self.trained = sum(slot.bit for slot in self.slots.values() if slot.parameter.requires_grad)
 
     def _may_cut_anew(self) -> bool:
-        """Whether autotuning may choose the size of buckets: not if the user did, or if a compressor keeps state for each."""
+        """Whether autotuning may choose the size of buckets: neither the user nor a compressor with state determines it."""
         chosen = self.settings.groups is not None or isinstance(self.settings.compression, BucketCompressor)
         return not chosen and self.settings.process_set.process_set_id == 0
 
@@ -218,7 +218,7 @@ class OptimizerParameters(ABC):
         """Cut buckets of another size. Called on all ranks between the same two rounds, when no bucket is being reduced.
 
         Args:
-            bucket_bytes: 0 for the size that suits the running generation.
+            bucket_bytes: the size in bytes. 0: the size that suits the running generation.
         """
         if bucket_bytes == self._bucket_bytes or not self._may_cut_anew():
             return

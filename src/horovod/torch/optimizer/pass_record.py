@@ -18,13 +18,13 @@ class TouchedGradients(msgspec.Struct, frozen=True, array_like=True):
     """One optimizer in a rank's record.
 
     Attributes:
-        name: the optimizer's.
-        steps: how many steps it has made in this generation.
-        parameters: how many parameters it has.
+        name: the name of the optimizer.
+        steps: the number of steps that it has made in this generation.
+        parameters: the number of its parameters.
         touched: the gradients with new contributions on this rank, as little-endian bytes.
-        sparse: those that are sparse on this rank, in the same form.
+        sparse: the gradients that are sparse on this rank, in the same form.
         final: the rank is in ``step()`` or ``synchronize()``, so its record has all gradients that are not reduced.
-        held: a digest of what must be the same on all ranks; 0: nothing is compared.
+        held: a digest of the values that must be the same on all ranks; 0: nothing is compared.
     """
 
     name: str

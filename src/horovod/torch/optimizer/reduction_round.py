@@ -68,7 +68,7 @@ class Participant(ABC):
         """Wait for all gradients that were sent.
 
         Args:
-            members: how many ranks take part; others have joined.
+            members: the number of ranks that take part. The others have joined.
 
         Raises:
             HorovodInternalError: a reduction failed.

@@ -32,14 +32,14 @@ class StepCheck:
         self._begun = False
 
     def begin(self) -> None:
-        """Another generation runs: parameters are compared at its first step."""
+        """Begin a new generation, at whose first step parameters are compared."""
         self._begun = False
 
     def digest(self, optimizer: torch.optim.Optimizer, slots: Iterable[Slot], steps: int) -> int:
         """The digest in this rank's record. 0: nothing is compared. Ranks with the same values have the same digest.
 
         Args:
-            steps: how many steps the optimizer has made.
+            steps: the number of steps that the optimizer has made.
         """
         if not is_compared():
             return 0
@@ -57,7 +57,7 @@ class StepCheck:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") & _MASK
 
     def agreed(self) -> None:
-        """All ranks have the same digest."""
+        """Note that all ranks have the same digest."""
         self._begun = True
 
     def compare(
@@ -66,7 +66,7 @@ class StepCheck:
         """Find the difference, and report it. Every rank of the process set must call it.
 
         Raises:
-            MismatchError: something differs, and HOROVOD_CHECK=error.
+            MismatchError: a value differs, and HOROVOD_CHECK=error.
         """
         if Alike.HYPERPARAMETERS not in self._told:
             numbers = dict(

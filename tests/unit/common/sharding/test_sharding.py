@@ -130,7 +130,7 @@ def test_arguments_that_do_not_fit() -> None:
         ({"batch_size": True}, "batch_size=True: expected"),
         ({"shuffle": 0}, "shuffle=0: expected"),
         ({"shuffle": -1}, "shuffle=-1: expected"),
-        ({"drop_remainder": True}, "give a batch_size as well"),
+        ({"drop_remainder": True}, "drop_remainder=True needs a batch_size"),
         ({"batch_size": 2}, "arrays are divided as they are"),
         ({"shuffle": True}, "arrays are divided as they are"),
         ({"seed": 1}, "arrays are divided as they are"),

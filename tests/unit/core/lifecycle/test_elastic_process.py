@@ -123,7 +123,7 @@ def test_a_launcher_that_is_gone_ends_the_job(launcher: Launcher) -> None:
     running = ConcurrentCalls(process.take_rank)
     launcher.told.get(timeout=SECONDS)
     launcher.server.stop()
-    with pytest.raises(NoNextRound, match="cannot be asked"):
+    with pytest.raises(NoNextRound, match="could not ask the launcher"):
         running.results()
 
 

@@ -68,7 +68,7 @@ def test_metrics_at_a_unix_socket_replace_one_that_a_killed_job_has_left(tmp_pat
         left.bind(str(path))
     with served(f"unix:{path}"):
         assert b"metric 1" in exchange(socket.AF_UNIX, str(path), b"GET / HTTP/1.0\r\n\r\n")
-        with pytest.raises(MetricsAddressError, match="another process serves there"):
+        with pytest.raises(MetricsAddressError, match="another process already serves at this address"):
             LiveServer(lambda: b"", str, f"unix:{path}")
     assert not path.exists()
 

@@ -43,7 +43,7 @@ def test_every_waiting_thread_gets_the_result() -> None:
 def test_a_wait_that_is_too_short() -> None:
     handle = Handle()
     for seconds in (0, 0.01):
-        with pytest.raises(TimeoutError, match="not done within"):
+        with pytest.raises(TimeoutError, match="not complete within"):
             handle.wait(seconds)
     assert not handle.done()
     handle.complete()
@@ -151,7 +151,7 @@ def test_an_exception_in_the_end_function_becomes_the_error() -> None:
     first, second = Handle(broken), Handle(broken)
     first.complete()
     second.complete(HorovodInternalError("rank 3 failed"))
-    with pytest.raises(HorovodInternalError, match=r"what follows a collective failed: ZeroDivisionError\('oh'\)"):
+    with pytest.raises(HorovodInternalError, match=r"processing its result failed: ZeroDivisionError\('oh'\)"):
         first.wait(10)
     with pytest.raises(HorovodInternalError, match="rank 3 failed"):
         second.wait(10)

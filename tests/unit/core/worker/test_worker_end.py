@@ -242,7 +242,7 @@ def test_requests_fail_if_no_failure_is_decided_in_time(process_set: Set, failur
     handles = [rank.allreduce("x", ones()), rank.allreduce("y", ones())]
     assert rank.worker.join(10)
     for handle in handles:
-        assert error_of(handle).endswith("Rank 0 has not said in time which rank failed first.")
+        assert error_of(handle).endswith("Rank 0 did not report in time which rank failed first.")
 
 
 def test_a_completion_that_raises_keeps_no_other_waiting(process_set: Set, caplog: pytest.LogCaptureFixture) -> None:

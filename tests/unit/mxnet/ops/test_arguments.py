@@ -51,5 +51,5 @@ def test_arguments_of_a_reduction_are_checked() -> None:
     assert (how.op, how.prescale, how.postscale, how.priority) == (hvd.Average, 0.5, 2.0, -3)
     with pytest.raises(AssertionError, match="Adasum is not supported"):
         reducing(hvd.Adasum, None, 1.0, 1.0, hvd.global_process_set, 0)
-    with pytest.raises(ValueError, match="is no reduction"):
+    with pytest.raises(ValueError, match="is not a reduction"):
         reducing("mean", None, 1.0, 1.0, hvd.global_process_set, 0)
