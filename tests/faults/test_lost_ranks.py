@@ -191,13 +191,19 @@ ENDED = r"its process ended|the connection to it was lost"
 SILENT = r"it does not answer any more"
 
 
+NOT_ENDED = " The engine gloo has not ended an operation in time, "
+"""How an error says that Gloo still uses memory: its thread waits for a send that began just as the connection broke, and
+nothing can wake it."""
+
+
 def check(victim: int, survivors: list[Survival], reason: str) -> None:
     for survival in survivors:
-        assert re.match(rf"Horovod: rank {victim} \(host \w+, process \d+\) failed: ({reason})", survival.text)
-        assert "Every collective of this job has ended with this error, on all ranks." in survival.text
+        text, not_ended, _ = survival.text.partition(NOT_ENDED)
+        assert re.match(rf"Horovod: rank {victim} \(host \w+, process \d+\) failed: ({reason})", text)
+        assert "Every collective of this job has ended with this error, on all ranks." in text
         assert survival.again == survival.text  # the same cause for whatever comes later
-        assert survival.left == []
-    assert len({survival.text for survival in survivors}) == 1  # all report the same reason
+        assert survival.left == [] or not_ended
+    assert len({survival.text.partition(NOT_ENDED)[0] for survival in survivors}) == 1  # all report the same reason
 
 
 _OF_MPI = ("mpich", "mpl", "mpi", "vader", "sm_segment", "pmix")
