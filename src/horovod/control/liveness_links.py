@@ -124,7 +124,9 @@ class LivenessLinks:
         rank = link
         if isinstance(message, Forwarded):
             if len(message.ranks) != 1 or link not in self._ways.get(message.ranks[0], ()):
-                raise msgspec.ValidationError(f"it forwards a message of ranks {message.ranks}, not of one rank below it")
+                raise msgspec.ValidationError(
+                    f"it forwards a message of ranks {message.ranks}, not of one rank below it"
+                )
             (rank,), body = message.ranks, message.body
             message = decode(body)
         own = not self._above or isinstance(message, Ping)
