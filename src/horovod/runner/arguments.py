@@ -201,7 +201,9 @@ def build_parser(brief: bool = True) -> Parser:
 
 def _add_hosts(parser: Parser) -> None:
     flag = parser.flag
-    group = parser.add_argument_group("hosts", f"other hosts are reached by ssh, or by the command in {config.SSH_COMMAND}")
+    group = parser.add_argument_group(
+        "hosts", f"other hosts are reached by ssh, or by the command in {config.SSH_COMMAND}"
+    )
     where = group.add_mutually_exclusive_group()
     flag(where, "-H", "--hosts", metavar="HOSTS", help="hosts and their slots: h1:2,h2:4 (default: localhost:N)")
     flag(where, "-hostfile", "--hostfile", metavar="FILE", help="file with one `name slots=n` per line")
