@@ -54,8 +54,8 @@ class Job:
 
     Args:
         options: the request; its ``command`` is what each rank runs.
-        environment: the launcher's own.
-        hosts_python: whether the command's first argument, an interpreter, is to be each host's own, which runs its agent.
+        environment: the launcher's environment.
+        hosts_python: whether to replace the command's first argument, an interpreter, by the one that runs each host's agent.
 
     Raises:
         ValueError: the request cannot be met; the message says why.
@@ -115,7 +115,7 @@ class Job:
         signals: SignalPipe | None = None,
         published: Mapping[str, bytes] | None = None,
     ) -> Outcome:
-        """Start all ranks and stay with them to the end. Once only.
+        """Start all ranks, and supervise them until the job ends. Can be called once.
 
         Args:
             stdout, stderr: where the ranks' output goes.
@@ -285,7 +285,10 @@ class Job:
 
         Args:
             hosts: its names.
-            here: whether it is the launcher's own.
+            facts: what its agent has reported.
+            here: whether it is the launcher's host.
+            rendezvous: the address at which it reaches the rendezvous server.
+            secret: the job's secret, encoded.
         """
         slots = [slot for slot in self.slots if slot.hostname in hosts]
         return self._shared(", ".join(hosts), facts, here, rendezvous, secret, len(slots)), [
@@ -310,8 +313,8 @@ class Job:
         """The environment variables of all ranks of a host.
 
         Args:
-            here: whether it is the launcher's own.
-            ranks: how many there are.
+            here: whether it is the launcher's host.
+            ranks: how many ranks it has.
         """
         own = self._launcher_environment
         return {
@@ -363,8 +366,8 @@ class Job:
             return guardian
         except OSError as error:
             output.say(
-                f"horovodrun: cannot start the guardian ({error.strerror}): should this launcher be killed, "
-                "its ranks would have to be ended by hand"
+                f"horovodrun: cannot start the guardian ({error.strerror}): if this launcher is killed, "
+                "you must end its ranks by hand"
             )
             return None
 
