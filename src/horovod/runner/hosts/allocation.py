@@ -54,7 +54,7 @@ class Allocation:
         """
         if self.copies > 1:
             raise UsageError(
-                f"srun has started horovodrun {self.copies} times, and each would start all ranks. Start it once: without "
+                f"srun has started this launcher {self.copies} times, and each would start all ranks. Start it once: without "
                 f"srun, in the batch script or under salloc; or start the ranks with srun, without horovodrun; {_SAY_HOSTS}"
             )
         first = self.tasks or (self.gpus,) * len(self.nodes)
