@@ -1,7 +1,7 @@
 """Starts processes so that none is left behind, even if a signal arrives at any moment.
 
 A signal handler may raise at any instruction of the main thread, such as between the start of a process and the assignment that
-names it. So no handler runs between the start of a process and the moment when its owner knows of it:
+names it. So no handler runs between the start of a process and the moment when its owner has recorded it:
 
 - A process that ends by itself, such as a discovery script, starts, is read and ends inside :func:`run`. A signal that asks
   this process to end ends the other process at once, and is handled afterwards.

@@ -1,6 +1,6 @@
 """One job from the user's request to its outcome: rank assignment, agents, environment, rendezvous, supervision.
 
-``horovodrun`` and ``horovod.run`` both come here; they differ in what each rank runs and where its output goes.
+``horovodrun`` and ``horovod.run`` both use this; they differ in what each rank runs and where its output goes.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Job:
         return host_sources.choose(self._options, self._launcher_environment)
 
     def _assign(self, ranks: int) -> list[SlotInfo]:
-        """Never more ranks than asked for: a list of hosts says where ranks may run, not how many there are."""
+        """The assignments of exactly ``ranks`` ranks: a list of hosts says where ranks may run, not how many there are."""
         return get_host_assignments(list(self._hosts.values()), ranks, ranks)
 
     def run(
@@ -176,7 +176,7 @@ class Job:
                         seconds=self._seconds,
                     ):
                         agents.append(agent)
-                        cleanup.callback(agent.kill)  # where it was not ended with the job
+                        cleanup.callback(agent.kill)  # if it did not end with the job
 
                 owned(reach_others)
 

@@ -169,7 +169,7 @@ class StaticPolicy(Policy):
 
     @property
     def undecided(self) -> bool:
-        # It waits for a moment before it says which rank failed first.
+        # The policy waits a moment before it decides which rank failed first.
         return self._deciding and self.first_failure is None and not self.ending
 
     def ended(self, rank: int, end: Exit, reported: ReportedFailure | None) -> list[Decision]:

@@ -151,7 +151,7 @@ class RendezvousServer:
         """Wait for a value in the server's own process.
 
         Raises:
-            TimeoutError: it did not come within ``timeout`` seconds.
+            TimeoutError: no rank stored it within ``timeout`` seconds.
         """
         with self._lock:
             if not self._arrived.wait_for(lambda: key in self._values, timeout):

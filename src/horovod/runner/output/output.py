@@ -167,7 +167,7 @@ class FileSink(Sink):
         except OSError as error:
             self._file.close()
             self._say(
-                f"horovodrun: cannot write {self._path}: {error.strerror}; the file is incomplete, the job goes on"
+                f"horovodrun: cannot write {self._path}: {error.strerror}; the file is incomplete, the job continues"
             )
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ class JobOutput:
         stdout, stderr: where the ranks' streams go; the launcher's own messages go to ``stderr``.
         size: how many ranks there are.
         folder: where to keep each rank's output as well, or None.
-        timestamps: put the time before each line.
+        timestamps: whether to put the time before each line.
     """
 
     def __init__(
