@@ -20,8 +20,8 @@ def make_room(connections: int, purpose: str) -> None:
     """Raise the soft limit so that this number of connections can be opened.
 
     Half of the present soft limit remains free for the script. Repeated calls raise the limit to at most twice what the process
-    needs. A process that opens few connections keeps its limit: a high one harms ``select()``, and programs that close all
-    possible descriptors.
+    needs. A process that opens few connections keeps its limit: ``select()`` does not work with large descriptors, and programs
+    that close all possible descriptors become slow.
 
     Args:
         connections: how many connections will be opened.

@@ -101,8 +101,8 @@ def dial_until(
 ) -> socket.socket:
     """Try several addresses with :func:`dial`, again and again, until one answers or the deadline passes.
 
-    The first tries are short, and the time for each try grows from round to round, so an address that never answers hardly
-    delays the others.
+    With several addresses, the first tries are short, and the time for each try grows from round to round, so an address that
+    never answers hardly delays the others.
 
     Args:
         addresses: tried in this order, in each round. The other arguments are those of :func:`dial`.

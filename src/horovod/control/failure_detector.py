@@ -32,7 +32,7 @@ UNSEEN_CHECKS = 30
 is ten times the timeout."""
 
 SUSPICIOUS_CHECKS = 2
-"""The same number once another rank is suspected to have failed."""
+"""The same number while a rank is suspected to have failed."""
 
 UNRESPONSIVE = (
     "it does not answer any more: its process is stopped, starved or swapped out, or its host is unreachable. No other "

@@ -4,7 +4,7 @@ The monitor sends messages to ranks and receives them from ranks. This module wr
 :class:`Forwarded`, and unwraps them. A relay's monitor sees only messages for the relay itself:
 
     from rank 0     forwarded to the ranks that it is for
-    from below      forwarded towards rank 0, except a Ping, which the relay answers itself; a Bye also counts on the relay
+    from below      forwarded towards rank 0, except a Ping, which the relay answers; the relay also handles a Bye itself
 
 So a monitor does the same whether ranks are connected with rank 0 or behind relays.
 """
