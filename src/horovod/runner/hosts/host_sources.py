@@ -144,8 +144,8 @@ class HostScript(HostSource):
             if not colon:
                 if self._slots is None:
                     raise UsageError(
-                        f"the host discovery script {self._command!r} printed {line!r} without slots: print {line}:2, or give "
-                        "the slots of hosts without a number with --slots-per-host"
+                        f"the host discovery script {self._command!r} printed {line!r} without slots: print {line}:2, or say "
+                        "with --slots-per-host how many slots such hosts have"
                     )
                 line = f"{line}:{self._slots}"
             elif slots.strip("0") == "" and slots:
