@@ -140,7 +140,7 @@ def test_a_rank_that_cannot_even_answer_is_waited_for_while_its_process_runs(ran
     pool = ranks(3, framework="torch")
     pool.run(generation, settings(timeout=2), functools.partial(check, held))
     text = pool.output(1 if held == 0 else 0)
-    assert f"rank {held} (host localhost, process " in text and "Its process runs, so it is waited for" in text
+    assert f"rank {held} (host localhost, process " in text and "Its process runs, so the job waits for it" in text
     assert pool.output(2) == "", "one voice is enough"
 
 

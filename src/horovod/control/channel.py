@@ -14,7 +14,7 @@ _CHUNK = 1 << 18
 
 LENGTH_BYTES = 4
 CONTROL_LIMIT = 64 << 20
-"""The largest control message, in bytes: far above any real one, and small enough to be held in memory."""
+"""The maximum size of a control message, in bytes: far above that of any real message, and small enough for memory."""
 
 
 class FrameError(Exception):
@@ -27,7 +27,11 @@ def frame(body: bytes) -> bytes:
 
 
 class FrameReader:
-    """Cuts the bytes that arrive into messages."""
+    """Splits the bytes that arrive into messages.
+
+    Args:
+        limit: the maximum size of a message, in bytes.
+    """
 
     def __init__(self, limit: int = CONTROL_LIMIT) -> None:
         self._limit = limit
@@ -72,14 +76,16 @@ class ChannelClosed(Exception):
 
 
 class Channel:
-    """Framed messages over a connected stream socket. One thread owns it, and polls it.
+    """Framed messages over a connected stream socket. One thread owns the channel, and polls it.
 
     Bytes that the kernel does not take at once wait in an outbox. While :attr:`wants_write` is true, the owner polls for
     writability as well, and calls :meth:`flush`.
 
     Args:
-        reach_seconds: how long the peer's host may acknowledge nothing of what was sent before it counts as gone; 0: the
-            kernel's default, a quarter of an hour. The host of a stopped process still acknowledges.
+        connection: the connected socket; the channel makes it non-blocking, and closes it.
+        limit: the maximum size of a received message, in bytes.
+        reach_seconds: how long sent data may stay unacknowledged before the kernel breaks the connection; 0: the kernel's
+            default, about 15 minutes. The host of a stopped process still acknowledges data.
     """
 
     def __init__(self, connection: socket.socket, limit: int = CONTROL_LIMIT, reach_seconds: float = 0) -> None:
@@ -107,7 +113,7 @@ class Channel:
         self.send_framed(frame(body))
 
     def send_framed(self, data: bytes) -> None:
-        """Send a message that already has its length before it. Channels that are given the same bytes share them."""
+        """Send a message made by :func:`frame`. Several channels can queue the same bytes without a copy."""
         sent = 0 if self._outbox else self._write(data)
         if sent < len(data):
             self._outbox.append(memoryview(data)[sent:])
@@ -149,7 +155,8 @@ class Channel:
         self.socket.close()
 
     def _closed(self, error: OSError) -> ChannelClosed:
-        """Keep an error, which the kernel reports only once, for the owner's next receive."""
+        """The exception for a socket error. Keeps why the host is silent: the kernel reports such an error only once, and the
+        owner's next :meth:`receive` must still name it."""
         if self._ends and is_silence(error):
             self._silence = silent_host_reason(self._ends)
         return ChannelClosed(str(error), self._silence)

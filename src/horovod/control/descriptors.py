@@ -1,4 +1,4 @@
-"""The limit of this process on open files: it is raised as far as the job's connections need it."""
+"""Raises this process's limit on open files as far as the job's connections need."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from pathlib import Path
 _log = logging.getLogger("horovod.control")
 
 _OTHER_FILES = 64
-"""Descriptors for what the process opens in addition: its engines' memory, handshakes of connections, pipes."""
+"""Descriptors for everything else that the process opens: its engines' memory, connections in their handshake, pipes."""
 
 
 class DescriptorLimitError(RuntimeError):
-    """The hard limit on open files is too low; the message says for what, and how to raise it."""
+    """The hard limit on open files is too low; the message says what needs more files, and how to raise the limit."""
 
 
 def make_room(connections: int, purpose: str) -> None:
     """Raise the soft limit so that this number of connections can be opened.
 
-    Half of the limit that the process has so far remains free for the script, so repeated calls do not raise it further than
-    is needed. A process that opens few connections keeps its limit: ``select()``, and programs that close all possible
-    descriptors, suffer from a high one.
+    Half of the present soft limit remains free for the script. Repeated calls raise the limit to at most twice what the process
+    needs. A process that opens few connections keeps its limit: ``select()`` does not work with large descriptors, and programs
+    that close all possible descriptors become slow.
 
     Args:
-        purpose: of the connections, for the error.
+        connections: how many connections will be opened.
+        purpose: what needs them, for the error.
 
     Raises:
         DescriptorLimitError: the hard limit is too low. Nothing was opened.

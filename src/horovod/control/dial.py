@@ -12,7 +12,7 @@ from horovod.control.listener import is_same_user
 Address = tuple[str, int] | str
 """``(host, port)``, or the name of a Unix socket; an abstract name starts with a NUL character."""
 Secret = bytes | Callable[[socket.socket, float], bytes]
-"""The job's secret, or what reads it from the preface of a new connection before a deadline (``time.monotonic``)."""
+"""The job's secret, or a function that reads it from the preface of a new connection before a deadline (``time.monotonic``)."""
 _FIRST_TRY_SECONDS = 0.5
 _LONGEST_TRY_SECONDS = 5.0
 _FROM_ANYWHERE: Mapping[Address, str] = {}
@@ -51,9 +51,9 @@ def dial(
     """Try once to connect to ``address`` and to authenticate.
 
     Args:
-        secret: the job's secret, or how to learn it.
-        purpose: what the connection is for; the peer gets it.
-        deadline: ``time.monotonic`` by which to give up.
+        secret: the job's secret, or a function that reads it from the connection.
+        purpose: what the connection is for; sent to the peer.
+        deadline: when to give up (``time.monotonic``).
         same_user: the peer on a Unix socket must run as the same user.
         source: the address of this host to connect from; "" leaves that to the kernel.
 
@@ -72,7 +72,7 @@ def dial(
             connection.bind((source, 0))
         connection.connect(address)
         if same_user and not is_same_user(connection):
-            raise HandshakeError("what listens there belongs to another user")
+            raise HandshakeError("the process that listens there belongs to another user")
         known = secret if isinstance(secret, bytes) else secret(connection, deadline)
         handshake = ClientHandshake(known, purpose)
         connection.sendall(handshake.answer(receive_exactly(connection, GREETING, deadline)))
@@ -101,9 +101,11 @@ def dial_until(
 ) -> socket.socket:
     """Try several addresses with :func:`dial`, again and again, until one answers or the deadline passes.
 
-    An address that never answers delays the others little: the time for each try grows from round to round.
+    With several addresses, the first tries are short, and the time for each try grows from round to round, so an address that
+    never answers hardly delays the others.
 
     Args:
+        addresses: tried in this order, in each round. The other arguments are those of :func:`dial`.
         sources: by address, which of this host's addresses to connect from.
         cancelled: returns the reason to give up before the deadline, "" to continue; called before each attempt.
 

@@ -1,11 +1,11 @@
 """The messages between the processes of an elastic job and their launcher, through the launcher's rendezvous server.
 
-The launcher gives each process a number, which it keeps for life, and which no other process of the job gets. Ranks change
-from round to round. A round is the rendezvous of certain processes in ``init()``, and the training that follows.
+The launcher gives each process a number that never changes and is unique in the job. Ranks change from round to round. A round
+is the rendezvous of certain processes in ``init()``, and the training that follows.
 
-A process tells the launcher something with a ``Put`` under :func:`told_key`. It asks for its rank in the next round with
-:class:`ReadyForRound`, and waits for the answer with a ``Get`` of :func:`answer_key`. During a round, a thread of each process
-waits with a ``Get`` of :func:`news_key` for the launcher's messages.
+A process sends a message to the launcher with a ``Put`` under :func:`told_key`. The process asks for its rank in the next round
+with :class:`ReadyForRound`, and waits for the answer with a ``Get`` of :func:`answer_key`. During a round, a thread of each
+process waits for the launcher's messages with a ``Get`` of :func:`news_key`.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ class ReadyForRound(msgspec.Struct, tag=True, frozen=True):
     """A process waits in ``init()``, or before it, for its rank in the next round."""
 
     question: int
-    """How many times it has asked before."""
+    """How many times the process has asked before."""
     round: int
-    """The round that it has left; 0 if it has been in none."""
+    """The round that the process has left; 0 if it has been in none."""
     failed: bool = False
-    """Whether it has left that round because of a failure."""
+    """Whether the process has left that round because of a failure."""
     reason: str = ""
     final: bool = False
     """Whether another round would fail in the same way, so that the job ends."""
     has_state: bool = False
-    """Whether it has the state of the job, because it has synchronised its own. Other processes may lack that state."""
+    """Whether the process has synchronised its state, and so has the state of the job. Other processes may lack it."""
     keeps_state: bool = False
     """Whether all ranks of that round have stopped at the same check as this one, with the same state, or have failed."""
 
 
 class Connected(msgspec.Struct, tag=True, frozen=True):
-    """The runtime of a process runs: its ``init()`` has succeeded."""
+    """``init()`` has succeeded in a process."""
 
     round: int
 
 
 class RankFailed(msgspec.Struct, tag=True, frozen=True):
-    """The runtime has found out which rank of a round failed first."""
+    """The runtime of a process knows which rank of a round failed first."""
 
     round: int
     rank: int
@@ -51,13 +51,13 @@ class RankFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 class Leaving(msgspec.Struct, tag=True, frozen=True):
-    """A process was asked to end (SIGTERM). It leaves at the next check for changed hosts."""
+    """A process has received SIGTERM. It leaves at the next check for changed hosts."""
 
     round: int
 
 
 ENDING = "elastic/ending"
-"""A key that gets a value when the launcher ends the job. Then a process that is asked to end need not send
+"""The launcher stores a value under this key when it ends the job. After that, a process that receives SIGTERM need not send
 :class:`Leaving`."""
 
 Told = ReadyForRound | Connected | RankFailed | Leaving
@@ -82,7 +82,7 @@ class NoRank(msgspec.Struct, tag=True, frozen=True):
 
     reason: str
     job_ends: bool
-    """Whether there is no next round. Otherwise other processes go on, and this one exits with 0."""
+    """Whether there is no next round. Otherwise the other processes continue, and this one exits with 0."""
 
 
 Answer = RankAssignment | NoRank
@@ -105,7 +105,7 @@ class HostsChanged(msgspec.Struct, tag=True, frozen=True):
 
 
 class RoundOver(msgspec.Struct, tag=True, frozen=True):
-    """A rank of the round is lost: ranks that are connecting to it stop waiting."""
+    """A rank of the round is lost. Ranks that are connecting to it stop waiting."""
 
     reason: str
 

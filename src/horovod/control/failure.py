@@ -15,7 +15,7 @@ class FailureKind(IntEnum):
     RAISED = 1
     """Its script raised an exception."""
     TIME_LIMIT = 2
-    """It runs, but it has not done its part within a limit."""
+    """It runs, but has not answered, or made no progress, within a time limit."""
     ENGINE = 3
     """An engine, a device or the runtime failed there."""
 
@@ -24,7 +24,7 @@ class Cause(msgspec.Struct, frozen=True, array_like=True):
     """Facts about a failure besides the rank and the reason.
 
     Attributes:
-        tensor: the collective that was waited for; "" if no collective failed.
+        tensor: the name of the collective that the ranks waited for; "" if no collective failed.
         call_sites: by global rank, the line of the script at which the rank is or was.
     """
 

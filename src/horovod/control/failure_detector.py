@@ -1,8 +1,8 @@
 """Decides from pings, answers and reports which rank is lost. Pure: time and events are passed in.
 
-A rank that does not answer need not be lost. Code that holds Python's interpreter lock (a large pickle, native code of a
-library) keeps its liveness monitor from running. The other ranks wait for it as long as one of them sees its process run,
-unless the user has set a limit. A rank is lost
+A rank that does not answer is not always lost. Code that holds Python's interpreter lock (a large pickle, native code of a
+library) keeps its liveness monitor from running. The other ranks wait for this rank as long as one of them sees its process
+run, unless the user has set a limit. A rank is lost
 
 - if its process is seen stopped :data:`CONFIRMING_LOOKS` times in a row, or has ended;
 - if no other rank can see its process, and it has not answered for :data:`UNSEEN_CHECKS` checks;
@@ -22,20 +22,21 @@ from horovod.control.failure import LOST, TIME_LIMIT, Cause
 from horovod.core.config import STALL_SHUTDOWN_TIME
 
 NO_PROGRESS_REPORTS = 3
-"""How many reports of one wait blame a peer."""
+"""After how many reports of no progress in one wait a peer is blamed."""
 
 CONFIRMING_LOOKS = 2
-"""How often in a row a process must be seen stopped. When a whole job is resumed, its processes resume one after another."""
+"""How many checks in a row must find a process stopped. When a whole job is resumed, its processes resume one by one."""
 
 UNSEEN_CHECKS = 30
-"""How many checks without an answer make a rank lost that no other rank can see: ten times the timeout."""
+"""After how many unanswered checks a rank is lost whose process no other rank can see. Three checks take one timeout, so this
+is ten times the timeout."""
 
 SUSPICIOUS_CHECKS = 2
-"""The same, once a rank is suspected to have failed."""
+"""The same number while a rank is suspected to have failed."""
 
 UNRESPONSIVE = (
     "it does not answer any more: its process is stopped, starved or swapped out, or its host is unreachable. No other "
-    "rank of its host answers and could tell"
+    "rank on its host answers, so the cause is not known"
 )
 
 UNABLE = (
@@ -43,7 +44,7 @@ UNABLE = (
     "something in it holds Python's interpreter lock, or the machine is short of processor time or memory"
 )
 
-STUCK = "{} although it answers: py-spy dump --pid with its process shows where its thread horovod-worker stands"
+STUCK = "{} although it answers: py-spy dump --pid with its process id shows where its thread horovod-worker is"
 
 
 class Suspect(NamedTuple):
@@ -81,8 +82,8 @@ class FailureDetector:
     """One liveness monitor's knowledge of the peers that it pings. All times are in seconds of one monotonic clock.
 
     Args:
-        answer_seconds: how long an answer may take before that rank's process is looked at.
-        longest_seconds: the time after which a rank counts as lost although its process runs; 0: never.
+        answer_seconds: how long an answer may take before the peer's process is inspected.
+        longest_seconds: how long a rank may stay silent before it counts as lost although its process runs; 0: no limit.
 
     Attributes:
         failure: the rank that failed first and the reason, once that is known.
@@ -103,7 +104,7 @@ class FailureDetector:
         return min((question.due for question in self._questions.values()), default=None)
 
     def close(self) -> None:
-        """Forget all pings: there will be no more."""
+        """Forget all pings, because no more will be sent."""
         self._questions.clear()
         self._suspicion = None
 
@@ -147,14 +148,15 @@ class FailureDetector:
         return late
 
     def process_seen(self, peer: int, lost: str, now: float) -> float | None:
-        """Take what a rank has seen of the process of an unresponsive peer.
+        """Record what a rank has seen of the process of an unresponsive peer.
 
         Args:
+            peer: the unresponsive rank.
             lost: why the peer cannot answer; "" if its process runs.
 
         Returns:
-            For how many seconds the peer has not answered although it runs, if a warning is due: at first, and whenever the
-            time has doubled.
+            If a warning is due, for how many seconds the peer has not answered although its process runs; otherwise None. A
+            warning is due the first time, and whenever this time has doubled.
         """
         question = self._questions.get(peer)
         if question is None or not question.looking:

@@ -7,7 +7,7 @@ the secret. Nonces make every handshake unique, so a recorded one cannot be repl
     client -> server   client nonce (32)  length of purpose (2)  purpose  HMAC(secret, "client", nonces, purpose) (32)
     server -> client   HMAC(secret, "server", nonces, purpose) (32)
 
-``purpose`` is an opaque text of at most 1024 bytes that says what the connection is for. HMAC is HMAC-SHA256 (RFC 2104).
+``purpose`` says what the connection is for: at most 1024 opaque bytes. HMAC is HMAC-SHA256 (RFC 2104).
 """
 
 from __future__ import annotations
@@ -84,15 +84,23 @@ class ClientHandshake:
         self._expected = b""
 
     def answer(self, greeting: bytes) -> bytes:
-        """The answer to the server's :data:`GREETING` bytes."""
+        """The answer to the server's greeting of :data:`GREETING` bytes.
+
+        Raises:
+            HandshakeError: the greeting is not that of a Horovod job.
+        """
         if len(greeting) != GREETING or not greeting.startswith(MAGIC):
-            raise HandshakeError("what listens there is not part of a Horovod job")
+            raise HandshakeError("the process that listens there is not part of a Horovod job")
         server_nonce = greeting[len(MAGIC) :]
         self._expected = _proof(self._secret, b"server", server_nonce, self._nonce, self._purpose)
         proof = _proof(self._secret, b"client", server_nonce, self._nonce, self._purpose)
         return self._nonce + len(self._purpose).to_bytes(2, "big") + self._purpose + proof
 
     def finish(self, proof: bytes) -> None:
-        """Check the server's proof of :data:`MAC` bytes."""
+        """Check the server's proof of :data:`MAC` bytes.
+
+        Raises:
+            HandshakeError: the server does not know the secret.
+        """
         if not hmac.compare_digest(proof, self._expected):
-            raise HandshakeError("what listens there does not know the job's secret")
+            raise HandshakeError("the process that listens there does not know the job's secret")

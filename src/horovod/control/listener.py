@@ -29,9 +29,12 @@ Welcome = Callable[[socket.socket, bytes, bytes], None]
 class ConnectionListener:
     """Accepts on ``listeners`` and authenticates with ``secret``, in callbacks of ``selector``.
 
-    ``preface`` is what every connection is sent before the handshake. It must fit into a socket's buffer, so a few KiB.
-
     Every object registered with the selector has a callable as its data. The owner's loop calls ``key.data(events)``.
+
+    Args:
+        welcome: called with each authenticated connection.
+        same_user: close connections of other users' processes at once; for Unix sockets.
+        preface: sent on every new connection before the handshake. It must fit into a socket's buffer: a few KiB at most.
     """
 
     def __init__(

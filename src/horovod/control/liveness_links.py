@@ -3,8 +3,8 @@
 The monitor sends messages to ranks and receives them from ranks. This module wraps messages that pass through a relay in a
 :class:`Forwarded`, and unwraps them. A relay's monitor sees only messages for the relay itself:
 
-    from rank 0     passed on to the ranks that it is for
-    from below      passed on towards rank 0, but for a Ping, which the relay answers itself
+    from rank 0     forwarded to the ranks that it is for
+    from below      forwarded towards rank 0, except a Ping, which the relay answers; the relay also handles a Bye itself
 
 So a monitor does the same whether ranks are connected with rank 0 or behind relays.
 """
@@ -26,9 +26,10 @@ class LivenessLinks:
     """The connections of one rank. A link is named by the rank at its other end.
 
     Args:
-        rank: this one.
-        channels: by rank, to those that ``tree`` connects it with.
-        poll: each channel is registered there, for as long as it is open.
+        rank: this rank.
+        channels: the channels to the ranks with which ``tree`` connects this rank, by rank.
+        tree: which ranks are connected with which.
+        poll: each channel is registered with it while the channel is open.
     """
 
     def __init__(self, rank: int, channels: Mapping[int, Channel], tree: LivenessTree, poll: select.poll) -> None:
@@ -64,12 +65,12 @@ class LivenessLinks:
 
     @property
     def links_below(self) -> list[int]:
-        """The others."""
+        """The links to ranks below this one."""
         return [link for link in self._channels if link not in self._above]
 
     @property
     def below(self) -> list[int]:
-        """The ranks that can be reached by these and have not left."""
+        """The ranks below this one that can be reached and have not left."""
         return [rank for rank in self._ways if rank not in self._left and self.ways(rank)]
 
     def ways(self, rank: int) -> list[int]:
@@ -77,7 +78,8 @@ class LivenessLinks:
         return [link for link in self._ways.get(rank, (rank,)) if link in self._channels]
 
     def send(self, ranks: Iterable[int], message: Message, other_way: bool = False) -> None:
-        """Send to ranks, each by its first route, or by the second. Messages that cannot be sent are dropped."""
+        """Send to ranks, each by its preferred link; with ``other_way`` by the next one. Messages that cannot be sent are
+        dropped."""
         by_link: dict[int, list[int]] = {}
         for rank in ranks:
             ways = self.ways(rank)[other_way:]
@@ -88,14 +90,14 @@ class LivenessLinks:
             self._write(link, body if some == [link] else encode(Forwarded(some, body)))
 
     def send_by(self, links: Iterable[int], message: Message) -> None:
-        """Send to the ranks at the other ends."""
+        """Send to the rank at the other end of each link."""
         body = encode(message)
         for link in links:
             self._write(link, body)
 
     def receive(self, link: int) -> Iterator[tuple[int, Message]]:
-        """The messages that have arrived for this rank, with the rank that each is from. A message from above is from the
-        link's rank. Other messages are passed on.
+        """The messages for this rank that have arrived on a link, each with the rank that sent it; from above, that is always
+        the link's rank. Messages for other ranks are forwarded.
 
         Raises:
             ChannelClosed: the connection has ended.
@@ -122,7 +124,9 @@ class LivenessLinks:
         rank = link
         if isinstance(message, Forwarded):
             if len(message.ranks) != 1 or link not in self._ways.get(message.ranks[0], ()):
-                raise msgspec.ValidationError(f"it speaks for ranks {message.ranks}")
+                raise msgspec.ValidationError(
+                    f"it forwards a message of ranks {message.ranks}, not of one rank below it"
+                )
             (rank,), body = message.ranks, message.body
             message = decode(body)
         own = not self._above or isinstance(message, Ping)
@@ -132,11 +136,11 @@ class LivenessLinks:
             yield rank, message
 
     def flush(self, link: int) -> None:
-        """Send what the connection did not take before."""
+        """Send what is queued on a link, as far as its socket takes it."""
         self._attempt(self._channels[link], None)
 
     def flush_all(self, seconds: float) -> None:
-        """The same of all connections, waiting for so long at most."""
+        """Send what is queued on all links; wait for their sockets for at most ``seconds``."""
         deadline = time.monotonic() + seconds
         while unsent := {each.fileno(): each for each in self._channels.values() if each.wants_write}:
             poll = select.poll()
@@ -162,7 +166,7 @@ class LivenessLinks:
         self._poll.modify(channel, select.POLLIN | (select.POLLOUT if channel.wants_write else 0))
 
     def left(self, rank: int) -> None:
-        """A rank that is reached through others has left."""
+        """Record that a rank behind a relay has left."""
         self._left.add(rank)
 
     def drop(self, link: int) -> list[int]:

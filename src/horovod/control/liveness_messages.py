@@ -33,7 +33,8 @@ class FailureReport(msgspec.Struct, tag=True):
 
 
 class NoProgress(msgspec.Struct, tag=True):
-    """A worker thread has seen no progress of ``rank``, for the n-th time in one wait. It goes on waiting."""
+    """A worker thread has seen no progress of ``rank``, for the n-th time (``times``) in one wait. The thread continues to
+    wait."""
 
     rank: int
     reason: str
@@ -62,12 +63,12 @@ class ProgressReport(msgspec.Struct, tag=True):
 
 
 class Bye(msgspec.Struct, tag=True):
-    """The sender has shut down in good order, and closes its connections."""
+    """The sender has shut down normally, and closes its connections."""
 
 
 class Forwarded(msgspec.Struct, tag=True):
-    """Another message, encoded. From above it is for these ranks, which the receiver is one of or is connected with; from
-    below it is of this one rank, which the sender is connected with."""
+    """An encoded message that passes through a relay. From above, ``ranks`` are its receivers: the relay itself, or ranks
+    connected with the relay. From below, ``ranks`` is its one sender, a rank connected with the relay that forwards it."""
 
     ranks: list[int]
     body: bytes

@@ -4,9 +4,9 @@ fail.
 Every rank has a connection to rank 0, or to the relays of its host (:mod:`horovod.control.liveness_tree`). Nothing is sent on
 it while no rank waits, so an idle job costs nothing.
 
-1. The kernel closes the connection when a process dies. A rank that sees it, or whose worker thread sees a failure, reports it
-   to rank 0.
-2. A rank that waits long pings the ranks above it, which ping those above them; rank 0, when it is pinged, pings all. An answer
+1. The kernel closes the connection when a process dies. A rank that sees this, or whose worker thread sees a failure, reports
+   it to rank 0.
+2. A rank that waits long pings the ranks above it, which ping those above them; rank 0, when pinged, pings all ranks. An answer
    says where in the script a rank is, for the report of a stall. If no answer comes, the ranks on the same host look at that
    process (:mod:`horovod.control.failure_detector`).
 3. Rank 0 decides which rank failed first, and sends this :class:`Failure` to all. Every rank aborts with it. A rank that has
@@ -47,16 +47,17 @@ _log = logging.getLogger("horovod.control")
 
 
 _SAME_REQUEST_SECONDS = 1.0
-"""Within this time rank 0 passes on only one request: all ranks may send the same at the same time."""
+"""Within this time rank 0 forwards only one dump request of each kind, because all ranks may send the same one at once."""
 
 _LAST_WORDS_SECONDS = 1.0
-"""How long a rank that leaves waits until its peers take what it has sent."""
+"""How long a leaving rank waits until its sockets have taken its last messages."""
 
 OnFailure = Callable[[int, str, Cause], None]
 
 RUNS = (
-    "%s has not answered for %.0f seconds%s. Its process runs, so it is waited for: something in it holds Python's interpreter "
-    "lock, or the machine is short of processor time or memory. To see what it does: py-spy dump --native --pid PROCESS"
+    "%s has not answered for %.0f seconds%s. Its process runs, so the job waits for it: something in the process holds "
+    "Python's interpreter lock, or the machine is short of processor time or memory. To see what it does: py-spy dump "
+    "--native --pid PROCESS"
 )
 
 
@@ -71,7 +72,7 @@ class LivenessMonitor:
         longest_seconds: how long a peer may take although its process runs; 0: no limit.
         where: returns the present line of this process in the user's script.
         look: returns why a rank cannot answer, or "" if its process runs; None if this process cannot see it.
-        describe: returns a rank's number, host and process, for messages.
+        describe: returns a rank's number, host and process as text, for messages.
         on_failure: called once, on the liveness monitor's thread, with the rank that failed first, the reason, and further
             facts.
         threads: returns the present lines of this process's other threads.
@@ -119,9 +120,9 @@ class LivenessMonitor:
         self.awaited: dict[int, list[str]] = {}
         """The collectives for which each rank's threads wait."""
         self.everyone_left = threading.Event()
-        """No rank below is connected any more."""
+        """Set once no rank below this one is connected any more."""
         self.no_progress: dict[int, tuple[str, float]] = {}
-        """By rank, why this rank's engine sees no progress of it, and when it last reported that."""
+        """By rank: why this rank's engine sees no progress of that rank, and when it last reported so (``time.monotonic``)."""
         self._dumped: dict[str, float] = {}
         self._last_call_sites: dict[int, str] = {}
         self._poll = select.poll()
@@ -155,7 +156,7 @@ class LivenessMonitor:
         self._post(lambda: self._links.send_by(self._links.above[:1], ProgressReport(body)))
 
     def disagreed(self, reason: str) -> None:
-        """Have this rank write its flight recorder, since a collective fails on all ranks because they disagree. Any thread."""
+        """Have this rank write its flight recorder: a collective fails on all ranks, because they disagree. Any thread."""
         self._on_dump("mismatch", reason)
 
     def leave(self) -> None:
@@ -257,7 +258,7 @@ class LivenessMonitor:
             self._detector.left(peer)
 
     def _found(self, suspect: Suspect) -> None:
-        """Take the result of pings and reports. The loss of a relay is reported to rank 0 through another relay."""
+        """Act on the rank that the detector blames. The loss of a relay is reported to rank 0 through another relay."""
         if any(link != suspect.rank for link in self._links.above):
             self._detector.failure = None
             self._reported(FailureReport(suspect.rank, suspect.reason, cause=suspect.cause))
@@ -306,9 +307,9 @@ class LivenessMonitor:
         self._links.send(asked, Ping(list(about)))
 
     def _inspect_unresponsive_peers(self) -> None:
-        """Look at the processes of peers that have not answered in time. Other ranks look where this process cannot.
+        """Look at the processes of peers that have not answered in time. Other ranks look where this process cannot see.
 
-        A rank whose relay does not answer either is asked through another.
+        A rank whose relay does not answer either is pinged through its other relay.
         """
         hidden = []
         for peer in self._detector.overdue(time.monotonic()):
@@ -325,13 +326,13 @@ class LivenessMonitor:
             self._ask_all(hidden)
 
     def _on_process_seen(self, rank: int, found: str) -> None:
-        """Take what a rank has seen of the process of an unresponsive rank."""
+        """Record what a rank has seen of the process of an unresponsive rank, and warn if a warning is due."""
         seconds = self._detector.process_seen(rank, found, time.monotonic())
         if seconds is None:
             return
         call_site = self._last_call_sites.get(rank, "")
         self.call_sites[rank] = f"{call_site or 'an unknown line'}, or was when it last answered"
-        # Of a rank that all others look at, one warning is enough.
+        # All ranks may look at this one; a warning from rank 0 or 1 is enough.
         level = logging.WARNING if self._rank <= 1 else logging.INFO
         _log.log(level, RUNS, self._describe(rank), seconds, f"; it was at {call_site}" if call_site else "")
 

@@ -23,7 +23,8 @@ class LivenessTree:
 
     Args:
         size: how many ranks there are.
-        hosts: the ranks of each host that has relays, as far as it has more ranks than relays. Rank 0 is in none.
+        hosts: the ranks of each host whose ranks are to have relays, in order. A host with no more ranks than relays has none.
+            The host of rank 0 is left out.
     """
 
     def __init__(self, size: int, hosts: Iterable[Sequence[int]] = ()) -> None:
@@ -33,11 +34,11 @@ class LivenessTree:
         }
 
     def above(self, rank: int) -> Sequence[int]:
-        """The ranks by which this one is connected with rank 0, in the order of preference; none above rank 0."""
+        """The ranks through which this one is connected with rank 0, in the order of preference; empty for rank 0."""
         return () if rank == 0 else self._relays.get(rank, (0,))
 
     def ways(self, rank: int) -> Mapping[int, Sequence[int]]:
-        """The ranks below this one, and by which of its connections each can be reached, in the order of preference."""
+        """By rank below this one: the connections through which it can be reached, in the order of preference."""
         if rank == 0:
             return {other: self._relays.get(other, (other,)) for other in range(1, self._size)}
         return {other: (other,) for other, relays in self._relays.items() if rank in relays}

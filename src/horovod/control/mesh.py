@@ -43,7 +43,7 @@ class Endpoint(msgspec.Struct, array_like=True, frozen=True):
     secret: bytes = b""
     """The job's secret, made by rank 0 if the launcher gave none. It is sent only between processes of one user on one host."""
     process_namespace: str = ""
-    """Identifies the processes that it can inspect: :func:`horovod.control.processes.own_process_namespace`."""
+    """Identifies the processes that this rank can inspect: :func:`horovod.control.processes.own_process_namespace`."""
     networks: tuple[Network, ...] = ()
     """The networks of its addresses."""
 
@@ -63,7 +63,7 @@ class ConnectionKey(NamedTuple):
     role: str
     group: int
     link: int = 0
-    """Which of the :func:`~horovod.control.networks.common_links` of both hosts it takes."""
+    """The index of its link among the :func:`~horovod.control.networks.common_links` of both hosts."""
 
 
 class _Purpose(msgspec.Struct, array_like=True):
@@ -87,7 +87,7 @@ class Mesh:
     Args:
         rank: this rank.
         host: its host name, for its endpoint.
-        local_only: all ranks are on this machine, so it listens on the loopback interface only.
+        local_only: all ranks are on this machine, so the rank listens on the loopback interface only.
         interface: the network interface whose addresses are advertised; "" for all.
     """
 
@@ -132,7 +132,9 @@ class Mesh:
 
         Args:
             endpoints: of all ranks, by rank.
+            keys: the connections of this rank.
             generation: distinguishes this round from earlier ones of the same job.
+            secret: the job's secret.
             deadline: ``time.monotonic`` by which all peers must have connected.
 
         Returns:
@@ -163,7 +165,11 @@ class Mesh:
         return made
 
     def cancel(self, reason: str) -> None:
-        """Make :meth:`connect` fail, now or later, because a rank will not connect. For any thread."""
+        """Make :meth:`connect` fail, now or later, because a rank will not connect. Any thread.
+
+        Args:
+            reason: for the error.
+        """
         self._cancelled = reason
         self._wake_up.set()
 
@@ -262,7 +268,10 @@ def data_connections(own: Endpoint, other: Endpoint, role: str, group: int) -> l
 def own_addresses(interface: str = "") -> tuple[str, ...]:
     """The IPv4 addresses at which other hosts may reach this one; without loopback, and without interfaces that are down.
 
-    An interface that is named is taken though it is down.
+    The addresses of a named interface are returned even if it is down.
+
+    Args:
+        interface: the names of interfaces, separated by commas; "" for all.
 
     Raises:
         ValueError: this host has no interface of that name, or the interface has no address.

@@ -19,7 +19,7 @@ class Network(msgspec.Struct, array_like=True, frozen=True):
 
     address: str
     prefix: int
-    """The length of the network's number, in bits."""
+    """The length of the network's prefix, in bits."""
     speed: int
     """In Mbit/s; 0 if the kernel does not know it, as on many virtual machines."""
 
@@ -49,11 +49,10 @@ def networks_of(addresses: Collection[str], named: bool) -> tuple[Network, ...]:
 
 
 def common_links(own: Sequence[Network], other: Sequence[Network]) -> list[AddressPair]:
-    """The links by which data travels between two hosts: one for each network that both are in, those of the highest speed.
+    """The links over which two hosts exchange data: one for each pair of addresses in a network that both are in.
 
-    Slower networks than the fastest are left out: data is split into equal shares, so the slowest network would set the pace.
-        If
-    the kernel does not know the speeds, there is one link, since one of the networks may be a management network.
+    Only links of the highest speed count: data is split into equal shares, so the slowest link would delay the others. If the
+    kernel does not know the speeds, there is one link, since one of the networks may be a management network.
 
     Both hosts find the same links in the same order, each with its own address first.
     """

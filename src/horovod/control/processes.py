@@ -14,7 +14,7 @@ STOPPED = "it does not answer any more: its process is stopped (SIGSTOP, Ctrl-Z)
 def own_process_namespace() -> str:
     """Identifies this process's namespace: processes with the same result can inspect each other by process id. "" if unknown.
 
-    It is made of the kernel's boot id and of the process id namespace, of which each container usually has its own.
+    The text consists of the kernel's boot id and of the process id namespace. Each container usually has its own namespace.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -29,14 +29,14 @@ _HOSTS_AT_ONCE = 128
 _LONGEST_TABLE = 20
 
 Findings = dict[str, dict[str, str]]
-"""By host, the addresses at which it was not reached, and why. Only hosts for which that matters."""
+"""By host: the addresses at which it did not answer, and why. Hosts that are reached well enough are left out."""
 
 
 class UnreachableError(MeshError):
     """Hosts of the job cannot reach each other.
 
     Attributes:
-        rank: the lowest of the first host that cannot reach another.
+        rank: the lowest rank of the first host that cannot reach another.
     """
 
     def __init__(self, rank: int, message: str) -> None:
@@ -45,14 +45,16 @@ class UnreachableError(MeshError):
 
 
 def find_unreachable(own: Endpoint, endpoints: Sequence[Endpoint], seconds: float) -> Findings:
-    """Try the hosts that ranks of this host will connect to. Only the lowest rank of each host does; others return nothing.
+    """Try the hosts that ranks of this host will connect to. Only the lowest rank of each host tries; others return ``{}``.
 
     Args:
+        own: this rank's endpoint.
         endpoints: of all ranks, by rank.
         seconds: how long a host may take to answer.
 
     Returns:
-        All addresses of hosts that did not answer at any; else those of networks that this host is in as well.
+        Of a host that answered at no address, all addresses; of another host, the failed addresses in networks that this host
+        is in as well.
     """
     lowest = _lowest(endpoints)
     if lowest[own.host].rank != own.rank:
@@ -80,10 +82,11 @@ def without_unreachable_addresses(endpoints: Sequence[Endpoint], findings: Seque
     """The endpoints without the addresses at which a host in the same network got no answer.
 
     Args:
-        findings: of all ranks, by rank. All ranks must have the same.
+        endpoints: of all ranks, by rank.
+        findings: the results of :func:`find_unreachable`, by rank. All ranks must pass the same.
 
     Raises:
-        UnreachableError: some host does not reach another at all; the text has a line for every pair.
+        UnreachableError: some host does not reach another at all; the text has a line for each pair, at most 20.
     """
     lowest = _lowest(endpoints)
     lines: list[str] = []
@@ -124,7 +127,7 @@ class _Attempt:
 
 
 def _try(targets: Mapping[str, tuple[Sequence[str], int]], seconds: float) -> dict[str, dict[str, str]]:
-    """Connect to all addresses of all hosts at once. Returns, by host, those that did not answer, and why."""
+    """Connect to all addresses of all hosts at once. Returns, by host, the addresses that did not answer, and why."""
     failed: dict[str, dict[str, str]] = {host: {} for host in targets}
     now = time.monotonic()
     deadlines = dict.fromkeys(targets, now + seconds)

@@ -1,4 +1,4 @@
-"""The job's secret. The launcher makes it, and the ranks get it. It is never on a command line, and never printed."""
+"""The job's secret. The launcher makes it, and passes it to the ranks. It is never on a command line, and never printed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def make_secret() -> bytes:
 
 
 def encode_secret(secret: bytes) -> str:
-    """The secret as the text of an environment variable."""
+    """The secret as text for an environment variable."""
     return base64.b64encode(secret).decode("ascii")
 
 
 def decode_secret(text: str) -> bytes:
-    """The secret of an environment variable.
+    """The secret from the text of an environment variable.
 
     Raises:
         ValueError: the text is not a secret. The message does not quote it.

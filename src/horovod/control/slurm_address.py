@@ -13,7 +13,7 @@ def address_of(node: str) -> str:
     """The address of a node: the name itself, if it resolves, else what ``scontrol show node`` says.
 
     Raises:
-        ValueError: neither is known.
+        ValueError: the name does not resolve, and Slurm knows no address.
     """
     if _resolves(node):
         return node

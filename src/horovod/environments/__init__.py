@@ -1,6 +1,6 @@
 """Finds out which rank this process is, from its launcher's variables, as a :class:`ProcessIdentity`.
 
-The core asks :func:`identity` once at ``init()``. A new launcher is one sibling file and one line in ``ENVIRONMENTS``.
+The core calls :func:`identity` once in ``init()``. A new launcher is one file in this folder and one line in ``ENVIRONMENTS``.
 """
 
 from __future__ import annotations

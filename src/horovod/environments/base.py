@@ -1,7 +1,7 @@
 """The ranks and host of a process, in one form for all launchers: :class:`ProcessIdentity`.
 
-A sibling file per launcher turns that launcher's variables into a ``ProcessIdentity``; the core asks for it once at ``init()``.
-Nothing here opens a connection, starts a process or imports a framework.
+For each launcher, a file in this folder turns the launcher's variables into a ``ProcessIdentity``; the core asks for it once in
+``init()``. Nothing here opens a connection, starts a process or imports a framework.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Rank0:
 
 
 class HostList(NamedTuple):
-    """The hosts of a job whose launcher runs no server for the ranks; rank 0, or the first of a part, runs one there."""
+    """The hosts of a job whose launcher runs no rendezvous server; rank 0, or the first rank of a part of the job, runs one."""
 
     hosts: tuple[str, ...]
     """Names as the launcher knows them."""
@@ -48,11 +48,11 @@ class ProcessIdentity:
     """The host name the launcher gave this rank, else the machine's."""
     launcher: str
     job: str
-    """A name that no other job on this host, and no other start of this job, has; "" if a rendezvous server is given."""
+    """A name that no other job on this host, and no other start of this job, has; "" if the ranks do not need it."""
     local_ranks_known: bool = True
     """Whether the local and cross numbers are known. If not, the rendezvous finds them from the ranks' hosts."""
     node: str = ""
-    """The launcher's name of a node, if that may be less than a machine; "" for the host name."""
+    """The launcher's name of a node, if a machine may have several nodes; "" for the host name."""
     rank_0: Rank0 | None = None
     """How the other ranks find rank 0, if the launcher tells it and runs no rendezvous server."""
     hosts: HostList | None = None
@@ -62,7 +62,7 @@ class ProcessIdentity:
 
 
 class Environment(ABC):
-    """One kind of launcher. Siblings are stateless; the variables are passed in."""
+    """One kind of launcher. Subclasses are stateless; the variables are passed in."""
 
     name: ClassVar[str]
     """The launcher's usual name; shown in errors."""
@@ -78,7 +78,7 @@ class Environment(ABC):
     @staticmethod
     @abstractmethod
     def identity(env: Mapping[str, str]) -> ProcessIdentity:
-        """Read the identity. Called only where :meth:`detect` is true.
+        """Read the identity. Called only if :meth:`detect` is true.
 
         Raises:
             ValueError: a variable is missing, does not parse or contradicts another; the message says what to do.
@@ -86,7 +86,7 @@ class Environment(ABC):
 
     @staticmethod
     def host_list(env: Mapping[str, str]) -> HostList | None:
-        """The hosts of the job that this process belongs to; None where the launcher's variables do not tell.
+        """The hosts of the job that this process belongs to; None if the launcher's variables do not tell.
 
         Raises:
             ValueError: a variable does not parse.
@@ -103,7 +103,13 @@ class Number:
 
 
 class EnvironmentVariables:
-    """The variables of one launcher, read so that every error names the variable, its value and the launcher."""
+    """Reads the variables of one launcher; every error names the variable, its value and the launcher.
+
+    Args:
+        env: the environment.
+        launcher: the launcher's name, for errors.
+        advice: what to do, for errors; ends with a full stop.
+    """
 
     def __init__(self, env: Mapping[str, str], launcher: str, advice: str) -> None:
         self._env = env
@@ -111,7 +117,11 @@ class EnvironmentVariables:
         self._advice = advice
 
     def number(self, name: str, default: int | None = None) -> Number:
-        """The whole number, at least 0, in variable ``name``; ``default`` where the variable is missing or empty."""
+        """The whole number, at least 0, in variable ``name``; ``default`` if the variable is missing or empty.
+
+        Raises:
+            ValueError: the variable is missing and has no default, or does not parse.
+        """
         text = self._env.get(name, "").strip()
         if not text:
             if default is None:
@@ -130,7 +140,7 @@ class EnvironmentVariables:
         return next((value for name in names if (value := self._env.get(name, "").strip())), "")
 
     def hostname(self, *names: str) -> str:
-        """The host name the launcher put in one of ``names``, else the machine's."""
+        """The host name that the launcher put in one of ``names``, else the machine's."""
         return self.text(*names) or socket.gethostname()
 
     def identity(
@@ -148,7 +158,11 @@ class EnvironmentVariables:
         node: str = "",
         rank_0: Rank0 | None = None,
     ) -> ProcessIdentity:
-        """Check the numbers against one another and make them a ProcessIdentity."""
+        """Check the numbers against one another, and make a ProcessIdentity of them.
+
+        Raises:
+            ValueError: the numbers contradict one another.
+        """
         for position, count in ((rank, size), (local_rank, local_size), (cross_rank, cross_size)):
             if count.value < 1:
                 raise self.error(f"{count.source} must be at least 1")
@@ -183,20 +197,25 @@ class EnvironmentVariables:
         )  # fmt: skip
 
     def port(self, name: str) -> int:
-        """The number of a port in variable ``name``."""
+        """The port number in variable ``name``.
+
+        Raises:
+            ValueError: the variable is missing, or is not a port number.
+        """
         number = self.number(name)
         if not 0 < number.value < 65536:
             raise self.error(f"environment variable {number.source} is not the number of a port")
         return number.value
 
     def error(self, problem: str) -> ValueError:
+        """The error to raise: the problem, the launcher and the advice."""
         return ValueError(f"{problem}. This process seems to have been started by {self._launcher}: {self._advice}")
 
 
 def consecutive(rank: Number, size: Number, local_size: Number) -> tuple[Number, Number]:
-    """Cross rank and cross size where the launcher gives none, as if ranks filled equal hosts one after the other.
+    """Cross rank and cross size if the launcher gives none, as if ranks filled equal hosts one after the other.
 
-    This is a guess: pass ``local_ranks_known=False``, so that the rendezvous replaces it by the right numbers.
+    This is a guess: pass ``local_ranks_known=False``, so that the rendezvous replaces the guess by the right numbers.
     """
     assumed = f"assumed from {rank.source}, {size.source} and {local_size.source}"
     per_host = max(1, local_size.value)

@@ -1,6 +1,6 @@
 """Ranks started by ``jsrun``, the launcher of LSF on IBM's systems.
 
-Its variables are those that IBM's Job Step Manager documents. They have not been tried on such a system.
+The variables are those of the documentation of IBM's Job Step Manager. This has not been tested on a real system.
 """
 
 from __future__ import annotations
@@ -56,5 +56,5 @@ def _variables(env: Mapping[str, str]) -> EnvironmentVariables:
 
 
 def _first(env: Mapping[str, str], *names: str) -> str:
-    """The first of the variables that is set; the first of all if none is."""
+    """The first of the variables that is set; if none is, the first one."""
     return next((name for name in names if env.get(name)), names[0])

@@ -1,4 +1,4 @@
-"""Pods of Kubeflow Trainer v2 whose command is not torchrun: each is one rank. The variables are torchrun's."""
+"""Pods of Kubeflow Trainer v2 whose command is not torchrun: each pod is one rank. The variables are those for torchrun."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KubeflowTrainer(Environment):
         read = EnvironmentVariables(
             env,
             KubeflowTrainer.name,
-            "run `torchrun` instead of `python` in the pods' command, or set numProcPerNode to 1 for one rank a pod.",
+            "run `torchrun` instead of `python` in the pods' command, or set numProcPerNode to 1 for one rank per pod.",
         )
         nodes, ranks = read.text("PET_NNODES"), read.text("PET_NPROC_PER_NODE") or "1"
         least, _, most = nodes.partition(":")

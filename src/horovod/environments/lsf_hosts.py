@@ -9,7 +9,7 @@ from pathlib import Path
 def lsf_hosts(environment: Mapping[str, str]) -> dict[str, int] | None:
     """LSF's hosts and their slots, in LSF's order; None outside of an LSF job.
 
-    On a cluster with IBM's CSM the first one only runs the job's script and is left out.
+    On a cluster with IBM's CSM, the first host only runs the job's script, and is left out.
 
     Raises:
         ValueError: the variables do not parse, the file cannot be read, or no host is left; the message says which.

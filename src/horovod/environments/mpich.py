@@ -8,7 +8,7 @@ from pathlib import Path
 from horovod.environments.base import Environment, EnvironmentVariables, ProcessIdentity, consecutive
 from horovod.environments.slurm import Slurm
 
-# One proxy runs per host and job, so it is the nearest ancestor that all ranks of a host share and no other job has.
+# One proxy runs per host and job, so the proxy is the nearest ancestor that all ranks of a host share and no other job has.
 _LAUNCHERS = ("hydra_pmi_proxy", "pmi_proxy", "mpiexec", "mpirun")
 
 
@@ -20,7 +20,7 @@ class MPICH(Environment):
     def detect(env: Mapping[str, str]) -> bool:
         if "PMI_RANK" not in env or "PMI_SIZE" not in env:
             return False
-        # Slurm's own PMI sets these two as well; Hydra always adds the local rank.
+        # Slurm's own PMI sets these two variables as well; Hydra always adds the local rank.
         return "MPI_LOCALRANKID" in env or not Slurm.detect(env)
 
     @staticmethod
@@ -64,7 +64,7 @@ def _launcher_process() -> str | None:
 
 
 def _start_time(pid: int) -> str:
-    # In ticks since boot: psutil's wall-clock time moves when the clock is set, and then ranks would disagree.
+    # In ticks since boot: psutil's wall-clock time changes when the clock is set, and then ranks would disagree.
     stat = Path(f"/proc/{pid}/stat")
     if stat.exists():
         return stat.read_text(errors="replace").rpartition(")")[2].split()[19]

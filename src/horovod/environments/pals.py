@@ -24,7 +24,7 @@ class PALS(Environment):
         read = EnvironmentVariables(
             env,
             PALS.name,
-            "it must give PMI_SIZE, PALS_LOCAL_RANKID and PALS_LOCAL_SIZE. What is missing can be set by hand, as in "
+            "it must give PMI_SIZE, PALS_LOCAL_RANKID and PALS_LOCAL_SIZE. Set missing variables by hand, as in "
             "`mpiexec -n 8 --env PMI_SIZE=8 python ...`.",
         )
         rank = read.number("PALS_RANKID" if env.get("PALS_RANKID") else "ALPS_APP_PE")

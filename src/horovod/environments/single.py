@@ -1,4 +1,4 @@
-"""No launcher at all: a job of one process, so that no caller has to check whether the job is distributed."""
+"""No launcher: a job of one process, so that no caller has to check whether the job is distributed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from horovod.environments.base import Environment, EnvironmentVariables, HostList, Number, ProcessIdentity
 from horovod.environments.slurm_nodes import expand_nodes, expand_ports
 
-# Slurm numbers a batch script, an interactive shell and the like from here; srun's own steps count up from 0.
+# Slurm numbers batch scripts, interactive shells and other special steps from here on; steps of srun count up from 0.
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
@@ -17,7 +17,7 @@ class Slurm(Environment):
 
     @staticmethod
     def detect(env: Mapping[str, str]) -> bool:
-        # Without its own step, a process is the batch script or its child: alone, even if SLURM_NTASKS is larger.
+        # A process without its own step is the batch script or its child: a single process, even if SLURM_NTASKS is larger.
         step = env.get("SLURM_STEP_ID", "").strip()
         if not step or "SLURM_PROCID" not in env:
             return False
@@ -57,7 +57,7 @@ class Slurm(Environment):
             return None
         try:
             hosts = tuple(expand_nodes(nodes))
-            # Task 0 is on the first node, whether tasks are dealt out in blocks or in turn; not so where a file places them.
+            # Task 0 is on the first node with a block or a cyclic distribution, but not necessarily if a file places tasks.
             first = "" if read.text("SLURM_DISTRIBUTION").startswith("arbitrary") else hosts[0]
             return HostList(hosts, first, tuple(expand_ports(ports)) if ports else ())
         except ValueError as error:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 MOST_NODES = 1 << 16
-"""The longest list that is accepted: a longer one is not Slurm's, and would fill the memory."""
+"""The maximum length of a list: a longer one is not Slurm's, and would fill the memory."""
 
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -50,7 +50,7 @@ def expand_ports(text: str) -> list[int]:
 
 
 def _split(text: str) -> Iterator[str]:
-    """The names between commas that stand outside of brackets."""
+    """The names, which are separated by the commas outside of brackets."""
     depth = start = 0
     for index, character in enumerate(text):
         depth += (character == "[") - (character == "]")

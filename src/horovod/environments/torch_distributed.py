@@ -1,4 +1,4 @@
-"""Ranks with the four variables of ``torch.distributed``, and without torchrun: a Kubeflow PyTorchJob, or set by hand."""
+"""Ranks with the four variables of ``torch.distributed``, but without torchrun: a Kubeflow PyTorchJob, or set by hand."""
 
 from __future__ import annotations
 

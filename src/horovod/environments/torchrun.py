@@ -23,7 +23,7 @@ class TorchRun(Environment):
             "start the script with `torchrun --nproc-per-node N ...` and leave its variables as they are.",
         )
         # A restarted worker group keeps run id, address and often the port; only the restart count differs. On several
-        # hosts the restart count is no use, because each agent counts its own restarts.
+        # hosts the restart count does not help, because each agent counts its own restarts.
         parts = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
         size, local_size = read.number("WORLD_SIZE"), read.number("LOCAL_WORLD_SIZE")
         several = local_size.value < size.value
@@ -37,7 +37,7 @@ class TorchRun(Environment):
             cross_size=read.number("GROUP_WORLD_SIZE", 1),
             hostname=read.hostname(),
             job="torchrun/" + "/".join(read.text(part) for part in parts),
-            local_ranks_known=not several,  # an agent knows how many ranks it starts itself, and not how many the others start
+            local_ranks_known=not several,  # an agent knows how many ranks it starts, but not how many others start
             node=f"torchrun's node {group.value}",
             rank_0=_rank_0(read) if several else None,
         )

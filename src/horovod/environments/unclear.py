@@ -1,7 +1,7 @@
 """Variables of one rank among several, in a form that no known launcher sets: an error, never a job of one process.
 
-An ordinary shell may have a size of 1, a size without a rank, or a batch system's variables for an allocation. These are no
-error.
+An ordinary shell may have a size of 1, a size without a rank, or a batch system's variables for an allocation. These are not
+errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Sign(NamedTuple):
     rank: str
     size: str
     advice: str
-    """The advice; begins with a verb."""
+    """What the user must do; begins with a verb."""
 
 
 _SIGNS = (
@@ -40,7 +40,7 @@ _RANKS_ALONE = (
     ("Cray PALS", "PALS_RANKID"),
     ("Cray ALPS", "ALPS_APP_PE"),
 )
-"""Ranks without a size; only a rank above 0 shows that there are several."""
+"""Launchers and variables with a rank but without a size; only a rank above 0 shows that there are several ranks."""
 
 
 def problem(env: Mapping[str, str]) -> str:

@@ -43,19 +43,19 @@ def run(
 ) -> list[Any]:
     """Call ``func(*args, **kwargs)`` on every rank of a new job, and return what each rank returned.
 
-    For scripts and notebooks. The function is sent to the ranks pickled, so lambdas and closures will do; each rank is a
-    fresh process, in which the function calls ``hvd.init()`` itself. The ranks' output appears in ``sys.stdout`` and
-    ``sys.stderr`` of the caller.
+    For scripts and notebooks. The function is pickled and sent to the ranks, so lambdas and closures work. Each rank is a new
+    process, in which the function calls ``hvd.init()`` itself. The ranks' output appears in ``sys.stdout`` and ``sys.stderr``
+    of the caller.
 
     Args:
         func, args, kwargs: what to call. All must be picklable by cloudpickle, as must the return value.
-        num_proc: how many ranks.
-        hosts: where, as ``"h1:2,h2:4"``; or
+        num_proc: the number of ranks.
+        hosts: the hosts and their slots, as ``"h1:2,h2:4"``; or
         hostfile: a file with lines ``h1 slots=2``. Default: this machine.
         start_timeout: seconds until all ranks must have joined the rendezvous in ``hvd.init()``.
         output_filename: a folder that also gets each rank's output.
         verbose: describe the job on stderr before it starts.
-        executable: the Python to run the ranks with. Default: this one.
+        executable: the Python interpreter that runs the ranks. Default: this one.
         min_num_proc, max_num_proc: the fewest and the most ranks of an elastic job, which continues when ranks are lost or
             added; the function trains with ``hvd.elastic.run``.
         host_discovery_script: a command that prints the hosts that are available now, for elastic jobs.
@@ -64,11 +64,11 @@ def run(
         cooldown_range: the shortest and the longest time in seconds for which a host gets no new ranks after a rank has failed
             there; forever by default.
         use_mpi: have ``mpirun`` start the ranks.
-        mpi_args: more arguments for it.
+        mpi_args: more arguments for ``mpirun``.
         ssh_port, ssh_identity_file, network_interfaces: how to reach other hosts, and over which of their networks. If all
             ranks run on this host, they have no effect, and a notice on stderr says so.
-        disable_cache: without effect, since nothing is cached.
-        use_gloo: no mpirun; the default.
+        disable_cache: accepted, no effect: nothing is cached.
+        use_gloo: have Horovod's launcher itself start the ranks; the default.
         np, min_np, max_np, network_interface: deprecated names.
 
     Returns:
@@ -133,7 +133,7 @@ class _HorovodArgs:
 
     Its attributes are those of the parsed command line, such as ``num_proc``, ``hosts``, ``command``, ``verbose``,
     ``fusion_threshold_mb``. None means "not given". ``run_func`` is a function without arguments to run instead of a command,
-    and ``executable`` the Python for it.
+    and ``executable`` the Python interpreter for it.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ def parse(arguments: Sequence[str]) -> Options:
 
     Raises:
         ValueError: an argument or the configuration file is wrong.
-        SystemExit: help and the version are printed, and it ends here; argparse's own complaints exit with status 2.
+        SystemExit: help or the version was asked for, and is printed; or argparse found an error, with status 2.
     """
     parser = build_parser()
     head, command = split_command(parser, arguments)
@@ -52,7 +52,7 @@ def parse(arguments: Sequence[str]) -> Options:
 def split_command(parser: Parser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into the launcher's own arguments and the user's command.
 
-    argparse's REMAINDER would take what follows a misspelt flag for the command, and report the wrong argument.
+    argparse's REMAINDER would take the argument after a misspelt flag for the command, and report the wrong argument.
     """
     position = 0
     while position < len(arguments):
@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog="horovodrun",
             usage=help_text.USAGE,
-            description="Runs a command as several ranks of one distributed job. What follows the command belongs to it.",
+            description="Runs a command as several ranks of one distributed job. Arguments after the command belong to it.",
             epilog=f"{help_text.EXAMPLES}\n{help_text.MORE}" if brief else help_text.EXAMPLES,
             formatter_class=argparse.RawDescriptionHelpFormatter,  # keeps the lines of the examples
             argument_default=argparse.SUPPRESS,
@@ -164,28 +164,31 @@ class _HelpAll(argparse.Action):
 
 
 def build_parser(brief: bool = True) -> Parser:
-    """The parser. ``brief`` concerns only what its help shows."""
+    """The parser. ``brief`` changes only its help: that of ``--help``, or of ``--help-all`` if False."""
     parser = Parser(brief)
     flag = parser.flag
-    flag(parser, "--help-all", action=_HelpAll, nargs=0, help="show every flag with its default and variable, and exit")
+    flag(parser, "--help-all", action=_HelpAll, nargs=0,
+         help="show every flag with its default and environment variable, and exit")  # fmt: skip
     flag(parser, "-v", "--version", action="version", version=_version.VERSION, help="show the version, and exit")
     flag(parser, "-cb", "--check-build", action="store_true", dest="check_build",
          help="show which frameworks and engines can be used, and exit")  # fmt: skip
-    flag(parser, "-np", "--num-proc", type=_positive, dest="num_proc", metavar="N", help="how many ranks to run")
+    flag(parser, "-np", "--num-proc", type=_positive, dest="num_proc", metavar="N", help="number of ranks to run")
     flag(parser, "--verbose", action="store_true",
-         help="before the ranks start, show on stderr what is started where")  # fmt: skip
-    flag(parser, "--dry-run", action="store_true", help="show what would be started where, and exit; no host is asked")
+         help="before the ranks start, print to stderr what starts on which host")  # fmt: skip
+    flag(parser, "--dry-run", action="store_true",
+         help="print what would start on which host, and exit; contacts no host")  # fmt: skip
     flag(parser, "--dump", metavar="JOB|PID",
-         help="have all ranks of a running job write down what they do, print an explanation, and exit; the job continues. PID "
-              "is the process of horovodrun or of a rank, JOB the number of a batch job, on this host")  # fmt: skip
+         help="have all ranks of a running job write their flight recorders, explain what the ranks do, and exit; the job "
+              "continues. PID is the process id of horovodrun or of a rank on this host, JOB the number of a batch job on this "
+              "host")  # fmt: skip
     flag(parser, "--top", metavar="JOB|PID",
-         help="show what a running job does, and where its ranks wait, until Ctrl-C. JOB and PID as of --dump, on the host of "
-              "rank 0")  # fmt: skip
+         help="show what a running job does, and where its ranks wait, until Ctrl-C. Run this on the host of rank 0; JOB and "
+              "PID are as for --dump")  # fmt: skip
     flag(parser, "--stdin", type=_rank_or_none, metavar="RANK",
-         help="the rank that reads standard input, as pdb does; or none (default: 0 with -np 1, else none)")  # fmt: skip
+         help="rank that reads standard input, for example for pdb; or none (default: 0 with -np 1, else none)")  # fmt: skip
     flag(parser, "--start-timeout", type=_positive, metavar="S",
          help=f"seconds until all ranks must have started (default: {config.START_TIMEOUT}, else 30)")  # fmt: skip
-    flag(parser, "--config-file", metavar="YAML", help="read settings from this file; flags override it")
+    flag(parser, "--config-file", metavar="YAML", help="read settings from this YAML file; flags override them")
     flag(parser, "--disable-cache", action="store_true", help="accepted, no effect: nothing is cached")
 
     _add_hosts(parser)
@@ -198,17 +201,19 @@ def build_parser(brief: bool = True) -> Parser:
 
 def _add_hosts(parser: Parser) -> None:
     flag = parser.flag
-    group = parser.add_argument_group("hosts", f"reached by ssh, or by what {config.SSH_COMMAND} says instead")
+    group = parser.add_argument_group(
+        "hosts", f"other hosts are reached by ssh, or by the command in {config.SSH_COMMAND}"
+    )
     where = group.add_mutually_exclusive_group()
     flag(where, "-H", "--hosts", metavar="HOSTS", help="hosts and their slots: h1:2,h2:4 (default: localhost:N)")
-    flag(where, "-hostfile", "--hostfile", metavar="FILE", help="hosts, one `name slots=n` a line")
+    flag(where, "-hostfile", "--hostfile", metavar="FILE", help="file with one `name slots=n` per line")
     flag(where, "--host-discovery-script", metavar="SCRIPT",
-         help="a command that prints the available hosts, one host:slots a line; makes the job elastic")  # fmt: skip
+         help="command that prints the available hosts, one host:slots per line; makes the job elastic")  # fmt: skip
     flag(group, "--network-interfaces", type=_names, action="append", dest="nics", metavar="NICS",
          help="network interfaces the job may use, separated by commas")  # fmt: skip
     flag(group, "--network-interface", type=_names, action="append", dest="nics", metavar="NIC",
-         help="the same, one at a time")  # fmt: skip
-    flag(group, "-p", "--ssh-port", type=_port, metavar="PORT", help="port of ssh on the hosts")
+         help="the same; can be given several times")  # fmt: skip
+    flag(group, "-p", "--ssh-port", type=_port, metavar="PORT", help="ssh port of the hosts")
     flag(group, "-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
 
 
@@ -219,7 +224,7 @@ def _add_output(parser: Parser) -> None:
         group,
         "--output-filename",
         metavar="DIR",
-        help="also write each rank's output to DIR/rank.<r>/stdout and stderr",
+        help="also write each rank's output to DIR/rank.<r>/stdout and DIR/rank.<r>/stderr",
     )
     stamps = group.add_mutually_exclusive_group()
     flag(stamps, "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
@@ -257,32 +262,32 @@ def _add_elastic(parser: Parser) -> None:
     flag = parser.flag
     group = parser.add_argument_group("elastic jobs")
     flag(group, "--min-np", "--min-num-proc", type=_positive, dest="min_num_proc", metavar="N",
-         help="the fewest ranks with which the job continues; makes the job elastic")  # fmt: skip
+         help="minimum number of ranks with which the job continues; makes the job elastic")  # fmt: skip
     flag(group, "--max-np", "--max-num-proc", type=_positive, dest="max_num_proc", metavar="N",
-         help="the most ranks (default: all slots)")  # fmt: skip
+         help="maximum number of ranks (default: all slots)")  # fmt: skip
     flag(group, "--slots-per-host", type=_positive, dest="slots", metavar="N",
-         help="slots of each host that the discovery script prints without a number")  # fmt: skip
+         help="slots of each host for which the discovery script prints no number")  # fmt: skip
     flag(group, "--elastic-timeout", type=_positive, metavar="S",
-         help=f"seconds to wait for enough slots, or ranks (default: {config.ELASTIC_TIMEOUT}, else 600)")  # fmt: skip
+         help=f"seconds to wait for enough slots or ranks (default: {config.ELASTIC_TIMEOUT}, else 600)")  # fmt: skip
     flag(group, "--reset-limit", type=_not_negative, metavar="N",
-         help="how often the ranks may change before the job ends (default: any number of times)")  # fmt: skip
+         help="how many times the ranks may change before the job ends (default: no limit)")  # fmt: skip
     flag(group, "--blacklist-cooldown-range", type=_positive, nargs=2, dest="cooldown_range", metavar=("MIN", "MAX"),
-         help="the shortest and the longest time in seconds until a host on which a rank has failed is used again "
-              "(default: never)")  # fmt: skip
+         help="minimum and maximum number of seconds until a host on which a rank has failed is used again (default: the host "
+              "is not used again)")  # fmt: skip
 
 
 def _add_launchers(parser: Parser) -> None:
     flag = parser.flag
     group = parser.add_argument_group("how ranks are started")
     which = group.add_mutually_exclusive_group()
-    flag(which, "--gloo", action="store_true", dest="use_gloo", help="by this launcher itself (the default)")
+    flag(which, "--gloo", action="store_true", dest="use_gloo", help="by horovodrun itself (the default)")
     flag(which, "--mpi", action="store_true", dest="use_mpi", help="by mpirun")
     flag(which, "--jsrun", action="store_true", dest="use_jsrun", help="by jsrun")
-    flag(group, "--mpi-args", metavar="ARGS", help='more arguments for mpirun: --mpi-args="-x NAME"')
+    flag(group, "--mpi-args", metavar="ARGS", help='more arguments for mpirun, as in --mpi-args="-x NAME"')
     flag(group, "--tcp", action="store_true", dest="tcp_flag",
-         help="between hosts, NCCL uses TCP and not InfiniBand (NCCL_IB_DISABLE=1)")  # fmt: skip
+         help="have NCCL use TCP instead of InfiniBand between hosts (NCCL_IB_DISABLE=1)")  # fmt: skip
     flag(group, "--binding-args", metavar="ARGS",
-         help="arguments by which mpirun or jsrun binds ranks to cores")  # fmt: skip
+         help="arguments that make mpirun or jsrun bind ranks to cores")  # fmt: skip
 
 
 def _translate_old_flags(given: dict[str, Any]) -> None:

@@ -15,13 +15,17 @@ from horovod.runner.machine import is_local
 
 
 def check_entry_point() -> None:
-    """Whether PyTorch, when it is imported, will find what replaces one back end by another."""
+    """Check that PyTorch, when it is imported, will find the entry point by which Horovod replaces a back end.
+
+    Raises:
+        ValueError: it will not.
+    """
     from importlib.metadata import entry_points  # it imports much
 
     if not entry_points(group="torch.backends", name="horovod"):
         raise UsageError(
-            "--torch-backend: this installation of Horovod has no entry point for PyTorch, as one has that was installed "
-            "before there was such a flag. Install it again: pip install '.[torch]', in the folder of Horovod's repository"
+            "--torch-backend: this installation of Horovod has no entry point for PyTorch, probably because it is older than "
+            "this flag. Install Horovod again: pip install '.[torch]', in the folder of Horovod's repository"
         )
 
 
@@ -41,11 +45,11 @@ def batch_job(environment: Mapping[str, str]) -> str:
 
 
 def is_here(host: HostInfo, environment: Mapping[str, str]) -> bool:
-    """Whether the launcher runs on this host, as the user that is asked for."""
+    """Whether the launcher runs on this host, as the user that the host was given with."""
     if host.user:
         return False
     if host.hostname == environment.get("SLURMD_NODENAME"):
-        return True  # Slurm's name for it, which no resolver need know
+        return True  # Slurm's name for it, which may not resolve
     try:
         return is_local(host.hostname)
     except OSError:
@@ -53,7 +57,7 @@ def is_here(host: HostInfo, environment: Mapping[str, str]) -> bool:
 
 
 def with_absolute_python_path(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment, with PYTHONPATH relative to no folder: agents on other hosts start in another one."""
+    """The environment, with absolute paths in PYTHONPATH: agents on other hosts start in another folder."""
     found = environment.get("PYTHONPATH", "")
     parts = found.split(os.pathsep)
     if not found or all(Path(part).is_absolute() for part in parts):
@@ -72,7 +76,11 @@ def check_interfaces(nics: Sequence[str]) -> None:
 
 
 def check_program(program: str, environment: Mapping[str, str]) -> None:
-    """One error before the start instead of the same error from every rank."""
+    """Check that a program can be run: one error before the start replaces the same error from every rank.
+
+    Raises:
+        ValueError: the program is not found, or is not executable.
+    """
     if shutil.which(program, path=environment.get("PATH")) is not None:
         return
     if program.endswith(".py") and Path(program).is_file():

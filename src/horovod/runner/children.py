@@ -1,11 +1,12 @@
 """Starts processes so that none is left behind, even if a signal arrives at any moment.
 
 A signal handler may raise at any instruction of the main thread, such as between the start of a process and the assignment that
-names it. So no handler runs between the start of a process and the moment when its owner knows of it:
+names it. So no handler runs between the start of a process and the moment when its owner has recorded it:
 
 - A process that ends by itself, such as a discovery script, starts, is read and ends inside :func:`run`. A signal that asks
-this process to end ends the other process at once, and is handled then. - A process that stays, such as a rank or an ssh, is
-started by a function that :func:`owned` calls, and that gives it to the code that will end it.
+  this process to end ends the other process at once, and is handled afterwards.
+- A process that stays, such as a rank or an ssh, is started by a function that :func:`owned` calls, and that gives the process
+  to the code that will end it.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _T = TypeVar("_T")
 MOST_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 16
 _EXIT_SECONDS = 1.0
-"""How long a killed process may take to end. One that waits inside the kernel may take longer; nothing waits with it."""
+"""How long a killed process may take to end. A process that waits inside the kernel may take longer; nothing waits for it."""
 _LONGEST_LOOK_SECONDS = 0.05
 LONGEST_WAIT_SECONDS = 0.2
-"""After this time, the main thread interrupts a wait: the kernel may give a signal to another thread, which wakes no waiting
+"""How long the main thread waits at a time. The kernel may deliver a signal to another thread, which does not wake the main
 thread."""
 _ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM})
-"""Signals by which users, batch systems and time-outs interrupt what a process does."""
+"""Signals by which users, batch systems and timeouts interrupt a process."""
 
 
 class Done(NamedTuple):
@@ -62,15 +63,17 @@ class TooMuchOutput(Exception):
 def run(
     command: Sequence[str], seconds: float, *, environment: Mapping[str, str] | None = None, cancel: int = -1
 ) -> Done:
-    """Run a program to its end, in a session of its own. All that it has started there is ended with it.
+    """Run a program to its end, in a new session. All processes that it has started there are ended with it.
 
     Args:
-        environment: its own; None for this process's.
-        cancel: a descriptor; once it can be read, the program is ended. -1 for none.
+        command: the program and its arguments.
+        seconds: how long the program may take.
+        environment: the program's environment; None for that of this process.
+        cancel: a descriptor; once it is readable, the program is ended. -1 for none.
 
     Raises:
-        TimeoutError: it takes longer than ``seconds``.
-        Cancelled: ``cancel`` can be read, or a signal came whose handler does not raise.
+        TimeoutError: the program takes longer than ``seconds``.
+        Cancelled: ``cancel`` is readable, or a signal came whose handler does not raise.
         TooMuchOutput: its output is too long.
         OSError: it cannot be run.
     """
@@ -78,11 +81,11 @@ def run(
 
 
 def interruptible(work: Callable[[int], _T]) -> _T:
-    """Call ``work(interrupted)`` with no signal handler before its end.
+    """Call ``work(interrupted)``; signal handlers run only after its end.
 
     Args:
-        work: soon ends once the descriptor ``interrupted`` can be read: a signal asks this process to end. In another thread
-            than the main one, where no handlers run, it is -1. The main thread must not wait for longer than
+        work: must end soon once the descriptor ``interrupted`` is readable: a signal asks this process to end. In threads other
+            than the main one, where no handlers run, it never becomes readable. The main thread must not wait for longer than
             ``LONGEST_WAIT_SECONDS`` at a time.
     """
     came: list[int] = []
@@ -114,8 +117,8 @@ def owned(work: Callable[..., _T], *arguments: Any) -> _T:
 class Cleanup(ExitStack[None]):
     """An ``ExitStack`` whose exit no signal handler interrupts halfway. Everything in it ends soon, and hides no exception.
 
-    To be entered twice, as in ``with Cleanup() as cleanup, cleanup:``. A handler that raises right at the beginning of the
-    first exit leaves everything to the second, which otherwise finds nothing to do.
+    Enter it twice: ``with Cleanup() as cleanup, cleanup:``. If a handler raises right at the beginning of the first exit, the
+    second exit does everything; otherwise it finds nothing to do.
     """
 
     def __exit__(
@@ -154,12 +157,12 @@ def _run(
 
 
 def _read(process: subprocess.Popen[bytes], deadline: float, cancels: Collection[int]) -> tuple[bytes, bytes]:
-    """Everything up to the end of both streams, and to the process's own. Leaves it unreaped, so that its number stays its."""
+    """Read both streams until they and the process have ended. Does not reap the process, so its id is not reused."""
     assert process.stdout is not None and process.stderr is not None
     out, errors = process.stdout.fileno(), process.stderr.fileno()
     found = {out: b"", errors: b""}
     reading = set(found)
-    look = 0.001  # it may close its streams, and run on
+    look = 0.001  # the process may close its streams and continue
     with selectors.DefaultSelector() as selector:
         for stream in (*found, *cancels):
             selector.register(stream, selectors.EVENT_READ)

@@ -13,10 +13,10 @@ from horovod.runner.tunables import TUNABLES, Value
 
 
 def read_config_file(filename: str) -> tuple[str | None, dict[str, Value]]:
-    """The controller the file asks for, and its settings by :attr:`Tunable.name`.
+    """The controller that the file asks for, and its settings by :attr:`Tunable.name`.
 
     Raises:
-        ValueError: the file cannot be read, is no YAML, or holds something unknown; the message names the file and the key.
+        ValueError: the file cannot be read, is not YAML, or holds something unknown; the message names the file and the key.
     """
     content = _load(filename)
     settings: dict[str, Value] = {}

@@ -23,9 +23,11 @@ def describe(
     """The job as text.
 
     Args:
+        command: what each rank runs.
+        slots: the assignments, by rank.
         agents: one for each host, all ready.
         rendezvous: where the ranks of each host reach the rendezvous server.
-        environment: the launcher's own.
+        environment: the launcher's environment.
         asked, memory: variables that the user's flags set for the ranks, and variables for the memory allocator.
         reader: the rank that reads standard input, or None.
     """
@@ -45,11 +47,11 @@ def describe(
         if threads:
             share = ", ".join(f"{name}={value}" for name, value in threads.items())
             lines.append(
-                f"  {share}: a fair share of {agent.facts.cores} cores{where}; set either to choose for yourself"
+                f"  {share}: a fair share of {agent.facts.cores} cores{where}; set one of them to choose yourself"
             )
         else:
             lines.append("  threads of OpenMP and MKL: as you have set them")
     if memory:
         limits = ", ".join(f"{name}={value}" for name, value in memory.items())
-        lines.append(f"  {limits}: memory of one step is kept for the next; set either to choose for yourself")
+        lines.append(f"  {limits}: memory of one step is kept for the next; set one of them to choose yourself")
     return "\n".join(lines)

@@ -1,5 +1,4 @@
-"""The output of ``horovodrun --dry-run``: the processes that would be started on each host, as text to read and to copy.
-Pure."""
+"""The output of ``horovodrun --dry-run``: the processes that would start on each host, as text to read and to copy. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +12,11 @@ from horovod.runner.agent.messages import ProcessPlan
 PORT, FREE, SECRET, ADDRESS, CORES = "PORT", "FREE_PORT", "SECRET", "ADDRESS", "CORES"
 """Placeholders for values that are known only when the job starts, or that are never shown."""
 _NOTES = {
-    PORT: "the launcher's, which the kernel chooses when the job starts",
-    FREE: "one of rank 0's host, for torch.distributed; chosen when the job starts",
+    PORT: "the port of the rendezvous server, which the kernel chooses when the job starts",
+    FREE: "a free port of rank 0's host, for torch.distributed; chosen when the job starts",
     SECRET: "made for each job, and never shown",
-    ADDRESS: "the one of this host's addresses at which the other host reaches it",
-    CORES: "the host's cores, which its agent counts, divided by its ranks",
+    ADDRESS: "the address of this host at which the other host reaches it",
+    CORES: "the number of the host's cores, which its agent counts, divided by the number of its ranks",
 }
 
 
@@ -32,33 +31,34 @@ class HostPart(NamedTuple):
     """The part of these that comes from the launcher's environment."""
     plans: Sequence[ProcessPlan]
     agent: Sequence[str] = ()
-    """The command that starts an agent on the host; empty on the launcher's own."""
+    """The command that starts an agent on the host; empty on the launcher's host."""
 
 
 def describe(parts: Sequence[HostPart], addresses: Sequence[str], job: Sequence[str] = ()) -> str:
     """The job as text.
 
     Args:
-        addresses: of the launcher's host, at which agents would try to reach it.
-        job: lines about the whole of it.
+        parts: one for each host.
+        addresses: the addresses at which agents would try to reach the launcher.
+        job: lines about the whole job.
     """
-    lines = ["horovodrun: this is what the job would be; nothing is started, and no host is asked.", *job]
+    lines = ["horovodrun: this is the job that would run; nothing is started, and no host is contacted.", *job]
     for part in parts:
         ranks = _ranks([plan.number for plan in part.plans])
         lines += ["", f"{ranks} on {', '.join(part.names)}, in {part.directory}"]
         if part.agent:
             tried = ", ".join(addresses) or "none that is known"
             lines += [
-                "  An agent runs them, which is started by",
+                "  An agent runs them. The command that starts it:",
                 f"    {shlex.join(part.agent)}",
-                "  It takes part if it can be started so without a password, has the same version of Horovod, can enter that",
-                f"  folder, and reaches the launcher at one of {tried}.",
-                "  The environment of a login there, and from here",
+                "  The command must work without a password. The host takes part if it has the same version of Horovod, and if",
+                f"  its agent can enter that folder and reaches the launcher at one of {tried}.",
+                "  They have the environment of a login there, these variables from here",
                 f"    {' '.join(sorted(part.inherited))}",
                 "  and",
             ]
         else:
-            lines.append("  This is the launcher's own host, so they inherit its environment; and they have")
+            lines.append("  This is the launcher's host, so they inherit its environment. In addition they have")
         own = {name: value for name, value in part.environment.items() if part.inherited.get(name) != value}
         lines += [f"    {name}={shlex.quote(value)}" for name, value in sorted(own.items())]
         for plan in part.plans:

@@ -1,6 +1,6 @@
-"""The launcher's part in flight recorders: it chooses their folder, passes requests on, and adds how processes ended.
+"""The launcher's part in flight recorders: it chooses their folder, forwards requests, and adds how processes ended.
 
-A request is SIGURG: ``horovodrun --dump`` sends it to a launcher, which passes it on to all ranks of all hosts, or to a rank,
+A request is SIGURG: ``horovodrun --dump`` sends it to a launcher, which forwards it to all ranks of all hosts, or to a rank,
 which asks the others.
 """
 
@@ -45,9 +45,12 @@ def _name(pid: int) -> str:
 
 
 def notice(folder: Path, outcome: Outcome, since: float, several_hosts: bool) -> str:
-    """Add to the folder how the processes of a failed job ended, and say where it is; "" if the ranks have written nothing.
+    """Add to the folder how the processes of a failed job ended. Returns the text that says where the folder is; "" if the
+    ranks have written nothing.
 
     Args:
+        folder: where the ranks write.
+        outcome: how the job ended.
         since: when the job began, by ``time.time``.
         several_hosts: whether some ranks run on other hosts.
     """
@@ -61,10 +64,10 @@ def notice(folder: Path, outcome: Outcome, since: float, several_hosts: bool) ->
     try:
         dump.write(folder / dump.LAUNCHER_FILE, dump.encode(content))
     except dump.DumpError:
-        pass  # a full disk; what the ranks have written is there
+        pass  # a full disk; the files of the ranks are there
     where = f"{folder}, on each host" if several_hosts else folder
     command = f"python -m horovod.diagnose {shlex.quote(str(folder))}"
-    return f"horovodrun: what every rank did until the end is in {where}. In words: {command}"
+    return f"horovodrun: what every rank did until the end is in {where}. To have it explained: {command}"
 
 
 def _written(folder: Path, since: float) -> Iterator[Path]:
@@ -82,7 +85,7 @@ def _written(folder: Path, since: float) -> Iterator[Path]:
 
 
 def request(target: str) -> Path:
-    """Have all ranks of a running job write down what they do, and wait until they have.
+    """Have all ranks of a running job write their flight recorders, and wait until they have.
 
     Args:
         target: the process id of ``horovodrun`` or of a rank, or the number of a batch job, on this host.
@@ -144,14 +147,14 @@ def _listed(root: Path) -> list[Path]:
 
 def _process(target: str) -> int:
     if not target.isdecimal():
-        raise UsageError(f"--dump takes the number of a process or of a batch job, not {target!r}")
+        raise UsageError(f"--dump takes a process id or the number of a batch job, not {target!r}")
     if _answers(int(target)):
         return int(target)
     of_job = [pid for pid in _own_processes() if _answers(pid) and _is_of(pid, target)]
     if not of_job:
         raise UsageError(
-            f"neither horovodrun nor a rank of a job runs on this host as process {target}, or in a batch job of that number, "
-            "for this user"
+            f"neither horovodrun nor a rank of a job runs on this host as process {target}, or in batch job {target}, as this "
+            "user"
         )
     launchers = [
         pid for pid in of_job if any(name in _command(pid) for name in ("horovodrun", "horovod.runner.launch"))
@@ -175,7 +178,7 @@ def _own_processes() -> Iterator[int]:
 
 
 def _answers(pid: int) -> bool:
-    """Whether a process handles the signal. It does no harm to one that does not."""
+    """Whether a process handles the signal. The signal does no harm to a process that does not."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             name, _, value = line.partition(":")

@@ -27,7 +27,7 @@ def run_function(
 
     Raises:
         ValueError: the request cannot be met.
-        RuntimeError: a rank failed; the message holds its traceback, and the cause is its exception where it could be sent.
+        RuntimeError: a rank failed; the message holds its traceback, and the cause is its exception, if that could be sent.
     """
     command = (executable or sys.executable, "-m", "horovod.runner.run_task")
     job = make_job(replace(options, command=command), os.environ, hosts_python=executable is None)

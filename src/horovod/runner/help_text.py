@@ -1,6 +1,4 @@
-"""The help of ``horovodrun --help`` and ``--help-all`` for the flags: which are shown, in which groups, with which defaults.
-Pure.
-"""
+"""The texts of ``horovodrun --help`` and ``--help-all``: which flags are shown, in which groups, with which defaults. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ USAGE = "horovodrun -np N [-H host:slots,...] [options] command [arguments of th
 EXAMPLES = """\
 examples:
   horovodrun -np 4 python train.py                       four ranks on this host
-  horovodrun -np 8 -H hostA:4,hostB:4 python train.py    eight on two hosts, which ssh reaches
-  horovodrun -np 4 --dry-run python train.py             show what would be started
+  horovodrun -np 8 -H hostA:4,hostB:4 python train.py    eight ranks on two hosts, reached by ssh
+  horovodrun -np 4 --dry-run python train.py             print what would start, and start nothing
 """
 MORE = "horovodrun --help-all lists every flag, with its default and its environment variable."
 

@@ -1,6 +1,6 @@
 """One job from the user's request to its outcome: rank assignment, agents, environment, rendezvous, supervision.
 
-``horovodrun`` and ``horovod.run`` both come here; they differ in what each rank runs and where its output goes.
+``horovodrun`` and ``horovod.run`` both use this; they differ in what each rank runs and where its output goes.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Job:
 
     Args:
         options: the request; its ``command`` is what each rank runs.
-        environment: the launcher's own.
-        hosts_python: whether the command's first argument, an interpreter, is to be each host's own, which runs its agent.
+        environment: the launcher's environment.
+        hosts_python: whether to replace the command's first argument, an interpreter, by the one that runs each host's agent.
 
     Raises:
         ValueError: the request cannot be met; the message says why.
@@ -105,7 +105,7 @@ class Job:
         return host_sources.choose(self._options, self._launcher_environment)
 
     def _assign(self, ranks: int) -> list[SlotInfo]:
-        """Never more ranks than asked for: a list of hosts says where ranks may run, not how many there are."""
+        """The assignments of exactly ``ranks`` ranks: a list of hosts says where ranks may run, not how many there are."""
         return get_host_assignments(list(self._hosts.values()), ranks, ranks)
 
     def run(
@@ -115,7 +115,7 @@ class Job:
         signals: SignalPipe | None = None,
         published: Mapping[str, bytes] | None = None,
     ) -> Outcome:
-        """Start all ranks and stay with them to the end. Once only.
+        """Start all ranks, and supervise them until the job ends. Can be called once.
 
         Args:
             stdout, stderr: where the ranks' output goes.
@@ -176,7 +176,7 @@ class Job:
                         seconds=self._seconds,
                     ):
                         agents.append(agent)
-                        cleanup.callback(agent.kill)  # where it was not ended with the job
+                        cleanup.callback(agent.kill)  # if it did not end with the job
 
                 owned(reach_others)
 
@@ -285,7 +285,10 @@ class Job:
 
         Args:
             hosts: its names.
-            here: whether it is the launcher's own.
+            facts: what its agent has reported.
+            here: whether it is the launcher's host.
+            rendezvous: the address at which it reaches the rendezvous server.
+            secret: the job's secret, encoded.
         """
         slots = [slot for slot in self.slots if slot.hostname in hosts]
         return self._shared(", ".join(hosts), facts, here, rendezvous, secret, len(slots)), [
@@ -310,8 +313,8 @@ class Job:
         """The environment variables of all ranks of a host.
 
         Args:
-            here: whether it is the launcher's own.
-            ranks: how many there are.
+            here: whether it is the launcher's host.
+            ranks: how many ranks it has.
         """
         own = self._launcher_environment
         return {
@@ -363,8 +366,8 @@ class Job:
             return guardian
         except OSError as error:
             output.say(
-                f"horovodrun: cannot start the guardian ({error.strerror}): should this launcher be killed, "
-                "its ranks would have to be ended by hand"
+                f"horovodrun: cannot start the guardian ({error.strerror}): if this launcher is killed, "
+                "you must end its ranks by hand"
             )
             return None
 

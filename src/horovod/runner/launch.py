@@ -1,6 +1,6 @@
 """``horovodrun``: reads the command line, runs the job, reports how it ended, and exits with its status.
 
-:func:`main` is the program. Python code that starts a job as the command line would calls :func:`run_commandline`.
+:func:`main` is the program. Python code that starts a job in the same way calls :func:`run_commandline`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from horovod.runner.options import Options
 class JobFailed(RuntimeError, SystemExit):
     """A job that :func:`run_commandline` ran has failed, or was interrupted.
 
-    Nothing but this exception reports it to the caller. If it is not caught, the program ends with the job's exit status and
-    without a traceback, because the end of the job has been printed already.
+    If the exception is not caught, the program ends with the job's exit status and without a traceback, because the end of the
+    job has been printed already.
 
     Attributes:
         code: the exit status of ``horovodrun``: the failing rank's, or 128 + a signal's number.
@@ -83,7 +83,7 @@ def _run(args: Any) -> Any:
         With ``args.run_func``, what it returns on each rank, as :func:`horovod.run`. Otherwise None.
 
     Raises:
-        as :func:`run_commandline`, or as :func:`horovod.run`.
+        the errors of :func:`run_commandline` or, with ``args.run_func``, of :func:`horovod.run`.
     """
     from horovod.runner.tunables import TUNABLES
 
@@ -118,7 +118,7 @@ def main() -> int:
             return run_commandline()
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # not at the interpreter's end, which would complain
+                sys.stdout.flush()  # at its end, the interpreter would print an error that occurs here
     except BrokenPipeError:
         # The reader of --dry-run or --check-build has ended, as `head` does. A job notices it itself.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -132,7 +132,7 @@ def main() -> int:
 
 
 def _carry_out(options: Options) -> tuple[int, str]:
-    """Run the job. Returns the exit status, and what was said about the end of a job that failed."""
+    """Run the job. Returns the exit status and, if the job failed, the message about its end."""
     if options.dry_run:
         from horovod.runner.jobs import make_job
 
@@ -148,7 +148,7 @@ def _carry_out(options: Options) -> tuple[int, str]:
     pipe = SignalPipe()
     stdout, stderr = console(pipe)
     try:
-        pipe.ends_at_once = True  # the first answer of a discovery script may take its time
+        pipe.ends_at_once = True  # the first run of a discovery script may take long
         with pipe as signals:
             job = make_job(options, os.environ)
             signals.ends_at_once = False

@@ -10,22 +10,22 @@ Act = Callable[[], object]
 
 
 class Loop:
-    """Calls back what is ready. Everything happens inside :meth:`run`, on the calling thread."""
+    """Calls functions when descriptors are ready or deadlines have passed, inside :meth:`run`, on the calling thread."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._timers: dict[Hashable, tuple[float, Act]] = {}
 
     def watch(self, descriptor: int, act: Act, *, for_writing: bool = False) -> None:
-        """Call ``act`` whenever ``descriptor`` can be read, or written. At most one of the two at a time.
+        """Call ``act`` whenever ``descriptor`` is readable; with ``for_writing``, writable. Only one of the two at a time.
 
         Raises:
-            PermissionError: it is an ordinary file, which is always ready.
+            PermissionError: the descriptor is of an ordinary file, which is always ready.
         """
         self._selector.register(descriptor, selectors.EVENT_WRITE if for_writing else selectors.EVENT_READ, act)
 
     def unwatch(self, descriptor: int) -> None:
-        """Forget a descriptor, before it is closed."""
+        """Forget a descriptor. Call this before closing it."""
         self._selector.unregister(descriptor)
 
     def watches(self, descriptor: int) -> bool:

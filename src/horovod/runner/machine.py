@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def is_local(hostname: str) -> bool:
-    """Whether ``hostname`` names this machine. Asks the resolver only where the name itself does not tell.
+    """Whether ``hostname`` names this machine. Asks the resolver only if the name itself does not tell.
 
     Raises:
         OSError: the name does not resolve.
@@ -24,7 +24,11 @@ def is_local(hostname: str) -> bool:
 
 
 def port_below_ephemeral() -> int:
-    """A port that is free on this machine, and that the kernel does not give to a process that asks for any port."""
+    """A free port of this machine, outside the range from which the kernel gives ports to processes that ask for any.
+
+    Raises:
+        OSError: 100 ports were tried, and none is free.
+    """
     for port in random.sample(range(20_000, 32_000), 100):
         with socket.socket() as probe:
             try:
@@ -54,7 +58,8 @@ def _is_own_address(address: str) -> bool:
 
 
 def usable_cores(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores this process may use: its affinity mask, and no more than the quota in ``control_groups``, rounded up."""
+    """The number of cores that this process may use: those of its affinity mask, but no more than the quota in
+    ``control_groups``, rounded up."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # no affinity on this operating system
@@ -64,7 +69,7 @@ def usable_cores(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _quota(root: Path) -> float | None:
-    """Cores' worth of time the container may use; None where there is no limit or none that can be read."""
+    """The CPU time that the container may use, in cores; None if there is no limit, or it cannot be read."""
     try:
         limit, period = (root / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)

@@ -1,4 +1,4 @@
-"""Everything a user can ask of the launcher, whether on ``horovodrun``'s command line or through ``horovod.run``."""
+"""Everything that a user can ask of the launcher, on ``horovodrun``'s command line or through ``horovod.run``."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Options:
     check_build: bool = False
     dry_run: bool = False
     dump: str | None = None
-    """The job whose ranks are to write down what they do: a process or a batch job."""
+    """The job whose ranks must write their flight recorders: a process id, or the number of a batch job."""
     top: str | None = None
-    """The job that is to be shown: a process or a batch job."""
+    """The job to show: a process id, or the number of a batch job."""
     config_file: str | None = None
     disable_cache: bool = False
     ssh_port: int | None = None

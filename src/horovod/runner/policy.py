@@ -15,10 +15,10 @@ from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.output.outcome import ReportedFailure
 
 _REPORTED_SECONDS = 1.0
-"""How long to wait until a rank that others have reported as failed ends by itself, before all ranks are ended."""
+"""How long a rank that others have reported as failed may take to end by itself before all ranks are ended."""
 _FINAL_OUTPUT_SECONDS = 1.0
-"""How long ranks that still run have, after the first failure, to end by themselves: the runtime has reported it to them, so
-they raise, print where they were, and release what they hold."""
+"""How long ranks that still run may take, after the first failure, to end by themselves: the runtime has reported the failure
+to them, so they raise, print where they were, and release what they hold."""
 _INTERRUPT_SECONDS = 1.0
 """If the rank that Ctrl-C went to ends within this time, Ctrl-C was meant for the job, or came too late for the rank."""
 _INTERRUPT = "interrupt"
@@ -38,7 +38,7 @@ class Wake(NamedTuple):
 
 
 class EndAll(NamedTuple):
-    """Ask all processes to end, make those that still run ``grace`` seconds later, and end the job."""
+    """Ask all processes to end, kill those that still run ``grace`` seconds later, and end the job."""
 
     grace: float
 
@@ -93,13 +93,15 @@ class Policy(ABC):
     @property
     @abstractmethod
     def undecided(self) -> bool:
-        """Whether the job goes on although no process of it may run."""
+        """Whether the job continues even if none of its processes runs."""
 
     @abstractmethod
     def ended(self, number: int, end: Exit, reported: ReportedFailure | None) -> Decisions:
         """A process has ended.
 
         Args:
+            number: the number of the process; in a static job its rank.
+            end: how it ended.
             reported: what the runtime of any rank has reported about the first failure so far.
         """
 
@@ -150,15 +152,15 @@ class StaticPolicy(Policy):
     """The job of a fixed set of ranks: it ends when all have ended, or soon after the first has failed.
 
     Args:
-        ranks: that will be started.
-        reader: the one that reads standard input, or None.
+        ranks: the ranks that will be started.
+        reader: the rank that reads standard input, or None.
         batch_job: the batch system's name of the job that the launcher runs in; "" if there is none.
     """
 
     def __init__(self, ranks: Collection[int], reader: int | None, batch_job: str = "") -> None:
         super().__init__(reader, batch_job)
         self._running = set(ranks)
-        self._first_failed: int | None = None  # the first rank that ended badly by itself
+        self._first_failed: int | None = None  # the first rank that ended with an exit code other than 0
         self._deciding = False
 
     @property
@@ -167,7 +169,7 @@ class StaticPolicy(Policy):
 
     @property
     def undecided(self) -> bool:
-        # It waits for a moment before it says which rank failed first.
+        # The policy waits a moment before it decides which rank failed first.
         return self._deciding and self.first_failure is None and not self.ending
 
     def ended(self, rank: int, end: Exit, reported: ReportedFailure | None) -> list[Decision]:
@@ -185,7 +187,7 @@ class StaticPolicy(Policy):
         return self._name_first_failure(reported, wait_for_it=True)
 
     def _interrupt_ended_it(self, end: Exit) -> bool:
-        """Whether the job ends because its reader has: Ctrl-C ended it, or found it at its end while others run."""
+        """Whether the job ends with its reader: Ctrl-C ended the reader, or came when it was ending while others run."""
         if self._just_interrupted and self._running:
             return True
         return self._interrupt_passed_on and end.code == 128 + signal.SIGINT
@@ -200,7 +202,7 @@ class StaticPolicy(Policy):
         return self._end_all() if reason == "final output" else []
 
     def _name_first_failure(self, reported: ReportedFailure | None, wait_for_it: bool) -> list[Decision]:
-        """Decide which rank failed first: one that suffers from another's failure may well end before it."""
+        """Decide which rank failed first: a rank that fails because of another may end before that one."""
         if self._first_failed is None:
             return []
         known = reported is not None and (reported.rank in self._running or reported.rank in self.exits)

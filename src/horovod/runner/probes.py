@@ -21,7 +21,7 @@ from horovod.runner import children
 SECONDS = 5.0
 """The time limit of one probe. A framework that takes longer to import, as on a slow disk, is reported as such."""
 JOB_SECONDS = 60.0
-"""The time limit of a job. It is over in less than one, but where the machine is busy or reads Python for the first time."""
+"""The time limit of a job. It takes less than one second, unless the machine is busy or reads Python for the first time."""
 BACK_ENDS = {"tensorflow": "tensorflow", "torch": "torch", "jax": "jax[cpu]"}
 """Modules without which a framework may not be imported, and the distribution of each."""
 
@@ -37,11 +37,11 @@ class ProbeResult(NamedTuple):
 
 
 Probe = Callable[[int], ProbeResult]
-"""Gets a descriptor; once that can be read, the probe is given up."""
+"""Called with a descriptor; once that is readable, the probe gives up."""
 
 
 def run_probes(probes: Mapping[str, Probe]) -> dict[str, ProbeResult]:
-    """Run probes at the same time; findings by name. A signal ends them, and is handled then."""
+    """Run probes at the same time. Returns their results by name. A signal ends them, and is handled afterwards."""
 
     def run(interrupted: int) -> dict[str, ProbeResult]:
         with ThreadPoolExecutor(len(probes)) as pool:
@@ -70,7 +70,8 @@ def framework(module: str, binding: str, remedy: str, cancel: int = -1) -> Probe
     done = _run([sys.executable, "-c", _IMPORT, module, binding], {"TF_CPP_MIN_LOG_LEVEL": "3"}, SECONDS, cancel)
     if done is None:
         return ProbeResult(
-            True, f"{_installed(module)}; importing it takes more than {SECONDS:g} s here, and was not tried to its end"
+            True,
+            f"{_installed(module)}; importing it takes more than {SECONDS:g} s here, so the import was not completed",
         )
     found = re.search(r"^found (.*)$", done.output, re.MULTILINE)
     if done.status or found is None:
@@ -80,7 +81,7 @@ def framework(module: str, binding: str, remedy: str, cancel: int = -1) -> Probe
 
 
 def _repair(module: str, reason: str, remedy: str) -> str:
-    """The command that repairs an installed framework, which cannot be imported for this reason."""
+    """The command that repairs an installed framework that cannot be imported, for the given reason."""
     missing = re.search(r"No module named '(\w+)", reason)
     if missing and missing[1] != module and missing[1] in BACK_ENDS:
         return f"pip install '{BACK_ENDS[missing[1]]}'"
@@ -88,7 +89,7 @@ def _repair(module: str, reason: str, remedy: str) -> str:
 
 
 def engine(name: str, cancel: int = -1) -> ProbeResult:
-    """Run a job of two ranks whose data travel by this engine."""
+    """Run a job of two ranks that uses this engine."""
     arguments = ["-m", "horovod.runner.launch", "-np", "2", "-H", "localhost:2"]
     arguments += [sys.executable, "-m", "horovod.common.trial"]
     done = _run([sys.executable, *arguments], {config.CPU_OPERATIONS: name, config.TIMELINE: ""}, JOB_SECONDS, cancel)
@@ -101,7 +102,7 @@ def engine(name: str, cancel: int = -1) -> ProbeResult:
 
 
 def program(name: str, arguments: Sequence[str], remedy: str, cancel: int = -1) -> ProbeResult:
-    """Ask a program for its version; with no arguments for that, only look for it."""
+    """Ask a program for its version with ``arguments``; if these are empty, only look for the program."""
     if shutil.which(name) is None:
         return ProbeResult(False, "not found on the PATH", remedy)
     if not arguments:
@@ -136,7 +137,7 @@ class _Said(NamedTuple):
 
 def _run(command: Sequence[str], extra: Mapping[str, str], seconds: float, cancel: int) -> _Said | None:
     """A command's end; None if it does not end in time."""
-    # As from an ordinary shell: what this process itself may be a rank of is none of the probe's concern.
+    # As from an ordinary shell: this process may be a rank of a job, to which the probe does not belong.
     inherited = {
         name: value for name, value in os.environ.items() if name not in (config.RANK, config.SIZE, config.SECRET_KEY)
     }

@@ -1,7 +1,7 @@
 """The function and the results that ``horovod.run`` and its ranks exchange.
 
-Both are stored at the job's rendezvous server, over authenticated connections only; that is why pickles may be used here. A
-value that is too large for one message is stored in parts.
+Both are stored at the job's rendezvous server, over authenticated connections only, so it is safe to use pickles here. A value
+that is too large for one message is stored in parts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class RemoteCall:
     import_path: tuple[str, ...]
     """The caller's ``sys.path``."""
     prefix: str
-    """The caller's Python."""
+    """The caller's ``sys.prefix``, which identifies its Python installation."""
     call: bytes
+    """The pickled function, positional arguments and keyword arguments."""
 
     @staticmethod
     def of(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> RemoteCall:

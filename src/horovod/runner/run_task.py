@@ -1,7 +1,7 @@
-"""The program of a rank of ``horovod.run``: fetch the function, call it, deliver its result or its exception.
+"""The program of a rank of ``horovod.run``: fetches the function, calls it, and sends back its result or its exception.
 
-Runs as ``python -m horovod.runner.run_task``. The address of the rendezvous server and the job's secret come
-from the environment.
+Runs as ``python -m horovod.runner.run_task``. The address of the rendezvous server and the job's secret come from the
+environment.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _call(task: RemoteCall) -> Result:
 
 
 def _users_part(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback without our own frames at its beginning, unless there are no others."""
+    """The traceback without Horovod's own frames at its beginning, unless there are no others."""
     own = (__file__, remote_call.__file__)
     rest = frames
     while rest is not None and rest.tb_frame.f_code.co_filename in own:

@@ -8,7 +8,7 @@ import time
 from types import FrameType, TracebackType
 
 _SAME_SIGNAL_SECONDS = 0.3
-"""A wrapper that forwards Ctrl-C beside the terminal's own must not count as a second one."""
+"""A Ctrl-C that a wrapper forwards in addition to the terminal's must not count as a second one."""
 _TWICE_SECONDS = 1.0
 """A second Ctrl-C within this time, after one that was passed on to a rank, ends the job."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -26,8 +26,8 @@ class SecondSignal(BaseException):
 class SignalPipe:
     """While active, signals that ask the launcher to end arrive at :meth:`fileno`; a second one may raise ``SecondSignal``.
 
-    Ctrl-Z arrives there, too, and SIGURG, by which the user has all ranks write down what they do. A signal that was ignored
-    when the launcher started (``nohup``, a background job) stays ignored. Main thread only.
+    Ctrl-Z arrives there, too, and SIGURG, by which the user has all ranks write their flight recorders. A signal that was
+    ignored when the launcher started (``nohup``, a background job) stays ignored. Main thread only.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class SignalPipe:
 
     @staticmethod
     def suspend() -> None:
-        """Stop this process as Ctrl-Z does, and return when it goes on."""
+        """Stop this process as Ctrl-Z does, and return when it continues."""
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTSTP)
         signal.signal(signal.SIGTSTP, handler)

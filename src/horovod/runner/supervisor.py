@@ -35,9 +35,9 @@ from horovod.runner.policy import Decisions, EndAll, Policy, Say, Wake
 from horovod.runner.signals import SecondSignal, SignalPipe
 
 _PROMPT_SECONDS = 0.05
-"""How long the rank that reads standard input may pause within a line until the line is taken for a prompt."""
+"""How long the rank that reads standard input may pause within a line before the line counts as a prompt."""
 _SWEEP_SECONDS = 4.0
-"""How long an agent may take, beyond the grace, until it says that it has ended everything."""
+"""How long, after the grace period, an agent may take to report that it has ended everything."""
 
 Plans = tuple[Mapping[str, str], Sequence[ProcessPlan]]
 """The environment variables of all processes of a host, and the processes."""
@@ -47,12 +47,12 @@ class Supervisor:
     """One job's processes. Its :meth:`report` is for the agents, which are added before :meth:`run`.
 
     Args:
-        loop: calls back when something happens.
+        loop: calls this object when something happens.
         output: where the ranks' output goes.
-        policy: decides.
+        policy: decides what follows from each event.
         locations: where ranks run, for messages: "localhost, local rank 1".
         reported_failure: returns what the runtime has reported about the first failing rank, if anything.
-        departed: called for every rank that has ended, before the policy is.
+        departed: called for every rank that has ended, before the policy is called.
         signals: where signals to the launcher arrive; None leaves them to Python.
         reader: the rank that reads this process's standard input, or None.
     """
@@ -91,12 +91,12 @@ class Supervisor:
         """Run the job to its end.
 
         Args:
-            agents: one a host; they report to :meth:`report`.
-            plans: says what to start on each, once all of them are ready.
-            seconds: how long they may take to get ready.
+            agents: one for each host; they report to :meth:`report`.
+            plans: returns what to start on each host; called once all agents are ready.
+            seconds: how long the agents may take to get ready.
 
         Raises:
-            LaunchError: a host cannot take part, or a process could not be started; those that were have been ended.
+            LaunchError: a host cannot take part, or a process could not be started; processes that had started have been ended.
             SecondSignal: a second signal came; everything has been killed.
         """
         self._agents = list(agents)
@@ -110,7 +110,7 @@ class Supervisor:
         return self._supervise(begin)
 
     def _supervise(self, begin: Callable[[], None]) -> Outcome:
-        """Start the job by ``begin()``, and stay with it to its end."""
+        """Start the job with ``begin()``, and supervise it until it ends."""
         grace = GRACE_SECONDS
         try:
             try:
@@ -192,7 +192,7 @@ class Supervisor:
             self.kill()
 
     def kill(self) -> None:
-        """Kill what is left, and let go of all agents. Idempotent, since an exception may come at any moment."""
+        """Kill what is left, and release all agents. Idempotent, since an exception may come at any moment."""
         self._input.stop()
         for agent in list(self._agents):
             agent.kill()
@@ -262,7 +262,7 @@ class Supervisor:
                 self._do(self._policy.signalled(number))
 
     def _suspend(self) -> None:
-        """Stop all ranks and this process, and have the ranks go on when it does."""
+        """Stop all ranks and this process, and have the ranks continue when this process does."""
         assert self._signals is not None
         self._signal_all(signal.SIGSTOP)
         self._signals.suspend()
@@ -303,7 +303,7 @@ class Supervisor:
         unheard = [agent.name for agent in self._agents if agent.unheard]
         if first_failure is None:
             return Outcome(exits, interrupted=interrupted, immortal=immortal, unheard=unheard)
-        reported = self._reported_failure()  # the other ranks may have reported it only after its end
+        reported = self._reported_failure()  # the other ranks may have reported the failure only after that rank's end
         known = reported.reason if reported is not None and reported.rank == first_failure.culprit else ""
         last_words = self._tails.get(first_failure.culprit)  # none of a process that could not be started
         return Outcome(

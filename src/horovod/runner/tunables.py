@@ -1,4 +1,4 @@
-"""The runtime's settings that ``horovodrun`` can hand to a job: one row each.
+"""The runtime's settings that ``horovodrun`` can pass to a job: one row each.
 
 A row says the flag, the key in the YAML file, the limits and the environment variable. The parser, the file reader,
 the validation and the export all read this table, so a new setting is one new row.
@@ -34,11 +34,20 @@ def _mebibytes(value: Value) -> str:
 class Tunable:
     """One setting.
 
-    ``name`` is the flag's name with underscores; ``yaml_key`` its section and key in the YAML file; ``off`` the flag that says
-    the opposite, for booleans, and ``off_help`` its own help; ``inverted`` that the file's boolean means the opposite of the
-    flag's; ``when`` the setting without which this one is not exported; ``pattern`` what a text must look like;
-    ``without_effect`` why the setting, switched on, changes nothing in this version; ``effect_between_hosts`` whether it
-    changes something where several machines take part.
+    Attributes:
+        name: the flag's name with underscores.
+        variable: the environment variable that carries the setting to the ranks.
+        yaml_key: its section and key in the YAML file.
+        minimum, maximum: the limits of a number.
+        pattern: a regular expression that a text must match.
+        off: for booleans, the flag that says the opposite.
+        off_help: the help of ``off``.
+        off_hidden, on_hidden: whether the help leaves out that flag.
+        inverted: whether the file's boolean means the opposite of the flag's.
+        when: the setting without which this one is not exported.
+        without_effect: why the setting, switched on, changes nothing in this version.
+        effect_between_hosts: whether it does change something if several machines take part.
+        export: turns the value into the text of the environment variable.
     """
 
     name: str
@@ -64,10 +73,10 @@ class Tunable:
         """``value`` in this setting's own type.
 
         Args:
-            said: how the user put it, for the message: a flag, or a key in a file.
+            said: where the user gave the value, for the message: a flag, or a key in a file.
 
         Raises:
-            ValueError: the value has another type or lies outside the limits.
+            ValueError: the value has another type, or is outside the limits.
         """
         if self.kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
@@ -95,7 +104,7 @@ class Tunable:
 def _engine(name: str, variable: str, what: str) -> Tunable:
     off = f"--no-{name.replace('_', '-')}"
     return Tunable(
-        name, bool, variable, ("params", name), f"{what}, where several hosts have several ranks", off=off,
+        name, bool, variable, ("params", name), f"{what}, if several hosts have several ranks", off=off,
         without_effect="all ranks run on this machine",
         effect_between_hosts=True,
     )  # fmt: skip
@@ -108,38 +117,38 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "cycle_time_ms", float, config.CYCLE_TIME, ("params", "cycle_time_ms"),
-        "window for gathering tensors before they are sent, in milliseconds", minimum=0,
+        "how long to gather tensors before they are sent, in milliseconds", minimum=0,
     ),
     Tunable(
         "cache_capacity", int, config.CACHE_CAPACITY, ("params", "cache_capacity"),
-        "names of tensors that are abbreviated on the wire; 0 sends each in full", minimum=0,
+        "number of tensor names that are sent as small integers after their first use; 0 sends every name in full", minimum=0,
     ),
-    _engine("hierarchical_allreduce", config.HIERARCHICAL_ALLREDUCE, "allreduce inside hosts, then across them"),
-    _engine("hierarchical_allgather", config.HIERARCHICAL_ALLGATHER, "allgather inside hosts, then across them"),
-    _engine("torus_allreduce", config.TORUS_ALLREDUCE, "as --hierarchical-allreduce"),
+    _engine("hierarchical_allreduce", config.HIERARCHICAL_ALLREDUCE, "allreduce inside each host, then between hosts"),
+    _engine("hierarchical_allgather", config.HIERARCHICAL_ALLGATHER, "allgather inside each host, then between hosts"),
+    _engine("torus_allreduce", config.TORUS_ALLREDUCE, "the same as --hierarchical-allreduce"),
     Tunable(
         "autotune", bool, config.AUTOTUNE, ("autotune", "enabled"),
-        "search for the fastest settings", off="--no-autotune", off_hidden=True, when="autotune",
+        "search for the fastest settings while the job runs", off="--no-autotune", off_hidden=True, when="autotune",
     ),
     Tunable(
         "autotune_log_file", str, config.AUTOTUNE_LOG, ("autotune", "log_file"),
-        "CSV file with a line for each trial", when="autotune",
+        "write a line for each trial to this CSV file", when="autotune",
     ),
     Tunable(
         "autotune_warmup_samples", int, config.AUTOTUNE_WARMUP_SAMPLES, ("autotune", "warmup_samples"),
-        "warm-up trials, which are not counted", minimum=0, when="autotune",
+        "number of warm-up trials, which are not counted", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_steps_per_sample", int, config.AUTOTUNE_STEPS_PER_SAMPLE, ("autotune", "steps_per_sample"),
-        "steps of one measurement; a trial has five", minimum=0, when="autotune",
+        "steps per measurement; a trial has five measurements", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_bayes_opt_max_samples", int, config.AUTOTUNE_MAX_SAMPLES, ("autotune", "bayes_opt_max_samples"),
-        "the most trials of the search", minimum=0, when="autotune",
+        "maximum number of trials", minimum=0, when="autotune",
     ),
     Tunable(
         "autotune_gaussian_process_noise", float, config.AUTOTUNE_NOISE, ("autotune", "gaussian_process_noise"),
-        "how noisy one trial is, 0 to 1", minimum=0, maximum=1, when="autotune",
+        "how noisy one trial is, from 0 to 1", minimum=0, maximum=1, when="autotune",
     ),
     Tunable(
         "timeline_filename", str, config.TIMELINE, ("timeline", "filename"),
@@ -152,7 +161,7 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "metrics", str, config.METRICS, ("metrics", "address"),
-        "serve metrics for Prometheus at this port of rank 0's loopback interface, HOST:PORT, or unix:PATH",
+        "have rank 0 serve metrics for Prometheus: at this port of its loopback interface, at HOST:PORT, or at unix:PATH",
     ),
     Tunable(
         "no_stall_check", bool, config.STALL_CHECK_DISABLE, ("stall_check", "enabled"),
@@ -168,24 +177,24 @@ TUNABLES: tuple[Tunable, ...] = (
     ),
     Tunable(
         "mpi_threads_disable", bool, config.MPI_THREADS_DISABLE, ("library_options", "mpi_threads_disable"),
-        "initialize MPI for calls that never overlap (MPI_THREAD_SERIALIZED)", off="--no-mpi-threads-disable", off_hidden=True,
+        "initialize MPI with MPI_THREAD_SERIALIZED: MPI calls never overlap", off="--no-mpi-threads-disable", off_hidden=True,
     ),
     Tunable(
         "num_nccl_streams", int, config.NUM_NCCL_STREAMS, ("library_options", "num_nccl_streams"),
-        "accepted, without effect: one stream of each GPU carries all collectives", minimum=0,
+        "accepted, no effect: one stream of each GPU carries all collectives", minimum=0,
         without_effect="one stream of each GPU carries all collectives",
     ),
     Tunable(
         "thread_affinity", str, config.THREAD_AFFINITY, ("library_options", "thread_affinity"),
-        "core for the threads of communication, or cores by local rank: 0,1", pattern=r"\d+(,\d+)*",
+        "core for the communication threads, or one core for each local rank, as in 0,1", pattern=r"\d+(,\d+)*",
     ),
     Tunable(
         "gloo_timeout_seconds", int, config.TIMEOUT_SECONDS, ("library_options", "gloo_timeout_seconds"),
-        "seconds a collective may make no progress", minimum=1,
+        "seconds that a rank may make no progress in a collective, or be stopped or lost", minimum=1,
     ),
     Tunable(
         "torch_backend", str, config.TORCH_BACKEND, ("library_options", "torch_backend"),
-        'have init_process_group("gloo") of PyTorch scripts use these engines', choices=("HOROVOD",),
+        'have init_process_group("gloo") in PyTorch scripts use the engines of Horovod', choices=("HOROVOD",),
         export=lambda value: str(value).lower(),
     ),
     Tunable(
@@ -198,11 +207,11 @@ TUNABLES: tuple[Tunable, ...] = (
         on_hidden=True, export=_negated,
     ),
 )  # fmt: skip
-"""In the order in which ``--help`` shows them."""
+"""In the order in which the help shows the settings of each group."""
 
 
 def exported(values: dict[str, Value | None]) -> dict[str, str]:
-    """The environment variables that hand ``values`` (by :attr:`Tunable.name`; None: not given) to the workers."""
+    """The environment variables that pass ``values`` (by :attr:`Tunable.name`; None: not given) to the ranks."""
     variables: dict[str, str] = {}
     for tunable in TUNABLES:
         value = values.get(tunable.name)

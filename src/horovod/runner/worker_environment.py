@@ -21,16 +21,17 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _TENSORFLOW_THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 # glibc's allocator hands freed memory back to the kernel and fetches it again: for a convolutional network page by page in
-# every training step, a tenth of its time. These are the limits that its own adaptation ends at, but for giving back.
-# Threads other than the first, such as the one that makes the results of asynchronous allgathers, keep as much as the pad.
+# every training step, a tenth of its time. The first limit is the one at which its own adaptation ends; the second is so high
+# that it hardly ever gives memory back. Threads other than the first, such as the one that makes the results of asynchronous
+# allgathers, keep as much as the pad.
 _MEMORY = {
     config.MALLOC_MMAP_THRESHOLD: str(config.MALLOC_MMAP_THRESHOLD_BYTES),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 
-# PyTorch asks the kernel for huge pages for tensors of 2 MiB or more: fewer faults and address translations, and
-# what other ranks read in this one's memory costs them less.
+# PyTorch asks the kernel for huge pages for tensors of 2 MiB or more: there are fewer page faults and address translations, and
+# other ranks read this rank's memory at a lower cost.
 _HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 
 
@@ -77,7 +78,7 @@ def start_timeout(options: Options, environment: Mapping[str, str]) -> float:
 
 
 def interfaces(names: Sequence[str]) -> dict[str, str]:
-    """The network interfaces to use, as far as the host has them; nothing if they are not restricted."""
+    """The variables that name the network interfaces to use; empty if ``names`` is."""
     if not names:
         return {}
     every = ",".join(names)
@@ -87,8 +88,8 @@ def interfaces(names: Sequence[str]) -> dict[str, str]:
 def threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str, str]:
     """Each rank's fair share of the machine's cores, for the libraries that would otherwise take all of them.
 
-    Empty if the user has set one of the general variables: the one that is missing then follows the library's own rules.
-    TensorFlow's variables stay as the user has set them, each separately.
+    Empty if the user has set one of the general variables: for the other one, the library's own rules then apply. TensorFlow's
+    variables stay as the user has set them, each separately.
     """
     if any(environment.get(name) for name in _THREAD_VARIABLES):
         return {}
@@ -99,8 +100,8 @@ def threads(environment: Mapping[str, str], cores: int, ranks: int) -> dict[str,
 def memory(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that let the C library keep a step's memory for the next one, and PyTorch use huge pages.
 
-    Without the first if the user has tuned the allocator, or preloads a library, which may be another allocator; without
-    the second if the user has decided about it.
+    The first are left out if the user has tuned the allocator, or preloads a library, which may be another allocator; the
+    second if the user has set it.
     """
     pages = {name: value for name, value in _HUGE_PAGES.items() if not environment.get(name)}
     tuned = [name for name in environment if name.startswith("MALLOC_") or name == "LD_PRELOAD"]
@@ -126,8 +127,8 @@ def torch_store(environment: Mapping[str, str], address: str, port: str) -> dict
     """Variables with the address of the store of ``torch.distributed``, which rank 0 serves; the user's own, if set.
 
     Args:
-        address: of rank 0's host.
-        port: free there.
+        address: the address of rank 0's host.
+        port: a free port there.
     """
     if environment.get(_MASTER_ADDRESS) or environment.get(_MASTER_PORT):
         return {}

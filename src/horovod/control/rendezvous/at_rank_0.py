@@ -1,7 +1,7 @@
 """The rendezvous of ranks on several hosts whose launcher runs no server for them: rank 0 runs one, by TCP, in ``init()``.
 
-The others learn its address from a :class:`Directory`: from their launcher's variables (:class:`KnownAddress`), or from the
-store that torchrun runs (``control/rendezvous/torchrun_store.py``).
+The other ranks learn the server's address from a :class:`Directory`: from their launcher's variables (:class:`KnownAddress`),
+or from the store that torchrun runs (``control/rendezvous/torchrun_store.py``).
 
 With a secret that the user has given all ranks, no other process can take part. Without one the network is trusted as
 ``torch.distributed`` trusts it: a process that reaches rank 0 during the rendezvous, and speaks this protocol, can
@@ -36,16 +36,16 @@ class ServerEntry(msgspec.Struct, array_like=True, frozen=True):
 
     addresses: list[tuple[str, int]]
     key: bytes
-    """The key that the handshake uses in addition to the user's secret; empty if the address is known without an entry."""
+    """The key that the handshake uses in addition to the user's secret; empty for an address from the launcher's variables."""
 
 
 class Directory(ABC):
     """How the other ranks learn where rank 0 serves their rendezvous.
 
     Attributes:
-        port: at which rank 0 is to listen; 0 lets the kernel choose.
+        port: the port at which rank 0 listens; 0 lets the kernel choose.
         address_text: rank 0's address, as errors show it.
-        entry_timeout: seconds for which an entry is tried before it is looked up again.
+        entry_timeout: for how many seconds a rank tries an entry before it looks again.
     """
 
     port: int
@@ -54,26 +54,28 @@ class Directory(ABC):
 
     @abstractmethod
     def publish(self, port: int, key: bytes) -> None:
-        """Called by rank 0 when its server listens at ``port``, at all addresses of its host."""
+        """Make the server's ``port`` and ``key`` known to the other ranks. Rank 0 calls this once its server listens, at all
+        addresses of its host."""
 
     @abstractmethod
     def close(self) -> None:
-        """Called by every rank when its rendezvous is over; takes back what it has published. Never raises."""
+        """Take back what this rank has published. Every rank calls this when its rendezvous is over. Never raises."""
 
     @abstractmethod
     def look_up(self, deadline: float) -> ServerEntry | None:
-        """Called by the others. Returns where rank 0 serves; None if that is not known by ``deadline`` (``time.monotonic``).
+        """Where rank 0 serves the rendezvous; None if that is not known by ``deadline`` (``time.monotonic``). The other ranks
+        call this.
 
         Raises:
-            RendezvousError: it can never be known; the message says why.
+            RendezvousError: it cannot become known; the message says why.
         """
 
 
 class KnownAddress(Directory):
-    """The launcher's variables say where rank 0 is, and at which port the others expect it.
+    """The launcher's variables say where rank 0 is, and at which port the other ranks expect it.
 
     Args:
-        host, port: as the variables have them; the host may be a name that is not known yet.
+        host, port: as the variables have them; the host may be a name that does not resolve yet.
         source: the variables' names, for errors.
     """
 
@@ -94,15 +96,15 @@ class KnownAddress(Directory):
 
 
 class RendezvousAtRank0(Rendezvous):
-    """A rendezvous that rank 0 of the launched job serves for the moments of ``init()``.
+    """A rendezvous that rank 0 of the launched job serves during ``init()``.
 
     Args:
-        directory: how the others find it.
+        directory: how the other ranks find the server.
         user_secret: the secret that the user has given all ranks; empty if none.
 
     Attributes:
-        secret: of the job, after a session.
-        address: of the server as the other ranks look for it, for messages.
+        secret: the job's secret, after a session.
+        address: where the other ranks look for the server, as text for messages.
     """
 
     makes_secret: ClassVar[bool] = True
@@ -120,7 +122,7 @@ class RendezvousAtRank0(Rendezvous):
         """As :meth:`Rendezvous.session`. ``calls`` is ignored: a restarted process counts from 1 again, others do not.
 
         Raises:
-            RendezvousError: also where rank 0 of the launched job is not among ``members``: no rank of them runs a server.
+            RendezvousError: also if rank 0 of the launched job is not in ``members``: then no member runs a server.
         """
         if members and 0 not in members:
             raise RendezvousError(
@@ -171,7 +173,7 @@ class RendezvousAtRank0(Rendezvous):
             directory.close()
 
     def _with_secret(self, all_gather: AllGather, rank: int) -> AllGather:
-        """Make the first all-gather bring a secret to all ranks, with rank 0's value, if the user has given none."""
+        """If the user has given no secret, have the first all-gather send one to all ranks, in front of rank 0's value."""
         if self._user_secret:
             return all_gather
         first = True
@@ -198,5 +200,5 @@ class RendezvousAtRank0(Rendezvous):
             ) from None
 
     def _handshake_secret(self, key: bytes) -> bytes:
-        """The secret of the server's handshake."""
+        """The secret for the handshake with the server."""
         return hmac.digest(self._user_secret, b"rendezvous" + key, hashlib.sha256)

@@ -28,8 +28,10 @@ class RendezvousClient:
     """One rank's connection to the server, a context manager. For one thread at a time.
 
     Args:
-        address: of the server, or several candidates. A host may be several names, separated by commas.
-        secret: the job's secret, or how to learn it from the server.
+        address: the server's address, or several candidates. A host may be several names, separated by commas.
+        secret: the job's secret, or a function that reads it from the connection.
+        timeout: the most seconds to try to connect.
+        same_user: the server on a Unix socket must run as the same user.
 
     Raises:
         ServerGoneError: the server could not be reached within ``timeout`` seconds.
@@ -75,7 +77,7 @@ class RendezvousClient:
 
         Args:
             members: the ranks' numbers in the launched job, if only some of the launched ranks take part.
-            round_number: of an elastic job.
+            round_number: the round of an elastic job; 0 for other jobs.
 
         Raises:
             TimeoutError: a rank is missing; the message names it.
@@ -84,11 +86,11 @@ class RendezvousClient:
         return self._ask(ExchangeValues(key, rank, size, value, timeout, list(members), round_number), timeout)
 
     def interrupt(self) -> None:
-        """Make a thread that waits for an answer raise RendezvousError. For any thread."""
+        """Make a thread that waits for an answer raise RendezvousError. Any thread."""
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the other side has gone already
+            pass  # the server has closed the connection already
 
     def close(self) -> None:
         self._connection.close()

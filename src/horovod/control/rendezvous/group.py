@@ -17,9 +17,10 @@ class RendezvousGroup:
     """The ranks of one exchange.
 
     Attributes:
+        size: how many ranks take part.
         deadline, seconds: when the last rank must have arrived (``time.monotonic``), and how long that is after the first.
         members: each rank's number in the launched job, by rank; empty where all launched ranks take part.
-        round: of an elastic job; 0 for other jobs.
+        round: the round of an elastic job; 0 for other jobs.
         values, clients: the value and the connection of each rank that has arrived.
     """
 
@@ -32,7 +33,7 @@ class RendezvousGroup:
     clients: dict[int, Channel] = field(default_factory=dict)
 
     def launched(self, rank: int) -> int:
-        """The number in the launched job of rank ``rank``."""
+        """The number of rank ``rank`` in the launched job."""
         return self.members[rank] if self.members else rank
 
     def present(self) -> list[int]:
@@ -54,9 +55,10 @@ class RendezvousGroup:
 
 
 def timeout_error(group: RendezvousGroup, others: Iterable[RendezvousGroup]) -> str:
-    """The error of a group that has timed out: which ranks are missing, and which other calls they have made, if any.
+    """The error of a group that has timed out: which ranks are missing, and which other calls those have made, if any.
 
     Args:
+        group: the group that has timed out.
         others: the groups that are still waiting. Ranks that pass contradicting lists wait in different groups.
     """
     missing = group.missing()
@@ -81,17 +83,19 @@ def ended_processes_error(group: RendezvousGroup, departed: Mapping[int, str]) -
     """The error of a group that waits for ranks whose processes have ended.
 
     Args:
-        departed: how each of these ranks ended, by its number in the launched job, in the order of their ends; at least one.
+        group: the group that waits.
+        departed: how each of these ranks ended, by its number in the launched job, in the order in which they ended; at least
+            one.
 
     Returns:
-        The error of the ranks that wait, and the reason why the first rank that ended is to blame.
+        The error for the ranks that wait, and the reason why the first rank that ended is to blame.
     """
     first, ranks, waiting, call = next(iter(departed)), sorted(departed), group.present(), group.call()
     codes = ", ".join(departed[rank].removeprefix("exit code ") for rank in ranks[:16])
     ended = f"has ended (exit code {codes})" if len(ranks) == 1 else f"have ended (exit codes {codes})"
     told = (
         f"{call} cannot complete: {_ranks(ranks)} of {group.size} {ended} instead of calling it. Look at the output of "
-        f"{_ranks(ranks)}. All ranks must call it, as often as the others; those that are to take part can be listed: "
+        f"{_ranks(ranks)}. All ranks must call it, and equally often; to run with only some ranks, list these: "
         f"hvd.init(comm={waiting if len(waiting) <= 16 else '[...]'})"
     )
     reason = f"it ended ({departed[first]}) instead of calling {call}, where {_ranks(waiting)} waited for it"

@@ -21,10 +21,10 @@ _LOOK_AGAIN_SECONDS = 0.1
 """Seconds between attempts to reach a server that was gone."""
 
 AllGather = Callable[[str, bytes, float], list[bytes]]
-"""``all_gather(subject, value, seconds)``: every rank gives a value for the same subject, and gets those of all, by rank.
+"""``all_gather(subject, value, seconds)``: every rank passes a value for the same subject, and gets the values of all, by rank.
 
-Raises TimeoutError where ranks are missing, and :class:`~horovod.control.rendezvous.messages.RendezvousError`; the
-messages say why.
+Raises TimeoutError if ranks are missing after ``seconds``, and
+:class:`~horovod.control.rendezvous.messages.RendezvousError`; the messages say why.
 """
 
 
@@ -32,8 +32,8 @@ class Rendezvous(ABC):
     """How the ranks of a job find each other.
 
     Attributes:
-        secret: the job's, after a session; empty where rank 0 has to send one to the others in the first all-gather.
-        makes_secret: every rank has ``secret`` after a session, although the launcher gave none.
+        secret: the job's secret, after a session; empty if rank 0 must send one to the others in the first all-gather.
+        makes_secret: whether every rank has ``secret`` after a session although the launcher gave none.
     """
 
     secret: bytes
@@ -48,6 +48,7 @@ class Rendezvous(ABC):
         Args:
             calls: how often ``init()`` was called with these ranks. If rank 0 runs the server, it must be the same on all
                 ranks.
+            rank, size: this rank's number among the ranks that take part, and how many take part.
             seconds: the time after which the ranks give up.
             members: the ranks' numbers in the launched job, if only some of the launched ranks take part.
 
@@ -71,7 +72,7 @@ class LauncherServer(Rendezvous):
     address: Address
     secret: bytes
     round: int = 0
-    """Of an elastic job; 0 for other jobs."""
+    """The round of an elastic job; 0 for other jobs."""
 
     @contextmanager
     def session(
@@ -86,7 +87,7 @@ class OnThisHost(Rendezvous):
     """A server that rank 0 runs, for a job whose ranks are all on this host and run as one user.
 
     Args:
-        address: the abstract name of the Unix socket.
+        address: the abstract name of the Unix socket, to which a suffix is added for every session.
     """
 
     address: str
@@ -124,7 +125,11 @@ class WithoutServer(Rendezvous):
 
     @abstractmethod
     def gather(self, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
-        """One all-gather of all ranks. Raises TimeoutError if not all have called it within ``seconds``."""
+        """All-gather ``value``; every rank must call it. Returns the values by rank.
+
+        Raises:
+            TimeoutError: not all ranks have called it within ``seconds``.
+        """
 
     @contextmanager
     def session(
@@ -134,7 +139,7 @@ class WithoutServer(Rendezvous):
 
 
 def not_all_came(ranks: str, call: str, seconds: float) -> TimeoutError:
-    """The error if the missing ranks are not known."""
+    """The error if not all of ``ranks`` made ``call`` in time, and it is not known which did not."""
     return TimeoutError(
         f"not all {ranks} called {call} within {seconds:.3g} seconds. Look at their output; if they only need more time to "
         f"start, raise {START_TIMEOUT}"
@@ -170,13 +175,13 @@ def served_by_a_rank(
     """All-gathers through a server that one rank runs until all have left it; every rank must enter it.
 
     Args:
-        server: the rank that runs it.
+        server: the rank that runs the server.
         make_server: called on that rank; the server is started here.
-        enter: connects to the server within so many seconds; called in the first all-gather.
-        publish: called when the server has been started.
-        address_text: where the others look for it, for an error; "" to say nothing.
+        enter: connects to the server within the given number of seconds; called in the first all-gather.
+        publish: called on that rank when the server has started.
+        address_text: where the other ranks look for the server, for an error; "" to say nothing.
         look_again: a server counts as found only once it has answered. A server that ends before that may belong to a process
-            that was restarted, or to an earlier rendezvous.
+            that was restarted, or to an earlier rendezvous, so the rank looks again.
 
     Raises:
         TimeoutError, horovod.control.rendezvous.messages.RendezvousError: as :meth:`Rendezvous.session`.

@@ -45,7 +45,7 @@ class ExchangeValues(msgspec.Struct, tag=True):
     seconds: float
     members: list[int] = []
     round: int = 0
-    """Of an elastic job; 0 for other jobs. The server refuses rounds that are over."""
+    """The round of an elastic job; 0 for other jobs. The server refuses rounds that are over."""
 
 
 class Values(msgspec.Struct, tag=True):
@@ -58,7 +58,7 @@ class CompressedValues(msgspec.Struct, tag=True):
     """Compressed :class:`Values`: the values of different ranks differ only in a few numbers.
 
     Attributes:
-        size: of the encoded :class:`Values`, in bytes.
+        size: the size of the encoded :class:`Values`, in bytes.
         deflated: the encoded :class:`Values`, compressed by zlib.
     """
 
@@ -82,7 +82,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 _SHORT = 1 << 14
-"""In bytes. Values with a smaller total are not compressed."""
+"""In bytes. Smaller answers are not compressed."""
 
 
 def encode_values(values: list[bytes]) -> bytes:
@@ -98,7 +98,7 @@ def values_of(answer: Values | CompressedValues) -> list[bytes]:
     """The values of an answer.
 
     Raises:
-        RendezvousError: it is damaged.
+        RendezvousError: the answer is damaged.
     """
     if isinstance(answer, CompressedValues):
         if not 0 < answer.size <= VALUE_LIMIT:  # zlib takes 0 for no limit

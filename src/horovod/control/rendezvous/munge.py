@@ -1,4 +1,4 @@
-"""Credentials of MUNGE: text that only one user's processes can read, on any node of a cluster, and that names its author.
+"""Credentials of MUNGE: text that only one user's processes can read, on any node of a cluster, and that names its sender.
 
 MUNGE is a daemon on every node; all daemons of a cluster hold one key. Slurm uses it to identify the sender of a request. It
 encrypts, so a credential that is restricted to one user may be sent to any process. Source: the manual pages munge(7),
@@ -60,10 +60,10 @@ class Munge:
     def open(self, credential: bytes) -> bytes:
         """The contents of a credential that a process of the same user has made, on any node.
 
-        A credential that is old, or was opened before, is accepted; a caller that needs a fresh one has to check that.
+        A credential that is old, or was opened before, is accepted; a caller that needs a fresh one must check that.
 
         Raises:
-            MungeError: it is no credential of this cluster, or it is another user's, or for another user.
+            MungeError: it is not a credential of this cluster, or another user made it, or it is for another user.
         """
         payload, length, user, group = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint32(), ctypes.c_uint32()
         try:

@@ -1,10 +1,10 @@
 """The rendezvous of ranks on several hosts whose launcher runs no server for them: rank 0 runs one, by TCP.
 
-The others know the hosts, and try ports that are derived from the job's name, or that the launcher has reserved. A secret
+The other ranks know the hosts, and try ports that are derived from the job's name, or that the launcher has reserved. A secret
 proves that both sides belong to the job:
 
-- that of the user, if all ranks have one in their environment, or else
-- a new one, which the server sends to every client, sealed by MUNGE for the processes of its own user::
+- the user's secret, if all ranks have one in their environment, or else
+- a new secret, which the server sends to every client, sealed by MUNGE for the processes of its own user::
 
     server -> client   "HVDS"  length (2, big-endian)  credential of: secret (32)  SHA-256 of the rendezvous's name (32)
 
@@ -47,15 +47,15 @@ class RendezvousOnHosts(Rendezvous):
 
     Args:
         job: what the launcher calls this job; no other job of this user has the same name at the same time.
-        hosts: that the launcher has started ranks on.
-        first: the host of rank 0; "" where that is not known.
-        ports: reserved for the job; empty if none are.
-        key: the user's secret, the same on all ranks; empty to let MUNGE vouch for the user.
-        resolve: from the launcher's name for a host to an address.
+        hosts: the hosts on which the launcher has started ranks.
+        first: the host of rank 0; "" if that is not known.
+        ports: the ports reserved for the job; empty if there are none.
+        key: the user's secret, the same on all ranks; empty to have MUNGE prove the user instead.
+        resolve: turns the launcher's name of a host into an address.
 
     Attributes:
-        address: the first at which the ranks of the whole job look, for messages.
-        secret: of the job, after a session; another one at every rendezvous.
+        address: the first address at which the ranks of the whole job look for the server, for messages.
+        secret: the job's secret, after a session; a new one at every rendezvous.
 
     Raises:
         MungeError: there is neither a key nor MUNGE.
@@ -103,14 +103,14 @@ class RendezvousOnHosts(Rendezvous):
                 except OSError as error:
                     reason = error
             raise RendezvousError(
-                f"rank 0 cannot serve the rendezvous of the ranks at any of the ports {', '.join(map(str, ports))}: "
+                f"rank 0 cannot serve the rendezvous at any of the ports {', '.join(map(str, ports))}: "
                 f"{reason.strerror}"
             )
 
         def enter(limit: float) -> RendezvousClient:
             if rank == 0:
                 hosts = [_LOOPBACK]
-            else:  # of a part of the job, the first rank may be anywhere
+            else:  # the first rank of a part of the job may be on any host
                 known = self._first and not (members and members[0])
                 hosts = [self._resolve(host) for host in ([self._first] if known else self._hosts)]
             addresses: list[Address] = [(host, port) for port in ports for host in hosts]
@@ -123,14 +123,14 @@ class RendezvousOnHosts(Rendezvous):
 
 
 def candidates(name: str) -> list[int]:
-    """The ports at which the rendezvous ``name`` may be, the likeliest first: the same on all ranks."""
+    """The ports at which the server of the rendezvous ``name`` may listen, in the order to try: the same on all ranks."""
     digest = hashlib.sha256(name.encode()).digest()
     first, step = int.from_bytes(digest[:4], "big"), 1 + digest[4]
     return [PORTS[(first + step * turn) % len(PORTS)] for turn in range(CANDIDATES)]
 
 
 class _Sealed:
-    """The secret of one rendezvous, on its way from the rank that serves it to the others.
+    """Carries the secret of one rendezvous, sealed by MUNGE, from the rank that runs the server to the others.
 
     Attributes:
         secret: the server's secret, after :meth:`read`.
@@ -148,7 +148,7 @@ class _Sealed:
             credential = self._munge.seal(secret + self._name)
         except MungeError as error:
             raise RendezvousError(
-                f"the ranks cannot prove to one another that they are of one user: MUNGE says: {error}"
+                f"the ranks cannot prove to one another that they run as one user. MUNGE says: {error}"
             ) from None
         return _MAGIC + len(credential).to_bytes(2, "big") + credential
 
@@ -158,12 +158,12 @@ class _Sealed:
         head = receive_exactly(connection, len(_MAGIC) + 2, deadline)
         length = int.from_bytes(head[len(_MAGIC) :], "big")
         if not head.startswith(_MAGIC) or length > _LONGEST_CREDENTIAL:
-            raise HandshakeError("what listens there is no rendezvous server of such a job")
+            raise HandshakeError("the process that listens there is not a rendezvous server that uses MUNGE")
         try:
             payload = self._munge.open(receive_exactly(connection, length, deadline))
         except MungeError as error:
             raise HandshakeError(f"MUNGE refuses what the server there sent: {error}") from None
         if payload[LENGTH:] != self._name:
-            raise HandshakeError("what listens there is the rendezvous server of another job of this user")
+            raise HandshakeError("the process that listens there is the rendezvous server of another job of this user")
         self.secret = payload[:LENGTH]
         return self.secret

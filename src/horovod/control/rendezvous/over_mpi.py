@@ -1,8 +1,9 @@
 """The rendezvous of the ranks of an mpi4py communicator, over that communicator.
 
-The communicator is the user's, or that of all ranks where mpirun has started ranks on several hosts and there is no other way.
+The communicator is the user's, or ``MPI.COMM_WORLD`` if mpirun has started ranks on several hosts and no other rendezvous is
+possible.
 
-Only ``init()`` uses MPI; every collective of the job runs on other engines, unless MPI is asked for. The communicator is not
+Only ``init()`` uses MPI; the collectives of the job run on other engines, unless the user asks for MPI. The communicator is not
 duplicated. The all-gathers are over before :func:`exchange` returns, so MPI may be finalized before the job ends. Only
 :func:`world` imports mpi4py.
 """
@@ -30,9 +31,9 @@ class RendezvousOverMpi(WithoutServer):
     """All-gathers over a communicator.
 
     Args:
-        communicator: gives the ``mpi4py.MPI.Comm``, or raises TimeoutError after so many seconds; the first all-gather calls
-            it.
-        call: the function that the ranks of the script have called, for errors.
+        communicator: returns the ``mpi4py.MPI.Comm``, or raises TimeoutError after the given number of seconds; the first
+            all-gather calls it.
+        call: the function that the script has called, for errors.
     """
 
     def __init__(self, communicator: Callable[[float], Any], call: str = "hvd.init(comm=...)") -> None:
@@ -62,13 +63,16 @@ def obtainable() -> bool:
 def world(size: int, launcher: str, start: Callable[[float], Any], seconds: float) -> Any:
     """``MPI.COMM_WORLD`` of the ``size`` ranks that ``launcher`` has started. Every rank must call it.
 
-    Initializes MPI if the script has not done so: that waits until all ranks do the same.
+    Initializes MPI if the script has not done so, which waits until all ranks do the same.
 
     Args:
-        start: gives ``mpi4py.MPI``, initialized; raises TimeoutError where it is not by a ``time.monotonic``.
+        size: how many ranks the launcher has started.
+        launcher: its name, for errors.
+        start: returns ``mpi4py.MPI``, initialized; raises TimeoutError if that takes until its argument, a ``time.monotonic``.
+        seconds: how long to wait for all ranks.
 
     Raises:
-        RuntimeError: mpi4py cannot load an MPI library, or loads one that knows nothing of these ranks.
+        RuntimeError: mpi4py cannot load an MPI library, or loads one that does not know these ranks.
         TimeoutError: not all ranks have initialized MPI within ``seconds``.
     """
     need = f"the {size} ranks that {launcher} started on several hosts must exchange their addresses over MPI, "
@@ -104,7 +108,7 @@ def exchange(communicator: Any, value: bytes, seconds: float, call: str = "hvd.i
     """All-gather ``value`` over an ``mpi4py.MPI.Comm``; every rank of it must call it. Returns the values by rank.
 
     Args:
-        call: what the ranks of the script have called, for an error.
+        call: the function that the script has called, for an error.
 
     Raises:
         TimeoutError: a rank did not call within ``seconds``. MPI does not tell which.

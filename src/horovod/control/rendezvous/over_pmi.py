@@ -1,9 +1,9 @@
 """The exchange of addresses under Hydra (MPICH, Intel MPI) without an MPI library: in Hydra's own key-value store.
 
 Hydra gives every process a socket, whose descriptor is in ``PMI_FD``, and serves the process management interface there,
-version 1: lines of fields ``name=value``, one answer to each. All processes can read a value that one has put after the next
-barrier, which all processes of the job must enter. An MPI library in the same process uses the same socket. It can be loaded
-later, because ``init`` may be sent twice.
+version 1: lines of fields ``name=value``, one answer to each. After the next barrier, which all processes of the job must
+enter, every process can read the values that the others have put. An MPI library in the same process uses the same socket. It
+can be loaded later, because ``init`` may be sent twice.
 
 Source: the message protocol of PMI version 1.1 (MPICH, ``pmi-1.1.txt``; Flux RFC 13).
 """
@@ -33,12 +33,17 @@ class PMIError(RuntimeError):
 class Client:
     """This process's connection to its process manager. One thread at a time.
 
+    Args:
+        descriptor: the number in ``PMI_FD``.
+        deadline: when the process manager must have answered (``time.monotonic``).
+
     Raises:
-        PMIError: there is no such connection, or what serves it speaks another protocol.
+        PMIError: the descriptor is not such a connection, or its other end speaks another protocol.
+        TimeoutError: the process manager does not answer in time.
     """
 
     def __init__(self, descriptor: int, deadline: float) -> None:
-        copy = -1  # which the kernel closes where this process starts another program
+        copy = -1  # a copy, since os.dup makes it close-on-exec
         try:
             copy = os.dup(descriptor)
             self._socket = socket.socket(fileno=copy)
@@ -60,7 +65,7 @@ class Client:
         """All-gather ``value``; every one of the ``size`` processes that were launched must call it.
 
         Raises:
-            TimeoutError: not all came within ``seconds``. PMI does not tell which.
+            TimeoutError: not all processes called it within ``seconds``. PMI does not tell which.
             PMIError: the process manager is gone.
         """
         deadline = time.monotonic() + seconds
@@ -77,7 +82,7 @@ class Client:
         return [value if other == rank else self._fetch(other, deadline) for other in range(size)]
 
     def finish(self) -> None:
-        """Tell the process manager that this process ends well. An MPI library in the process does so itself."""
+        """Tell the process manager that this process ends normally, unless an MPI library in the process does so itself."""
         if "mpi4py.MPI" not in sys.modules:
             try:
                 self._ask("finalize", time.monotonic() + 1.0)
@@ -119,7 +124,7 @@ class Client:
 
     def _read_line(self, deadline: float) -> str:
         while b"\n" not in self._received:
-            # Not by a time-out of the socket: it would make the descriptor non-blocking, which an MPI library shares.
+            # Not with a timeout of the socket: that would make the descriptor non-blocking, and an MPI library shares it.
             if not select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise TimeoutError("the process manager has not answered in time")
             data = self._socket.recv(1 << 16)
@@ -131,7 +136,7 @@ class Client:
 
 
 _clients: dict[int, Client] = {}
-"""By process id: a forked child must not speak on its parent's connection."""
+"""By process id: a forked child must not use its parent's connection."""
 
 
 class RendezvousOverPmi(WithoutServer):
@@ -146,7 +151,7 @@ class RendezvousOverPmi(WithoutServer):
         self._descriptor = descriptor
 
     def gather(self, rank: int, size: int, value: bytes, seconds: float) -> list[bytes]:
-        """As :meth:`WithoutServer.gather`. Raises PMIError where the process manager is gone, or speaks another protocol."""
+        """As :meth:`WithoutServer.gather`. Raises PMIError if the process manager is gone, or speaks another protocol."""
         client = _clients.get(os.getpid())
         if client is None:
             client = _clients[os.getpid()] = Client(self._descriptor, time.monotonic() + seconds)

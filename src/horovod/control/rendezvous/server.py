@@ -1,4 +1,4 @@
-"""The rendezvous server: a key-value store, and the all-gather of ``init()``. One thread serves all clients."""
+"""The rendezvous server: a key-value store, and the all-gather for ``init()``. One thread serves all clients."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class RendezvousServer:
     """The server. ``start()`` it, pass its ``address`` and the secret to the ranks, ``stop()`` it at the end.
 
     Args:
-        secret: the job's secret; with ``same_user``, on a Unix socket, the client must run as the same user as well.
+        secret: the job's secret.
         host, port: where to listen; port 0 lets the kernel choose.
         name: listen on this Unix socket instead; an abstract name starts with NUL.
-        preface: what every client is sent before the handshake, also one without the secret.
+        same_user: clients on the Unix socket must run as this process's user.
+        preface: sent to every client before the handshake, even to one without the secret.
     """
 
     def __init__(
@@ -109,8 +110,8 @@ class RendezvousServer:
         """Wait until all but one of the clients that have completed an exchange have disconnected, or until ``deadline``
         (``time.monotonic``).
 
-        A rank may have returned for its next rendezvous before the caller checks. It is not waited for: it looks for the next
-        server.
+        A rank may have connected again, for its next rendezvous, before the caller checks. The caller does not wait for such a
+        connection: that rank looks for the next server.
         """
         with self._lock:
             self._arrived.wait_for(lambda: len(self._exchanged) <= 1, max(0.0, deadline - time.monotonic()))
@@ -150,7 +151,7 @@ class RendezvousServer:
         """Wait for a value in the server's own process.
 
         Raises:
-            TimeoutError: it did not come within ``timeout`` seconds.
+            TimeoutError: no rank stored it within ``timeout`` seconds.
         """
         with self._lock:
             if not self._arrived.wait_for(lambda: key in self._values, timeout):
@@ -158,10 +159,10 @@ class RendezvousServer:
             return self._values[key]
 
     def depart(self, rank: int, how: str) -> None:
-        """Note that rank ``rank`` of the launched job has ended. Ranks that wait for it, now or later, get the message at once.
+        """Record that rank ``rank`` of the launched job has ended. Ranks that wait for it, now or later, fail at once.
 
         Args:
-            how: as text, for example "exit code 0".
+            how: how it ended, as text, for example "exit code 0".
         """
         with self._lock:
             self._departed[rank] = how

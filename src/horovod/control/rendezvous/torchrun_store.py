@@ -5,7 +5,8 @@ the same way. Restarted workers find the same store with the keys of earlier rou
 differently: after a failure only the node on which it happened counts one (``TORCHELASTIC_RESTART_COUNT``). So no count is part
 of a key. The entry of a rank 0 that has died is not reachable, and the new rank 0 replaces it.
 
-PyTorch is imported when a store is first used, and only here outside of its binding: nothing else speaks the store's protocol.
+PyTorch is imported when a store is first used, because nothing else speaks the store's protocol. No other file of ``control``
+imports it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _PAUSE_SECONDS = (0.002, 0.1)
 """Seconds between two reads of the store, at first and at most. The store's own blocking wait would delay Ctrl-C, and its
 client prints warnings when such a wait times out."""
 _STALE_SECONDS = 1.0
-"""How long to try an entry that does not answer before looking it up again."""
+"""How long a rank tries an entry whose server does not answer before it looks again."""
 _decode = msgspec.msgpack.Decoder(ServerEntry).decode
 
 
@@ -32,14 +33,14 @@ class TorchrunStore(Directory):
     """The store of a torchrun job.
 
     Args:
-        host, port: of the store: ``MASTER_ADDR`` and ``MASTER_PORT``.
+        host, port: the store's address: ``MASTER_ADDR`` and ``MASTER_PORT``.
         run: torchrun's name for the job; several jobs may share a store.
         interface: offer only addresses of these network interfaces, separated by commas; "" for all.
     """
 
     def __init__(self, host: str, port: int, run: str, interface: str = "") -> None:
         self.port = 0
-        self.address_text = f"what torchrun's store at {host}:{port} (MASTER_ADDR, MASTER_PORT) says"
+        self.address_text = f"the address in torchrun's store at {host}:{port} (MASTER_ADDR, MASTER_PORT)"
         self.entry_timeout = _STALE_SECONDS
         self._host, self._port, self._interface = host, port, interface
         self._key = f"horovod/{run}/rank 0"
@@ -77,7 +78,7 @@ class TorchrunStore(Directory):
                     return _decode(found)
             except msgspec.DecodeError:
                 raise RendezvousError(
-                    f"what stands under {self._key!r} in torchrun's store at {self._host}:{self._port} was not written by "
+                    f"the value of {self._key!r} in torchrun's store at {self._host}:{self._port} was not written by "
                     "this version of Horovod: install the same version for all ranks"
                 ) from None
             except RuntimeError as error:
@@ -95,8 +96,8 @@ class TorchrunStore(Directory):
                     raise ImportError("this PyTorch was built without torch.distributed")
             except ImportError as error:
                 raise RendezvousError(
-                    f"torchrun's ranks on several hosts meet through its store, which needs PyTorch in this Python: {error}. "
-                    "Install it (pip install torch), or start the job with horovodrun"
+                    "torchrun's ranks on several hosts find each other in its store, which needs PyTorch in this Python: "
+                    f"{error}. Install it (pip install torch), or start the job with horovodrun"
                 ) from error
             try:
                 limit = timedelta(seconds=seconds)

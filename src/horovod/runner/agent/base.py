@@ -29,7 +29,7 @@ class Agent(ABC):
     """An implementation reports everything that happens through the callback it was made with.
 
     Attributes:
-        hosts: the names that users know the host by; mostly one.
+        hosts: the names by which users know the host; usually one.
         facts: None until the host can start processes.
         closed: whether the agent reports no more events.
         trouble: why it was closed before :meth:`end` was called.
@@ -52,7 +52,7 @@ class Agent(ABC):
         """Start processes. Reports :class:`NotStarted` for the first that cannot be started, and leaves out the rest.
 
         Args:
-            environment: what all of them have. It holds the job's secret: never put it on a command line.
+            environment: the variables that all of them have. They hold the job's secret: never put them on a command line.
         """
 
     @abstractmethod

@@ -23,7 +23,7 @@ class Guardian:
     """The launcher's end of the pipe.
 
     Args:
-        mark: what every process of the job has in its environment.
+        mark: bytes that every process of the job has in its environment.
         environment: for the guardian itself; it must not hold the mark.
     """
 
@@ -64,7 +64,7 @@ class Guardian:
         if orderly:
             try:
                 self._process.wait(_EXIT_SECONDS)
-            except subprocess.TimeoutExpired:  # it was stopped; nothing is left for it to do
+            except subprocess.TimeoutExpired:  # the guardian is stopped, and has nothing left to do
                 self._process.kill()
                 self._process.wait()
 
@@ -73,4 +73,4 @@ class Guardian:
             if self._process.stdin is not None:
                 self._process.stdin.write(line + b"\n")
         except OSError:
-            pass  # the guardian was killed: the job goes on without it
+            pass  # the guardian was killed; the job continues without it

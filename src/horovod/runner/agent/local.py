@@ -32,10 +32,11 @@ class LocalAgent(Agent):
     """The agent of the host that this process runs on.
 
     Args:
-        loop: calls back when something happens.
-        mark: what every process of the job has in its environment, and no other process.
+        loop: calls this object when something happens.
+        mark: bytes that every process of the job, and no other process, has in its environment.
         guardian: ends the processes if this one dies.
-        inherits_input: whether a process that reads standard input gets this one's descriptor; else it is fed.
+        inherits_input: whether a process that reads standard input gets this process's descriptor; if not, :meth:`feed` sends
+            it the input.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class LocalAgent(Agent):
     # Called by the loop.
 
     def _read(self, process: StartedProcess, name: str) -> bool:
-        """Pass on what has arrived; False if there is no more to come."""
+        """Report what has arrived on a stream. Returns False if nothing has: at the moment, or because the stream has ended."""
         if (process.number, name) not in self._open:
             return False
         data = process.read(name)
@@ -163,7 +164,7 @@ class LocalAgent(Agent):
             self._loop.unwatch(pipe.fileno())
         except BlockingIOError:
             return
-        except OSError:  # it reads no more
+        except OSError:  # the process reads no more
             self._loop.unwatch(pipe.fileno())
             pipe.close()
         del self._input[number]
@@ -191,7 +192,7 @@ class LocalAgent(Agent):
         self._close_if_over()
 
     def _drain(self, process: StartedProcess, name: str) -> None:
-        """Pass on what is still in the pipe, and close it. A process outside the job may hold its other end open."""
+        """Report what is still in the pipe, and close it. A process outside the job may hold its other end open."""
         for _ in range(_LAST_CHUNKS):
             if not self._read(process, name):
                 break
@@ -199,7 +200,7 @@ class LocalAgent(Agent):
             self._close_stream(process, name)
 
     def _abandon(self, process: StartedProcess) -> None:
-        """A process ended a while ago, but something it started lives on, or holds its output open."""
+        """Kill what a process that has ended left behind: processes that it started may still run, or hold its output open."""
         process.signal_group(signal.SIGKILL)
         for name in STREAMS:
             self._drain(process, name)

@@ -16,7 +16,7 @@ import msgspec
 GREETING = b"\0horovod agent\0"
 """The first bytes that an agent writes. A login shell may have written text before them."""
 CHUNK_BYTES = 1 << 16
-"""The most output that one message carries."""
+"""The most output that one message carries, in bytes."""
 
 
 class Exit(msgspec.Struct, frozen=True, array_like=True):
@@ -58,13 +58,13 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Get ready. Sent once, before everything else."""
 
     secret: str
-    """The job's, encoded."""
+    """The job's secret, encoded."""
     directory: str
     """The working directory of the processes."""
     addresses: list[tuple[str, int]]
     """Addresses of the launcher's rendezvous server. The agent uses one that it can reach."""
     seconds: float
-    """How long to try."""
+    """How long the agent may try to reach it."""
 
 
 class StartProcesses(msgspec.Struct, frozen=True, tag=True):
@@ -76,7 +76,7 @@ class StartProcesses(msgspec.Struct, frozen=True, tag=True):
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
-    """Signal processes and what they started."""
+    """Send a signal to processes and what they started."""
 
     number: int
     processes: list[int]
@@ -148,6 +148,8 @@ class InputConsumed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A process has ended."""
+
     process: int
     exit: Exit
 

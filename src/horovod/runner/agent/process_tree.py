@@ -1,8 +1,8 @@
 """Finds and ends every process of a job, also those that left the session of the rank that started them.
 
-A process belongs to a job if it lives in the session of one of the ranks, or was started with the job's mark in its
-environment, or descends from one that does. So DataLoader workers, shell pipelines and children that made themselves a
-session of their own are all found. Only the standard library is used: the guardian imports this in a bare interpreter.
+A process belongs to a job if it is in the session of one of the ranks, or was started with the job's mark in its environment,
+or descends from a process that belongs to the job. So DataLoader workers, shell pipelines and children that created a session
+for themselves are all found. Only the standard library is used: the guardian imports this in a bare interpreter.
 """
 
 # pathlib would double the time that the guardian's bare interpreter takes to start:
@@ -65,7 +65,7 @@ def _descendants(ancestors: set[int], parents: dict[int, int]) -> set[int]:
 
 
 def send(pids: Collection[int], number: int) -> None:
-    """Send a signal to each process that still exists and is ours."""
+    """Send a signal to each process that still exists and belongs to this user."""
     for pid in pids:
         try:
             os.kill(pid, number)

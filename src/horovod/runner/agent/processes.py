@@ -1,4 +1,4 @@
-"""One process: started in a session of its own, watched without being reaped, ended with all of its children.
+"""One process: started in a new session, watched without being reaped, ended with all of its children.
 
 An ended process stays a zombie until its job is over. The kernel does not reuse the number of a zombie, so a signal to its
 group cannot reach another process.
@@ -20,7 +20,7 @@ from horovod.runner.errors import LaunchError
 STREAMS = ("stdout", "stderr")
 _WHY_A_FILE_CANNOT_RUN = {  # although it is there and executable
     errno.ENOENT: "; the interpreter that its first line names does not exist",
-    errno.ENOEXEC: "; it is no program of this machine, or a script without a first line such as #!/bin/sh",
+    errno.ENOEXEC: "; it is not a program for this machine, or a script without a first line such as #!/bin/sh",
 }
 
 
@@ -30,10 +30,10 @@ class StartedProcess:
     Args:
         plan: what to start.
         environment: its whole environment.
-        inherits_input: whether a process that reads standard input gets this process's own descriptor, or else a pipe.
+        inherits_input: whether a process that reads standard input gets this process's own descriptor; if not, a pipe.
 
     Raises:
-        LaunchError: it could not be started.
+        LaunchError: the process could not be started.
     """
 
     def __init__(self, plan: ProcessPlan, environment: Mapping[str, str], *, inherits_input: bool) -> None:
@@ -94,7 +94,7 @@ class StartedProcess:
             if number == signal.SIGTERM:
                 os.killpg(self._process.pid, signal.SIGCONT)  # a stopped process could not act on the first signal
         except OSError:
-            pass  # all gone
+            pass  # all have ended
 
     def descriptor(self, name: str) -> int:
         """The descriptor that the stream ``name`` is read from."""

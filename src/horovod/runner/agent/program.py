@@ -139,7 +139,7 @@ class Program:
         try:
             self._guardian = Guardian(mark, os.environ)
         except OSError as error:
-            self._refuse(f"the process that would end the ranks of a killed agent cannot be started: {error.strerror}")
+            self._refuse(f"the guardian, which ends the ranks if the agent is killed, cannot start: {error.strerror}")
             return
         self._local = LocalAgent(
             (), self._loop, self._report, self._facts(), mark=mark, guardian=self._guardian, inherits_input=False
@@ -189,7 +189,7 @@ class Program:
 
 
 def main() -> None:
-    """The program. Its standard streams carry messages, so anything printed by mistake goes to standard error."""
+    """The program. Its standard input and output carry messages, so text printed by mistake goes to standard error."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)  # not SIG_IGN, which the processes it starts would inherit
     reader, writer = os.dup(0), os.dup(1)

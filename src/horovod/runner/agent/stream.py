@@ -22,9 +22,10 @@ class MessageStream(Generic[T]):
     """One end of a message stream. It owns the descriptors, which must differ, and makes them non-blocking.
 
     Args:
-        loop: calls back when something arrives.
-        decode: from a message's bytes to the message.
-        on_message: called with each.
+        loop: calls this object when something arrives.
+        reader, writer: the descriptors.
+        decode: turns a message's bytes into the message.
+        on_message: called with each message.
         on_end: called once, with the reason, when no message can come any more; not after :meth:`close`.
         on_congestion: called with True when the sender should pause because much is queued, and with False when it is sent.
         greeting: what the other side writes before its first message. Data before the greeting is kept in ``preamble``.
@@ -71,7 +72,7 @@ class MessageStream(Generic[T]):
         self.write(frame(message))
 
     def write(self, data: bytes) -> None:
-        """Send bytes as they are: a greeting."""
+        """Send bytes as they are, such as a greeting."""
         if self._ended or self._closed:
             return
         first = not self._outbox
@@ -119,7 +120,7 @@ class MessageStream(Generic[T]):
                     return
                 self._on_message(self._decode(body))
         except (FrameError, msgspec.DecodeError) as error:
-            self._end(f"what arrived is no message of an agent ({error}): is the same Horovod installed on both hosts?")
+            self._end(f"the data is not a message of an agent ({error}): is the same Horovod installed on both hosts?")
 
     def _flush(self) -> None:
         try:
@@ -132,7 +133,7 @@ class MessageStream(Generic[T]):
                 self._outbox.popleft()
         except BlockingIOError:
             pass
-        except OSError as error:  # what the other side has said before it went is still to be read
+        except OSError as error:  # messages that the other side sent before it ended must still be read
             self._outbox.clear()
             self._waiting = 0
             if not self._loop.watches(self._reader):

@@ -1,1 +1,1 @@
-"""Elastic jobs: hosts come and go, survivors keep their processes, and a policy decides which processes train in a round."""
+"""Elastic jobs: hosts are added and lost, survivors keep their processes, and a policy decides which processes train."""

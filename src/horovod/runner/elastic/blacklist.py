@@ -12,7 +12,7 @@ class Blacklist:
 
     Args:
         cooldown: the shortest and the longest time in seconds after which a host is tried again; None for never.
-        jitter: a random number between 0 and 1, so that hosts that failed together do not come back together.
+        jitter: returns a random number between 0 and 1, so that hosts that failed together do not come back together.
     """
 
     def __init__(self, cooldown: tuple[int, int] | None, jitter: Callable[[], float] = random.random) -> None:
@@ -30,9 +30,9 @@ class Blacklist:
         return self._cooldown is not None
 
     def add(self, host: str) -> float | None:
-        """A process has failed there. The seconds after which to call :meth:`remove`; None if never.
+        """Record that a process has failed on a host. Returns after how many seconds to call :meth:`remove`; None for never.
 
-        The time doubles with each failure. Call it only for hosts that are not on the list.
+        The time doubles with each failure, within the cooldown's limits. Call this only for hosts that are not on the list.
         """
         self._out.add(host)
         self._failures[host] += 1
@@ -43,5 +43,5 @@ class Blacklist:
         return float(min(max(shortest * 2**doublings + self._jitter() * shortest, shortest), longest))
 
     def remove(self, host: str) -> None:
-        """The host may be tried again."""
+        """Take a host off the list: it may be tried again."""
         self._out.discard(host)

@@ -17,11 +17,11 @@ class StartProcess(NamedTuple):
     host: HostInfo
     slot: int
     assignment: SlotInfo
-    """Its likely rank; the first round may still change it."""
+    """The likely rank of the process; the first round may still change it."""
 
 
 class BeginRound(NamedTuple):
-    """Begin a round: send each process, identified by its number and its question, its rank."""
+    """Begin a round: send its rank to each process, which its number and its question identify."""
 
     round: int
     assignments: Sequence[tuple[int, int, SlotInfo]]

@@ -1,5 +1,5 @@
-"""The discovery of an elastic job's hosts, under the names that projects with their own discovery derive from, and the thread
-that repeats it beside the launcher's loop.
+"""The discovery of an elastic job's hosts: the classes from which projects with their own discovery derive, and the thread that
+repeats the discovery while the launcher's loop runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Found = Sequence[HostInfo] | str
 def confirmed(before: Sequence[HostInfo], now: Sequence[HostInfo]) -> list[HostInfo]:
     """The hosts to use after two consecutive answers of the script: hosts and slots that only one of them lacks stay. Pure.
 
-    So a host that is missing once costs no round, and one that is withdrawn is given up a second later.
+    So a host that is missing from one answer interrupts no round, and a host that is withdrawn is given up one period later.
     """
     earlier = {host.hostname: host for host in before}
     slots = {name: host.slots for name, host in earlier.items()}
@@ -45,7 +45,7 @@ class HostDiscoveryScript(HostDiscovery):
 
     Args:
         discovery_script: the command, for a shell.
-        slots: of hosts that are printed without.
+        slots: the slots of hosts that are printed without a number.
     """
 
     def __init__(self, discovery_script: str, slots: int | None) -> None:
@@ -70,15 +70,16 @@ class FixedHosts(HostDiscovery):
 
 
 class Discovery:
-    """Polls ``script`` on a thread of its own, since it may take its time. A context manager.
+    """Runs ``script`` periodically on its own thread, since the script may be slow. A context manager.
 
-    New hosts and slots are passed on at once, others are withdrawn once two answers in a row lack them.
-
-    At the end a script that still runs is ended, so a script that hangs does not hold up the end of a job.
+    It reports new hosts and slots at once, and withdraws others once two answers in a row lack them. At the end it ends a
+    script that still runs, so a script that hangs does not delay the end of a job.
 
     Args:
-        loop: calls ``found`` on its thread, with what differs from the last time.
+        script: the host discovery script.
         ranks: as for :meth:`~horovod.runner.hosts.host_sources.HostSource.hosts`.
+        loop: calls ``found`` on its thread.
+        found: called with the hosts, or the reason why they are not known, whenever these have changed.
         first: the hosts that are known already.
     """
 
@@ -126,7 +127,7 @@ class Discovery:
                 self._wake_up.set()
 
     def _stopped(self, seconds: float) -> bool:
-        """Whether the end has come; waits for it for ``seconds``."""
+        """Whether this discovery must end; waits for ``seconds`` at most."""
         poll = select.poll()  # select() takes no descriptor above 1023
         poll.register(self._stop, select.POLLIN)
         return bool(poll.poll(seconds * 1000))

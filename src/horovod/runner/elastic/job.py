@@ -42,7 +42,7 @@ def is_wanted(options: Options) -> bool:
     """Whether the user asks for an elastic job.
 
     Raises:
-        ValueError: the user asks for something that only elastic jobs have, but not for one.
+        ValueError: a flag for elastic jobs is given, but neither ``--min-np`` nor ``--host-discovery-script``.
     """
     if options.host_discovery_script is not None or options.min_num_proc is not None:
         return True
@@ -96,7 +96,7 @@ class ElasticJob(Job):
 
     @property
     def _changes(self) -> bool:
-        """Whether other hosts may come."""
+        """Whether the hosts may change."""
         return isinstance(self._source, host_sources.HostScript)
 
     @property
@@ -207,7 +207,7 @@ class ElasticJob(Job):
             script, wait = "these and no others:", ""
         lines = [
             "",
-            f"It is elastic. A round has at least {self._least} ranks and {most}."
+            f"The job is elastic. A round has at least {self._least} ranks and {most}."
             + ("" if resets is None else f" Not more than {resets} rounds follow the first."),
             f"  Hosts: {script} {hosts}",
         ]
@@ -225,7 +225,7 @@ def _check(options: Options) -> None:
         )
     if options.stdin not in (None, NO_RANK):
         raise UsageError(
-            "--stdin cannot be given for an elastic job: ranks come and go, and no other rank could continue to read"
+            "--stdin cannot be given for an elastic job: if the rank that reads is lost, no other rank could continue to read"
         )
     for flag, value in {"--min-np": options.min_num_proc, "--max-np": options.max_num_proc}.items():
         if value is not None and value < 1:

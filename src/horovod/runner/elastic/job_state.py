@@ -1,6 +1,6 @@
 """The state of an elastic job: its hosts, its processes, and what each process and the whole job are doing. Pure.
 
-The policy notes here what happens; :mod:`horovod.runner.elastic.review` reads it and decides what follows.
+The policy records each event in this state; :mod:`horovod.runner.elastic.review` reads the state and decides what follows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Limits(NamedTuple):
         start: how many slots there must be before anything is started.
         least, most: how many ranks a round may have; ``most`` is None if all slots are used.
         resets: how many rounds may follow the first; None for any number.
-        patience: seconds to wait for enough slots, or ranks.
+        patience: seconds to wait for enough slots or ranks.
         starting: seconds that processes may take until they call ``init()``; the first round does not wait longer for processes
             that are not needed.
-        fixed: whether no other hosts can ever come.
+        fixed: whether the hosts never change.
     """
 
     start: int
@@ -40,14 +40,15 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class Starting:
-    """It has not asked for a rank yet."""
+    """The process has not asked for a rank yet."""
 
 
 @dataclass(frozen=True)
 class WaitingForRound:
-    """It has asked for a rank in the next round.
+    """The process has asked for a rank in the next round.
 
     Attributes:
+        question: how many times it had asked before.
         kept: the round whose ranks all stopped at one check with the state that this process has; None if there is none.
     """
 
@@ -57,7 +58,7 @@ class WaitingForRound:
 
 @dataclass(frozen=True)
 class Training:
-    """It has its rank in a round, and is not known to have left it."""
+    """The process has a rank in a round, and is not known to have left the round."""
 
     round: int
     rank: int
@@ -65,12 +66,12 @@ class Training:
 
 @dataclass(frozen=True)
 class Dismissed:
-    """It has no rank any more, and ends."""
+    """The process has no rank any more, and ends."""
 
 
 @dataclass
 class JobProcess:
-    """One that has been started and has not ended."""
+    """A process that has been started and has not ended."""
 
     number: int
     host: str
@@ -79,9 +80,9 @@ class JobProcess:
     trained: bool = False
     """Whether its runtime has run in a round."""
     has_state: bool = False
-    """Whether it has reported that it has the job's state. Its runtime may have run without: a failure may have come first."""
+    """Whether it has reported that it has the job's state. If a failure came first, its runtime has run without that state."""
     leaving: bool = False
-    """Whether it was asked to end, by something other than this launcher."""
+    """Whether something other than this launcher has asked it to end."""
 
 
 # The phases of the job.
@@ -89,7 +90,7 @@ class JobProcess:
 
 @dataclass(frozen=True)
 class Gathering:
-    """No round runs: processes are awaited for the next one."""
+    """No round runs: the job waits for processes for the next one."""
 
     number: int
     """How many rounds have ended."""
@@ -100,7 +101,7 @@ class Running:
     """A round runs, or begins."""
 
     announced: bool
-    """Whether its ranks were told that hosts have changed, so that it ends soon."""
+    """Whether its ranks know that hosts have changed, so that it ends soon."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Finishing:
 
 @dataclass(frozen=True)
 class Ending:
-    """The job cannot go on."""
+    """The job cannot continue."""
 
     why: str
 
@@ -122,8 +123,10 @@ class JobState:
     """All that the policy knows.
 
     Attributes:
-        hosts: of this moment, by name, in the order in which they came.
-        processes: that have not ended, by number.
+        limits: the user's settings.
+        blacklist: the hosts that get no new processes.
+        hosts: the hosts that are available now, by name, in the order in which they came.
+        processes: the processes that have not ended, by number.
         started: how many processes have been started.
         phase: what the job is doing.
         round: the number of the last round that has begun; 0 before the first.
@@ -131,11 +134,11 @@ class JobState:
         connected: whether the runtime of a rank of that round has run.
         resets: how many rounds have followed the first.
         fruitless: how many rounds in a row failed to begin although no process was lost.
-        has_state: whether a process has ever had a state that others can lack, and that must not get lost.
+        has_state: whether a process has ever had a state that others can lack, and that must not be lost.
         overdue: whether the first round has stopped waiting for processes that have not called ``init()``.
         settled: whether new processes that are ready have stopped waiting for others that start.
         short: whether there are too few ranks for a round, and more can come.
-        shortages: how often that has begun.
+        shortages: how many times ``short`` has become true.
         said: the last message to the user about what the job waits for.
     """
 
@@ -163,7 +166,7 @@ class JobState:
         return not self.processes and isinstance(self.phase, Finishing | Ending)
 
     def update_hosts(self, hosts: Iterable[HostInfo]) -> None:
-        """Take over the hosts that are available now. Hosts that stay keep their positions in the order."""
+        """Record the hosts that are available now. Hosts that stay keep their positions in the order."""
         found = {host.hostname: host for host in hosts}
         stay = {name: found.pop(name) for name in self.hosts if name in found}
         self.hosts = {**stay, **found}
@@ -178,9 +181,9 @@ class JobState:
         return process
 
     def wanted(self) -> frozenset[int]:
-        """The processes that have a rank in the next round, by number: their slots are the job's, and they stay. If there are
-        more than the user allows, for example when a withdrawn host comes back, those that have trained stay, and the oldest of
-        the others.
+        """The numbers of the processes that are to have a rank in the next round: those that stay, and whose slots are the
+        job's. If there are more than the user allows, for example when a withdrawn host comes back, these are the processes
+        that have trained, and the oldest of the others.
         """
         found = [process for process in self.processes.values() if self._has_slot(process)]
         if self.limits.most is not None and len(found) > self.limits.most:
@@ -206,7 +209,7 @@ class JobState:
         return number in self.ranks.values()
 
     def have_same_state(self, members: Iterable[JobProcess]) -> bool:
-        """Whether all of them have stopped at the same check of the last round, so with one state."""
+        """Whether all members have stopped at the same check of the last round, and so have the same state."""
         return all(isinstance(each.state, WaitingForRound) and each.state.kept == self.round for each in members)
 
     def lost_all(self) -> bool:
@@ -224,11 +227,11 @@ class JobState:
         """Whether no further process can join those that wait for a rank.
 
         Hosts on which processes have failed get no new ones. If a discovery script may name other hosts, ranks that have the
-        state of the job wait for these. Other ranks do not: an error before the first step would occur on other hosts, too.
+        state of the job wait for those. Other ranks do not: an error before the first step would occur on other hosts, too.
         """
         for process in self.processes.values():
             if isinstance(process.state, Starting | Dismissed):
-                return False  # it may come, or end and free its slot
+                return False  # it may ask for a rank, or end and free its slot
         if self.hosts_come_back():
             return False
         return self.limits.fixed or (
@@ -236,12 +239,12 @@ class JobState:
         )
 
     def all_failed(self) -> bool:
-        """Whether no process is left that could take part in a round. Called when one has failed."""
+        """Whether no process is left that could take part in a round. Called when a process has failed."""
         return isinstance(self.phase, Gathering) and all(
             isinstance(process.state, Dismissed) for process in self.processes.values()
         )
 
-    # As the user reads it
+    # Texts for the user.
 
     def describe(self, process: JobProcess) -> str:
         rank = next((f"rank {rank}, " for rank, number in self.ranks.items() if number == process.number), "")
@@ -261,7 +264,7 @@ class JobState:
         return f"{self.how_many()}, and no more can be started{where}"
 
     def awaited(self) -> str:
-        """The text for what a job waits for before it begins to train."""
+        """The text that says for what a job waits before it begins to train."""
         if self.started:
             return f"waiting for at least {self.limits.least} ranks; {count(len(self.waiting()), 'rank')} there"
         hosts = self.usable_hosts()

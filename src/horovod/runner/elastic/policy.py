@@ -1,7 +1,7 @@
-"""The policy of an elastic job about hosts and processes that come and go. Pure: events in, decisions out.
+"""The policy of an elastic job, whose hosts and processes change while it runs. Pure: events in, decisions out.
 
 Processes have numbers, which they keep; ranks are assigned anew in each round. The policy records each event in the state of
-the job (:mod:`horovod.runner.elastic.job_state`), and then the whole job is reviewed (:mod:`horovod.runner.elastic.review`).
+the job (:mod:`horovod.runner.elastic.job_state`), and then has the whole job reviewed (:mod:`horovod.runner.elastic.review`).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class ElasticPolicy(Policy):
     """An elastic job.
 
     A host on which a process fails gets no new ones, forever or for its cool-down; its running processes continue. After a
-    failure the next round begins as soon as all that were in the last one have come or are lost, without waiting for
-    replacements, if enough are left. Replacements and additions join later: the round that runs is interrupted when they are
-    ready. Hosts that are withdrawn are given up as soon as enough ranks are left without them. Once a process has ended well,
-    no further round begins.
+    failure the next round begins as soon as all processes of the last one have asked for it or are lost, without waiting for
+    replacements, if enough are left. Replacements and additions join later: the policy interrupts the running round when they
+    are ready. Hosts that are withdrawn are given up as soon as enough ranks are left without them. Once a process has ended
+    with exit code 0, no further round begins.
 
     Args:
-        job: its state, which only this policy changes.
-        batch_job: as of :class:`~horovod.runner.policy.Policy`.
+        job: its state, which only this policy and its reviewer change.
+        batch_job: as for :class:`~horovod.runner.policy.Policy`.
     """
 
     def __init__(self, job: JobState, batch_job: str = "") -> None:
@@ -74,7 +74,7 @@ class ElasticPolicy(Policy):
         return self._job.phase.why if isinstance(self._job.phase, Ending) else ""
 
     def hosts_found(self, hosts: Iterable[HostInfo]) -> list[ElasticDecision]:
-        """The hosts of this moment."""
+        """The discovery has found the hosts that are available now."""
         self._job.update_hosts(hosts)
         return self._review()
 
@@ -93,7 +93,7 @@ class ElasticPolicy(Policy):
         return decisions
 
     def told(self, number: int, told: Told) -> list[ElasticDecision]:
-        """A process has told the launcher something."""
+        """A process has sent a message to the launcher."""
         job = self._job
         process = job.processes.get(number)
         if process is None or self.ending:
@@ -144,7 +144,7 @@ class ElasticPolicy(Policy):
         elif end.code and not dismissed:
             decisions += self._on_failure(process, end)
         elif process.leaving and process.host in job.hosts and process.host not in job.blacklist:
-            more, following = self._shun(process.host)  # it is about to be lost, so nothing new is started there
+            more, following = self._shun(process.host)  # the host is about to be lost, so no process is started there
             message = f"horovodrun: {job.describe(process)} has left, as it was asked to."
             decisions += [Say(message + more), *following]
         if job.has_rank(number) and not isinstance(process.state, WaitingForRound):
@@ -236,7 +236,7 @@ class ElasticPolicy(Policy):
         return message, self._reviewer.wake(f"cooldown {host}", seconds)
 
     def _leave_round(self, reason: str, *, lost: bool = False) -> list[ElasticDecision]:
-        """The round that runs is over: all its ranks will ask for a rank in the next one, or end."""
+        """End the running round: all its ranks will ask for a rank in the next one, or end."""
         job = self._job
         if not isinstance(job.phase, Running):
             return []
@@ -249,7 +249,7 @@ class ElasticPolicy(Policy):
         return decisions + self._reviewer.wake(f"late {job.round}", job.limits.patience)
 
     def _give_up_late(self) -> list[ElasticDecision]:
-        """The others have waited long enough for ranks of the last round that neither come nor end."""
+        """Kill the ranks of the last round that neither come to the next one nor end: the others have waited long enough."""
         job = self._job
         decisions: list[ElasticDecision] = []
         for process in job.training():

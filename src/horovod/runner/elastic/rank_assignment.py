@@ -12,8 +12,9 @@ class RoundMember(NamedTuple):
     """A process that takes part in a round.
 
     Attributes:
-        number: of the process; older ones have lower numbers.
-        slot: which of its host's it occupies, from 0.
+        number: the number of the process; older processes have lower numbers.
+        host: the name of its host.
+        slot: the index of its slot on the host, from 0.
         has_state: whether it has the job's state.
     """
 
@@ -26,9 +27,9 @@ class RoundMember(NamedTuple):
 def assign(members: Sequence[RoundMember]) -> Mapping[int, SlotInfo]:
     """The rank assignment of each process, by its number.
 
-    Hosts follow one another by the age of their oldest process that has the state, and so do the processes of a host. So
-    survivors keep their order, rank 0 is one of them, and new ranks come last on their hosts. Local ranks follow the slots: a
-    process that replaces another one gets its local rank, and with it its device.
+    Hosts are ordered by the age of their oldest process that has the state, and the processes of a host by their age, those
+    with the state first. So survivors keep their order, rank 0 is one of them, and new ranks come last on their hosts. Local
+    ranks follow the slots: a process that replaces another one gets its local rank, and with it its device.
     """
     by_age = sorted(members, key=lambda member: (not member.has_state, member.number))
     hosts: dict[str, list[RoundMember]] = {}

@@ -1,7 +1,7 @@
 """Reviews a whole elastic job after each event, and decides what follows. Pure.
 
-It decides which processes are not needed any more, where new ones can be started, whether a round can begin, whether the
-running round must be interrupted, and whether the job is over.
+The review decides which processes are not needed any more, where new ones can be started, whether a round can begin, whether
+the running round must be interrupted, and whether the job is over.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from horovod.runner.hosts.slots import HostInfo, SlotInfo
 from horovod.runner.policy import Say, Wake
 
 SETTLE_SECONDS = 5.0
-"""How long new processes that are ready wait for others that start, so that all join in one round."""
+"""How long new processes that are ready wait for others that are starting, so that all join in one round."""
 FINAL_WORDS_SECONDS = 5.0
 """The time that ranks have to save their state when the job ends."""
 LEAVING_SECONDS = 30.0
 """How long a process that has no rank any more may take to end, while others continue."""
 SILENT_SECONDS = 5.0
-"""How long a job that has not begun to train waits before it says for what."""
+"""How long a job that has not begun to train waits before the launcher says for what."""
 
 
 class Reviewer:
@@ -59,8 +59,8 @@ class Reviewer:
         """Look at the whole job.
 
         Args:
-            slots_changed: whether processes may have got, or lost, their slots. If not, that need not be looked at, which
-                matters where hundreds of ranks come at the same time.
+            slots_changed: whether processes may have got, or lost, their slots. If not, the review skips the slots, which
+                saves time when hundreds of ranks come at once.
         """
         if isinstance(self._job.phase, Ending):
             return []
@@ -76,7 +76,7 @@ class Reviewer:
         return decisions
 
     def wake(self, timer: str, seconds: float) -> list[ElasticDecision]:
-        """Have the policy woken, unless that is on its way."""
+        """Have the policy woken after ``seconds``, unless this timer runs already."""
         if timer in self._timers:
             return []
         self._timers.add(timer)
@@ -99,7 +99,7 @@ class Reviewer:
         return decisions + ([] if job.over else self.wake("ending", FINAL_WORDS_SECONDS))
 
     def _stop_unwanted(self) -> list[ElasticDecision]:
-        """End processes that have not trained and have no rank in the job any more."""
+        """End processes that have not trained and are not to have a rank in the job any more."""
         decisions: list[ElasticDecision] = []
         wanted = self._job.wanted()
         for process in self._job.processes.values():
@@ -134,7 +134,7 @@ class Reviewer:
         return decisions + (self.wake("starting", limits.starting) if job.round == 0 else [])
 
     def _announce(self, phase: Running) -> list[ElasticDecision]:
-        """Have the round that runs interrupted, if another one would be better."""
+        """Have the running round interrupted if new ranks are ready, or others leave."""
         job = self._job
         if phase.announced or not job.may_reset():
             return []
@@ -144,7 +144,7 @@ class Reviewer:
         leaving = any(each.leaving for each in members)
         starting = any(isinstance(job.processes[number].state, Starting) for number in wanted)
         if new and starting and not leaving and not job.settled:
-            # One interruption for all that come at about the same time.
+            # One interruption is enough for all processes that come at about the same time.
             return self.wake(f"settle {job.round}", SETTLE_SECONDS)
         result = HostUpdateResult.no_update
         if new:
@@ -158,7 +158,7 @@ class Reviewer:
         return [NotifyHostsChanged(job.round, result)]
 
     def _begin(self) -> list[ElasticDecision]:
-        """Begin the next round, if the processes that take part have come and are enough."""
+        """Begin the next round, if the processes that are to take part have asked for it, and are enough."""
         job = self._job
         if job.training():
             return []
@@ -186,10 +186,10 @@ class Reviewer:
         return self._begin_with(ready, gone)
 
     def _choose(self, waiting: Sequence[JobProcess], wanted: frozenset[int]) -> list[JobProcess]:
-        """The processes that take part in the next round, of those that wait for it."""
+        """Those of the waiting processes that take part in the next round."""
         limits = self._job.limits
         ready = [process for process in waiting if process.number in wanted]
-        if len(ready) < limits.least:  # hosts that are withdrawn are kept as long as too few would be left
+        if len(ready) < limits.least:  # processes on withdrawn hosts take part as long as too few are left without them
             kept = [each for each in waiting if each.number not in wanted and not each.leaving]
             ready += sorted(kept, key=lambda each: not each.has_state)[: limits.least - len(ready)]
         if ready and not any(process.has_state for process in ready):
@@ -199,7 +199,7 @@ class Reviewer:
         return ready
 
     def _release(self, waiting: Sequence[JobProcess]) -> list[ElasticDecision]:
-        """There are too few ranks. Those that were asked to end may go, unless they alone have the state of the job."""
+        """There are too few ranks. Processes that were asked to end may do so, unless only they have the state of the job."""
         decisions: list[ElasticDecision] = []
         kept = any(each.has_state and not each.leaving for each in waiting)
         for process in waiting:
@@ -208,7 +208,7 @@ class Reviewer:
         return decisions
 
     def _let_go(self, process: JobProcess) -> list[ElasticDecision]:
-        """Have a process that waits for a rank end, while others go on."""
+        """Have a process that waits for a rank end, while others continue."""
         assert isinstance(process.state, WaitingForRound)
         why = "it was asked to end" if process.leaving else "its host is withdrawn"
         if process.host in self._job.hosts and not process.leaving:
@@ -241,7 +241,7 @@ class Reviewer:
         return [*decisions, Say(message), begin]
 
     def _wait(self) -> list[ElasticDecision]:
-        """There are too few processes: wait if more can come, else stop."""
+        """There are too few processes: wait if more can come, otherwise stop the job."""
         job = self._job
         if job.is_hopeless():
             return self.stop(job.too_few())
@@ -256,11 +256,11 @@ class Reviewer:
         return decisions
 
     def _say_soon(self) -> list[ElasticDecision]:
-        """Say what a job waits for that has not begun to train, unless that is known."""
+        """Say later for what a job waits that has not begun to train, unless the user has been told."""
         return [] if self._job.said == self._job.awaited() else self.wake("silent 0", SILENT_SECONDS)
 
     def _finish(self, phase: Finishing) -> list[ElasticDecision]:
-        """No further round: processes that wait for one are not needed, those that train go on to their end."""
+        """No further round begins: end processes that wait for one; those that train continue to their end."""
         waiting = self._job.waiting()
         if not waiting:
             return []

@@ -1,4 +1,4 @@
-"""An elastic job from its first process to its last: what happens goes to the policy, and what it decides is done."""
+"""Supervises an elastic job from its first process to its last: passes events to the policy, and carries out its decisions."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ class ElasticSupervisor(Supervisor):
     """The processes of an elastic job.
 
     Args:
-        server: where they report to this launcher, and wait for its answers. It has not been started.
-        reach: gives the agent of a host; asked once for each host, and again after its agent was lost.
-        plan: what to start on a host whose agent is ready.
+        server: the rendezvous server through which processes report to this launcher, and wait for its answers. It must not
+            have been started.
+        reach: returns the agent of a host; called once for each host, and again after its agent was lost.
+        plan: returns what to start on a host whose agent is ready.
         seconds: how long an agent may take to get ready.
     """
 
@@ -83,8 +84,8 @@ class ElasticSupervisor(Supervisor):
         self._to_start: dict[Agent, list[StartProcess]] = {}  # until the agent is ready
         self._hosts: set[str] = set()
         self._lost: dict[str, float] = {}  # when the agent of a host was lost
-        self._questions: dict[int, int] = {}  # the last that each process has asked
-        self._news: list[int] = [0, 0]  # of which round there are how many
+        self._questions: dict[int, int] = {}  # the last question of each process
+        self._news: list[int] = [0, 0]  # a round, and how many messages to its ranks there are
         self._decided: deque[tuple[object, ...]] = deque()
         self._carrying_out = False
         self._lock = threading.Lock()
@@ -97,7 +98,7 @@ class ElasticSupervisor(Supervisor):
         """Run the job to its end.
 
         Args:
-            hosts: those of the first moment.
+            hosts: the hosts that are available at the start.
 
         Raises:
             SecondSignal: a second signal came; everything has been killed.
@@ -126,20 +127,20 @@ class ElasticSupervisor(Supervisor):
                 self._start_process(agent, start)
         elif isinstance(event, Refused):
             self._on_lost(agent, f"host {agent.name} cannot take part: {event.reason}")
-        elif isinstance(event, Signalled):  # the agent ends what runs on its host; the other hosts go on
+        elif isinstance(event, Signalled):  # the agent ends what runs on its host; the other hosts continue
             self._do(self._elastic.host_signalled(agent.hosts, event.number))
         else:
             super().report(agent, event)
             if isinstance(event, Closed):
                 if self._elastic.ending:
                     self._forget_agent(agent)
-                else:  # it will report nothing more about its processes
+                else:  # the agent will report nothing more about its processes
                     self._on_lost(agent, f"the agent of {agent.name} has ended")
 
     # Reports of the server, the agents and the loop.
 
     def _hear(self, key: str, value: bytes) -> None:
-        """On the server's thread."""
+        """Take a message of a process. Runs on the server's thread."""
         number = key.removeprefix(messages.TOLD)
         try:
             told = messages.decode_told(value)
@@ -164,7 +165,7 @@ class ElasticSupervisor(Supervisor):
             self._do(self._elastic.told(number, each))
 
     def _on_end(self, number: int, end: Exit) -> None:
-        self._take_told()  # what the process has said came before its end
+        self._take_told()  # the process sent its messages before it ended
         self._home.pop(number, None)
         self._forget_answer(number)
         super()._on_end(number, end)
@@ -185,7 +186,7 @@ class ElasticSupervisor(Supervisor):
     # How decisions are carried out.
 
     def _do(self, decisions: Decisions) -> None:
-        """Carry out decisions in their order, also where carrying out one leads to the next."""
+        """Carry out decisions in their order, also if carrying out one leads to others."""
         self._decided.extend(decisions)
         if self._carrying_out:
             return
@@ -245,7 +246,7 @@ class ElasticSupervisor(Supervisor):
 
     def _start_process(self, agent: Agent, start: StartProcess) -> None:
         if start.number not in self._elastic.running:
-            return  # it was given up before its host was ready
+            return  # the process was given up before its host was ready
         try:
             environment, plans = self._plan(agent, start)
         except LaunchError as error:
@@ -279,7 +280,7 @@ class ElasticSupervisor(Supervisor):
             agent.signal(signal_number, [number])
             if signal_number == signal.SIGKILL:
                 agent.signal(signal.SIGCONT, [number])
-        elif number in self._elastic.running and signal_number == signal.SIGTERM:  # its host is not ready yet
+        elif number in self._elastic.running and signal_number == signal.SIGTERM:  # the host is not ready yet
             for starts in self._to_start.values():
                 starts[:] = [start for start in starts if start.number != number]
             self._on_end(number, Exit(0))
@@ -296,7 +297,7 @@ class ElasticSupervisor(Supervisor):
             busy = agent in self._to_start or agent in self._home.values()
             if not busy and not self._hosts.intersection(agent.hosts) and name not in self._hosts:
                 del self._by_host[name]
-                # The agent of the launcher's host is kept: it needs no process, and the host may come back.
+                # The agent of the launcher's host is kept: it is not a process of its own, and the host may come back.
                 remote = not isinstance(agent, LocalAgent)
                 if remote and agent not in self._by_host.values() and not self._elastic.ending:
                     agent.end(GRACE_SECONDS, hunt=False)

@@ -53,11 +53,11 @@ class ExternalJob(Job):
 
     @abstractmethod
     def _command_line(self, cleanup: ExitStack) -> Sequence[str]:
-        """The program and its arguments. Makes the files that they name; ``cleanup`` removes those."""
+        """The program and its arguments. Makes the files that the arguments name; ``cleanup`` removes these files."""
 
     @abstractmethod
     def _cores(self) -> int | None:
-        """Cores of a host, to be divided among its ranks; None if they are not known."""
+        """The number of cores of a host, which its ranks share; None if it is not known."""
 
     def _variables(self, rendezvous: Mapping[str, str]) -> dict[str, str]:
         """The environment of the program, which passes it on to the ranks.
@@ -76,7 +76,7 @@ class ExternalJob(Job):
         }
 
     def _unreachable(self) -> Mapping[str, str]:
-        """Hosts that cannot be reached, and why. Asked when the program has failed, and no rank has reported a failure."""
+        """Hosts that cannot be reached, and why. Called when the program has failed, and no rank has reported a failure."""
         return {}
 
     def _title(self) -> str:
@@ -136,7 +136,7 @@ class ExternalJob(Job):
         with ExitStack() as cleanup:
             command = self._command_line(cleanup)
             variables = self._variables(hide(worker_environment.rendezvous_point((self._addresses(), 0), "")))
-            first = "horovodrun: this is what the job would be; nothing is started."
+            first = "horovodrun: this is the job that would run; nothing is started."
             return "\n".join([first, *self._notices(), self._describe(command, variables)])
 
     def _describe(self, command: Sequence[str], variables: Mapping[str, str]) -> str:
@@ -156,7 +156,7 @@ class ExternalJob(Job):
         return ",".join(launcher_addresses(self._options)) if self._elsewhere else LOOPBACK
 
     def _threads(self) -> dict[str, str]:
-        """The numbers of threads for each rank. They are the same on all hosts, and fit the host with the most ranks."""
+        """The variables with the number of threads of each rank: the same on all hosts, to fit the host with the most ranks."""
         cores = self._cores()
         if cores is None:
             return {}
@@ -180,7 +180,7 @@ class ExternalJobPolicy(StaticPolicy):
 
 
 class PlainOutput(JobOutput):
-    """Shows the program's lines as they are: each may be of any rank, and the program may have labelled it."""
+    """Shows the program's lines as they are: a line may be from any rank, and the program may have labelled it."""
 
     def stream(self, rank: int, name: str) -> RankStream:
         return RankStream("", [self._console[name]], timestamps=self._timestamps)

@@ -30,7 +30,7 @@ PROGRAM = "jsrun"
 def is_wanted(options: Options, environment: Mapping[str, str]) -> bool:
     """Whether jsrun starts the ranks.
 
-    The user asks for it; or there is a jsrun in an LSF job, and the user names neither another launcher nor hosts.
+    That is so if the user asks for it; or in an LSF job with a jsrun, if the user names neither another launcher nor hosts.
     """
     if options.use_jsrun:
         return True
@@ -43,8 +43,9 @@ def rank_file(slots: Sequence[SlotInfo], cpus: Mapping[str, int], threads: int) 
     """The explicit resource file for jsrun: each rank, its host, and its equal share of the host's CPUs.
 
     Args:
-        cpus: cores that LSF has given to the job on each host.
-        threads: hardware threads of a core; jsrun numbers those.
+        slots: the assignments, by rank.
+        cpus: the number of cores that LSF has given to the job on each host.
+        threads: the number of hardware threads of a core; jsrun numbers threads.
     """
     lines = ["overlapping_rs: allow", "cpu_index_using: logical"]
     for slot in slots:
@@ -91,7 +92,7 @@ class JsrunJob(ExternalJob):
             raise UsageError(
                 "--stdin is not supported with --jsrun: leave it out, or start the ranks over ssh with --gloo"
             )
-        command_line(options, "")  # refuses arguments that cannot be split before anything is started
+        command_line(options, "")  # raises for arguments that cannot be split, before anything starts
         super().__init__(replace(options, use_jsrun=True, stdin=NO_RANK), environment, hosts_python=hosts_python)
 
     def _command_line(self, cleanup: ExitStack) -> list[str]:
@@ -116,5 +117,5 @@ class JsrunJob(ExternalJob):
 
 
 def _threads_of_a_core() -> int:
-    """Hardware threads of a core of this host; the other hosts are taken to have as many."""
+    """The number of hardware threads of a core of this host; the other hosts are assumed to have as many."""
     return max(1, (psutil.cpu_count() or 1) // (psutil.cpu_count(logical=False) or psutil.cpu_count() or 1))

@@ -1,1 +1,1 @@
-"""The hosts that ranks may run on, from the user, a file, a script or a batch system, and the slot of each rank."""
+"""The hosts on which ranks may run, from the user, a file, a script or a batch system; and the slot of each rank."""

@@ -20,12 +20,12 @@ class Allocation:
 
     Attributes:
         job: its number.
-        nodes: in Slurm's order.
-        cpus: the number for each node.
-        gpus: the number for each node; 0 if the variables do not tell.
-        tasks: the number that the user asked for on each node; empty if the user did not.
-        here: the node that the launcher runs on; "" if that is none of the job's.
-        copies: the number of launchers, if srun starts several.
+        nodes: the nodes, in Slurm's order.
+        cpus: the number of CPUs of each node.
+        gpus: the number of GPUs of each node; 0 if the variables do not tell.
+        tasks: the number of tasks that the user asked for on each node; empty if the user asked for none.
+        here: the node that the launcher runs on; "" if that is not a node of the job.
+        copies: the number of launchers that srun has started; 1 if srun started none.
     """
 
     job: str
@@ -38,7 +38,7 @@ class Allocation:
 
     @property
     def ranks(self) -> int | None:
-        """How many ranks there are if the user does not say: one a task, else one a GPU; None if there are neither."""
+        """How many ranks there are if the user does not say: one per task, else one per GPU; None if there are neither."""
         if self.tasks:
             return sum(self.tasks)
         return self.gpus * len(self.nodes) or None
@@ -46,8 +46,8 @@ class Allocation:
     def slots(self, ranks: int) -> list[int]:
         """How many ranks may run on each node, if there are to be ``ranks`` in all.
 
-        They are tasks, or where there are none, GPUs. More ranks may run where every rank still has a CPU or GPU: an
-        interactive job of one task with eight CPUs takes eight.
+        Each task is a slot or, if there are no tasks, each GPU. More ranks may run if every rank still has a CPU or GPU: an
+        interactive job of one task with eight CPUs takes eight ranks.
 
         Raises:
             ValueError: srun has started the launcher several times.
@@ -55,7 +55,7 @@ class Allocation:
         if self.copies > 1:
             raise UsageError(
                 f"srun has started this launcher {self.copies} times, and each would start all ranks. Start it once: without "
-                f"srun, in the batch script or below salloc; or start the ranks with srun and without it; {_SAY_HOSTS}"
+                f"srun, in the batch script or under salloc; or start the ranks with srun, without horovodrun; {_SAY_HOSTS}"
             )
         first = self.tasks or (self.gpus,) * len(self.nodes)
         if ranks <= sum(first):
@@ -87,7 +87,7 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def _gpus(environment: Mapping[str, str]) -> int:
-    """GPUs of each node, from ``--gpus-per-node`` (``4``, or ``a100:2,v100:2``) or of the node that this is."""
+    """The number of GPUs of each node, from ``--gpus-per-node`` (``4``, or ``a100:2,v100:2``), else that of this node."""
     text = environment.get("SLURM_GPUS_PER_NODE", "")
     if text:
         kinds = [kind.rpartition(":")[2] for kind in text.split(",")]

@@ -18,7 +18,7 @@ from horovod.runner.options import Options
 
 
 class HostSource(ABC):
-    """Knows the hosts that a job may use, in the order in which they are filled with ranks."""
+    """A source of the hosts that a job may use, in the order in which they get ranks."""
 
     ranks: int | None = None
     """The number of ranks if the user does not give one; None if the user must give one."""
@@ -86,16 +86,16 @@ class LsfHosts(HostSource):
 
 
 def _capture(command: str, seconds: float, cancel: int = -1) -> str:
-    """The standard output of the host discovery script. No process of it is left.
+    """The standard output of the host discovery script. None of its processes is left.
 
     Args:
         command: for a shell.
-        seconds: how long it may take.
-        cancel: a descriptor; once that is readable, the script is ended, and the output does not matter. -1 for none.
+        seconds: how long the script may take.
+        cancel: a descriptor; once that is readable, the script is ended, and ValueError is raised. -1 for none.
 
     Raises:
-        ValueError: it fails, takes longer than ``seconds``, writes more than a MiB, or writes something other than UTF-8
-            text. The message quotes the end of its standard error.
+        ValueError: the script fails, takes longer than ``seconds``, writes more than a MiB, or writes something other than
+            UTF-8 text. If it fails, the message quotes the end of its standard error.
     """
     script = f"the host discovery script {command!r}"
     try:
@@ -117,13 +117,13 @@ def _capture(command: str, seconds: float, cancel: int = -1) -> str:
 
 
 class HostScript(HostSource):
-    """A command that prints the hosts that are available now, one ``h1`` or ``h1:2`` a line.
+    """A command that prints the hosts that are available now, one ``h1`` or ``h1:2`` per line.
 
     A host with no slots (``h1:0``) is left out. If a host is printed twice, the last line counts.
 
     Args:
         command: for a shell, or the path of a script, which may have spaces.
-        slots: of hosts that name none; None if each has to name its own.
+        slots: the slots of hosts that are printed without a number; None if every host must have a number.
         seconds: how long the command may take.
     """
 
@@ -145,7 +145,7 @@ class HostScript(HostSource):
                 if self._slots is None:
                     raise UsageError(
                         f"the host discovery script {self._command!r} printed {line!r} without slots: print {line}:2, or say "
-                        "with --slots-per-host how many hosts have that name none"
+                        "with --slots-per-host how many slots such hosts have"
                     )
                 line = f"{line}:{self._slots}"
             elif slots.strip("0") == "" and slots:

@@ -1,4 +1,4 @@
-"""Hosts, their slots, and which rank runs where. Pure: nothing is looked up on any network."""
+"""Hosts, their slots, and which rank runs on which host. Pure: nothing is looked up on a network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HostInfo:
 
     @property
     def login(self) -> str:
-        """The host as ssh wants it."""
+        """The host in the form that ssh takes."""
         return f"{self.user}@{self.hostname}" if self.user else self.hostname
 
     @staticmethod
@@ -85,7 +85,7 @@ def parse_hosts(text: str) -> list[HostInfo]:
 
 
 def parse_host_files(filename: str | Path) -> str:
-    """Read a hostfile, one ``<host> slots=<n>`` or ``<host>:<n>`` a line, as ``h1:2,h2:4``.
+    """Read a hostfile, one ``<host> slots=<n>`` or ``<host>:<n>`` per line. Returns ``h1:2,h2:4``.
 
     Blank lines and what follows a ``#`` are skipped.
 

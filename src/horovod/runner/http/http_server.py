@@ -1,8 +1,8 @@
-"""The server at which ranks find each other, for programs that start the ranks themselves.
+"""The rendezvous server for programs that start the ranks themselves.
 
-Such a program starts the server, gives each process its ranks (``HOROVOD_RANK`` and so on, from ``get_host_assignments``) and
-the address of the server (``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT``), and stops the server when they have ended. The
-server does not speak HTTP, and it admits only processes that have its key: :meth:`RendezvousServer.start` puts the key into
+The program starts the server, gives each process its numbers (``HOROVOD_RANK`` and so on, from ``get_host_assignments``) and
+the address of the server (``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT``), and stops the server when the processes have ended.
+The server does not speak HTTP, and admits only processes that have its key: :meth:`RendezvousServer.start` puts the key into
 this process's environment, and processes on other hosts need it as well.
 """
 
@@ -30,11 +30,11 @@ class RendezvousServer:
     def start(self, handler_cls: object = None) -> int:
         """Start the server on all networks of this machine. Returns its port.
 
-        The job's key is taken from the environment (``_HOROVOD_SECRET_KEY``), or made and put there.
+        The job's key is that in the environment (``_HOROVOD_SECRET_KEY``), or a new one, which is put there.
 
         Raises:
             NotImplementedError: ``handler_cls`` is given.
-            RuntimeError: it runs already.
+            RuntimeError: the server runs already.
         """
         if handler_cls is not None:
             raise NotImplementedError(
@@ -48,7 +48,7 @@ class RendezvousServer:
         return self._server.address[1]
 
     def init(self, host_alloc_plan: Sequence[SlotInfo]) -> None:
-        """Accepted for compatibility: the ranks say themselves how many they are.
+        """Accepted for compatibility: the ranks themselves report how many they are.
 
         Raises:
             ValueError: the plan does not have each rank once.

@@ -1,1 +1,1 @@
-"""Output, standard input, notices, and how the job ended: all that passes between the ranks and the user."""
+"""Everything that passes between the ranks and the user: output, standard input, notices, and how the job ended."""

@@ -1,4 +1,4 @@
-"""Cuts a stream of bytes into whole lines of text. Pure; one splitter per stream."""
+"""Splits a stream of bytes into whole lines of text. Pure; one splitter per stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LineSplitter:
         return self._split(self._decoder.decode(data))
 
     def finish(self) -> list[str]:
-        """The stream has ended: what is left, as a line of its own."""
+        """The stream has ended. Returns what is left, as a line of its own."""
         lines = self._split(self._decoder.decode(b"", final=True))
         if self._parts or self._shown:
             lines.append(self._take() + "\n")
@@ -56,7 +56,7 @@ class LineSplitter:
                 self._parts.append(content)
                 content = self._take()
             if end == "\r" and not content and not self._shown:
-                continue  # progress bars begin with one; there is nothing to show yet
+                continue  # a progress bar begins with a carriage return; there is nothing to show yet
             self._shown = False
             whole = (len(content) - 1) // self._bound * self._bound if content else 0
             lines.extend(self._cut(content[:whole]))

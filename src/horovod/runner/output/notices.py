@@ -14,6 +14,7 @@ def without_effect(options: Options, *, several_hosts: bool = False) -> list[str
     """One line for each flag that has been given and has no effect, with the reason.
 
     Args:
+        options: the request.
         several_hosts: whether some ranks run on other machines.
     """
     no_program = not (options.use_mpi or options.use_jsrun)

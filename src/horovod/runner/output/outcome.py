@@ -48,9 +48,9 @@ class Outcome:
     immortal: frozenset[int] = frozenset()
     """Process ids of the job that SIGKILL did not end."""
     called: str = "rank"
-    """What the numbers count: ranks, or in an elastic job processes, whose ranks change."""
+    """What ``exits`` and ``culprit`` number: ranks, or in an elastic job processes, whose ranks change."""
     stopped: str = ""
-    """Why an elastic job could not go on."""
+    """Why an elastic job could not continue; "" if it was not stopped."""
     unheard: Sequence[str] = ()
     """Hosts that did not confirm, at the end, that nothing of the job is left there."""
 
@@ -69,7 +69,7 @@ class Outcome:
         if self.immortal:
             numbers = ", ".join(map(str, sorted(self.immortal)))
             lines.append(
-                f"horovodrun: processes {numbers} did not end even by SIGKILL; they wait inside the kernel, "
+                f"horovodrun: processes {numbers} did not end even after SIGKILL; they wait inside the kernel, "
                 "often for a network file system or a device"
             )
         if self.unheard:

@@ -1,6 +1,6 @@
-"""The destinations of the ranks' output: line by line, labelled, the launcher's own streams and, if requested, files.
+"""Writes the ranks' output, line by line and labelled, to the launcher's own streams and, if requested, to files.
 
-Everything is written by the launcher's one thread and in whole lines, so lines of different ranks never mix.
+The launcher's one thread writes everything, in whole lines, so lines of different ranks never mix.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ReaderGone(Exception):
 
 @dataclass
 class Cursor:
-    """The position of the cursor: ``bar`` and ``line`` are labels of streams, or ""."""
+    """The position of the cursor. ``bar`` and ``line`` are labels of streams, or ""."""
 
     bar: str = ""
-    """On the progress bar of this stream, which wrote a line ending in ``\\r``."""
+    """The cursor is on the progress bar of this stream, which wrote a line ending in ``\\r``."""
     line: str = ""
-    """After an incomplete line of this stream, such as a prompt."""
+    """The cursor is after an incomplete line of this stream, such as a prompt."""
     broken: set[str] = field(default_factory=set)
     """Streams with an incomplete line after which others have written."""
 
@@ -54,10 +54,10 @@ class Sink(ABC):
         pieces: list[str] = []
         for line in lines:
             if line == "\n" and label in self._cursor.broken:
-                self._cursor.broken.discard(label)  # the line that ends here ended where others wrote
+                self._cursor.broken.discard(label)  # this line already ended when another stream wrote
                 continue
             if label and (self._cursor.line == label or (line == "\n" and self._cursor.bar == label)):
-                pieces.append(line)  # it goes on with, or ends, what stands there already
+                pieces.append(line)  # it continues, or ends, the text at the cursor
             else:
                 if self._cursor.line:
                     self._cursor.broken.add(self._cursor.line)
@@ -149,7 +149,7 @@ class StreamSink(Sink):
 
 
 class FileSink(Sink):
-    """A file of its own. A full disk ends the file, not the job."""
+    """The file of one stream. A full disk ends the file, not the job."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class FileSink(Sink):
         except OSError as error:
             self._file.close()
             self._say(
-                f"horovodrun: cannot write {self._path}: {error.strerror}; the file is incomplete, the job goes on"
+                f"horovodrun: cannot write {self._path}: {error.strerror}; the file is incomplete, the job continues"
             )
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class RankStream:
         self._splitter = LineSplitter()
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         """The last lines, or their beginnings, without what a progress bar overwrote."""
-        self._begun = ""  # what has been shown of a line that is not complete
+        self._begun = ""  # the part of an incomplete line that has been shown
 
     def feed(self, data: bytes) -> None:
         self._show(self._splitter.feed(data))
@@ -229,7 +229,7 @@ class JobOutput:
         stdout, stderr: where the ranks' streams go; the launcher's own messages go to ``stderr``.
         size: how many ranks there are.
         folder: where to keep each rank's output as well, or None.
-        timestamps: put the time before each line.
+        timestamps: whether to put the time before each line.
     """
 
     def __init__(
@@ -262,14 +262,14 @@ class JobOutput:
         )  # fmt: skip
 
     def say(self, text: str) -> None:
-        """Show lines of the launcher's own."""
+        """Show a message of the launcher."""
         try:
             self._console["stderr"].show("", [line + "\n" for line in text.splitlines()])
         except (ReaderGone, OSError):
             pass  # stderr is closed
 
     def _keep_earlier(self, folder: Path) -> None:
-        """Rename what an earlier job has written there: ``stdout`` becomes ``stdout.1``, or the next number that is free."""
+        """Rename the files of an earlier job there: ``stdout`` becomes ``stdout.1``, or gets the next number that is free."""
         files = [path for name in ("stdout", "stderr") for path in folder.glob(f"rank.*/{name}") if path.is_file()]
         if not files:
             return

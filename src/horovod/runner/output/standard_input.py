@@ -1,8 +1,8 @@
-"""Which rank reads the launcher's standard input, so that ``pdb`` and ``input()`` work in it. All others read nothing.
+"""Chooses the rank that reads the launcher's standard input, so that ``pdb`` and ``input()`` work in it. Others read nothing.
 
 A rank on this host inherits the descriptor itself, so nothing is read that the rank does not ask for. The rank has a session of
 its own, in which a terminal is an ordinary file: line editing works, but Ctrl-C and Ctrl-Z reach the launcher. For a rank on
-another host the launcher reads standard input and sends it on, and reads more only when the rank has taken all of it.
+another host the launcher reads standard input and forwards it, and reads more only when the rank has taken all of it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def choose_reader(asked: int | None, size: int) -> int | None:
     Args:
         asked: the rank that the user gave, ``NO_RANK``, or None if the user gave none. Then only a job of one rank has a
             reader.
+        size: how many ranks there are.
 
     Raises:
         ValueError: there is no such rank.
@@ -42,7 +43,7 @@ def is_terminal() -> bool:
 
 
 def in_background() -> bool:
-    """Whether standard input is the terminal of a shell that runs this process in the background: it reads there itself."""
+    """Whether standard input is a terminal in which this process runs in the background: there the shell reads it."""
     try:
         return os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp()
     except OSError:

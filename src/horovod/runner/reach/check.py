@@ -10,11 +10,12 @@ from horovod.runner.reach import ssh
 
 
 def unreachable(command: Sequence[str], hosts: Sequence[str], seconds: float) -> dict[str, str]:
-    """The hosts where ssh cannot run a command, and why. Tries all of them at once. A signal ends that, and is handled then.
+    """The hosts where ssh cannot run a command, and why. Tries all hosts at once. A signal ends this, and is handled then.
 
     Args:
         command: ssh and its options, up to the name of a host.
-        seconds: how long all of it may take.
+        hosts: the names, as ssh takes them.
+        seconds: how long the trial of each host may take.
     """
 
     def ask(interrupted: int) -> list[str]:
@@ -26,7 +27,7 @@ def unreachable(command: Sequence[str], hosts: Sequence[str], seconds: float) ->
     try:
         return {host: why for host, why in zip(hosts, children.interruptible(ask), strict=True) if why}
     except (OSError, RuntimeError):
-        return {}  # no thread or no ssh can be started here, or not so many: nothing is known
+        return {}  # not enough threads or ssh processes can be started here, so nothing is known
 
 
 def _why_not(command: Sequence[str], seconds: float, interrupted: int) -> str:
@@ -36,5 +37,5 @@ def _why_not(command: Sequence[str], seconds: float, interrupted: int) -> str:
         return f"it does not answer within {seconds:g} seconds"
     except (children.Cancelled, children.TooMuchOutput):
         return ""
-    # Not where a signal has ended it.
+    # If a signal has ended ssh, nothing is known about the host.
     return ssh.explain(done.status, done.errors.decode(errors="replace")) if done.status > 0 else ""

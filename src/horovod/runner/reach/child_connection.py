@@ -19,10 +19,10 @@ class ChildConnection(Connection):
 
     Args:
         command: the program and its arguments.
-        environment: its own; None for this process's.
+        environment: the program's environment; None for that of this process.
 
     Raises:
-        ValueError: it cannot be run.
+        ValueError: the program cannot be run.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
@@ -50,7 +50,12 @@ class ChildConnection(Connection):
 
     @abstractmethod
     def say_why(self, status: int, errors: str, preamble: str) -> str:
-        """Why the program, or the agent behind it, ended; as :meth:`explain`, with the program's exit status."""
+        """Why the program, or the agent behind it, ended.
+
+        Args:
+            status: the program's exit status.
+            errors, preamble: as for :meth:`explain`.
+        """
 
     def explain(self, errors: str, preamble: str) -> str:
         try:
@@ -71,12 +76,12 @@ class ChildConnection(Connection):
                 try:
                     self._process.wait(_EXIT_SECONDS)
                 except subprocess.TimeoutExpired:
-                    pass  # it waits inside the kernel; the launcher does not wait with it
+                    pass  # it waits inside the kernel; the launcher does not wait for it
         if self._process.stderr is not None:
             self._process.stderr.close()
 
     def _signal(self, number: int) -> None:
         try:
-            os.killpg(self._process.pid, number)  # with a command that it may use as a proxy
+            os.killpg(self._process.pid, number)  # the program, and a command that it may use as a proxy
         except OSError:
             pass  # all gone

@@ -1,7 +1,7 @@
-"""Starts an agent on each host of a job other than the launcher's, all at once, and waits for none.
+"""Starts an agent on each host of a job other than the launcher's: all at the same time, without waiting for any.
 
-Nodes of the Slurm allocation that the launcher runs in are reached by srun, all others by ssh. The connection itself is the
-check whether a host can take part; nothing is cached from job to job.
+srun reaches nodes of the Slurm allocation that the launcher runs in; ssh reaches other hosts. The connection itself checks
+whether a host can take part; nothing is cached from job to job.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ def reach(
     port: int,
     seconds: float,
 ) -> list[Agent]:
-    """Agents on ``hosts``. Each gets its facts; or it is closed, and its ``trouble`` says why.
+    """Agents on ``hosts``. Later each agent either gets its facts, or is closed, and its ``trouble`` says why.
 
     Args:
-        environment: the launcher's own.
-        secret: the job's, encoded.
-        port: of the rendezvous server, which listens at all addresses of this host.
+        environment: the launcher's environment.
+        secret: the job's secret, encoded.
+        port: the port of the rendezvous server, which listens at all addresses of this host.
         seconds: how long an agent may take to get ready.
 
     Raises:
-        ValueError: what reaches other hosts cannot be run.
+        ValueError: the program that reaches other hosts cannot be run.
         LaunchError: this host has none of the network interfaces that the job may use.
     """
     addresses = [(address, port) for address in launcher_addresses(options)]
@@ -80,7 +80,7 @@ def command_lines(
 ) -> list[AgentCommand]:
     """The command that starts an agent on each of ``hosts``. Runs nothing.
 
-    In the launcher pod of an MPIJob it is ``kubexec``, for nodes of the Slurm allocation ``srun``, else ``ssh``.
+    It runs ``kubexec`` in the launcher pod of an MPIJob, ``srun`` for nodes of the Slurm allocation, and ``ssh`` otherwise.
 
     Raises:
         ValueError: the environment's settings of ssh do not parse.
@@ -121,7 +121,7 @@ def launcher_addresses(options: Options) -> tuple[str, ...]:
 
 
 def working_directory(environment: Mapping[str, str]) -> str:
-    """The folder in which the ranks run: PWD if it names this folder, as other hosts may not have the target of a link."""
+    """The folder in which the ranks run: PWD if it names this folder, since other hosts may not have the target of a link."""
     said, found = environment.get("PWD", ""), str(Path.cwd())
     try:
         return said if Path(said).is_absolute() and Path(said).samefile(found) else found

@@ -51,8 +51,8 @@ class Connection(ABC):
         """Why the stream has ended, for the user.
 
         Args:
-            errors: the last of what came from ``errors``.
-            preamble: what came before the agent's greeting, if that has not come.
+            errors: the end of the text from the descriptor ``errors``.
+            preamble: the output before the agent's greeting; "" once the greeting has come.
         """
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Connection(ABC):
         """Close the connection. The agent then ends its processes by itself.
 
         Args:
-            orderly: the agent has said that it ends; it may take a moment to do so.
+            orderly: whether the agent has reported that it ends, which may take a moment.
         """
 
 
@@ -68,7 +68,11 @@ class RemoteAgent(Agent):
     """An agent behind a connection.
 
     Args:
-        begin: its first order. It is sent after the agent's greeting, so that no login shell gets the job's secret.
+        host: its name.
+        loop: calls this object when something arrives.
+        report: called with each event.
+        connection: the stream to the agent.
+        begin: the first order. It is sent after the agent's greeting, so that no login shell gets the job's secret.
     """
 
     def __init__(self, host: str, loop: Loop, report: Report, connection: Connection, begin: Prepare) -> None:
@@ -106,7 +110,7 @@ class RemoteAgent(Agent):
         if not self.closed:
             self.unheard = self.facts is not None
             self._close()
-        if not self._released:  # last, because it may wait: with many hosts, most have ended by then
+        if not self._released:  # last, because closing may wait: with many hosts, most connections have ended by then
             self._released = True
             self._connection.close(orderly=self._orderly)
 
@@ -118,7 +122,7 @@ class RemoteAgent(Agent):
             self._hello = event
             while self._read_errors():
                 pass
-            self._errors.clear()  # what the transport and the host print at login is no error
+            self._errors.clear()  # text that the transport and the host print at login is not an error
             if event.version != _version.VERSION:
                 self._refuse(
                     f"it has version {event.version} of Horovod ({event.python}), and the launcher {_version.VERSION}: "

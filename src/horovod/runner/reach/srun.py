@@ -1,7 +1,7 @@
 """Agents on the nodes of an allocation through srun: a step of one task for each node, overlapping all others.
 
-No ssh is needed. The command line names the interpreter. The job's secret is neither there nor in the environment: it follows
-on standard input.
+No ssh is needed. The command line names the interpreter. The job's secret is neither on the command line nor in the
+environment: the launcher sends it on standard input.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def command_line(node: str, cpus: int, python: str) -> list[str]:
     """The command that starts an agent.
 
     Args:
-        cpus: of the node, as many as the allocation has.
+        node: Slurm's name of the node.
+        cpus: how many CPUs of the node the allocation has.
         python: the launcher's interpreter.
     """
     return [
@@ -72,8 +73,8 @@ def explain(status: int, errors: str) -> str:
     """Why srun, or the agent behind it, ended. Pure.
 
     Args:
-        status: its exit status.
-        errors: what it wrote to standard error.
+        status: srun's exit status.
+        errors: the text that it wrote to standard error.
     """
     cancelled = _CANCELLED.search(errors)
     if cancelled:

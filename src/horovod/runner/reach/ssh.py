@@ -1,7 +1,7 @@
 """Agents on other hosts through ssh: the stream of messages is ssh's standard input and output.
 
-The command line names the interpreter, and nothing of the job. ssh asks no questions here: where it would ask, the job fails
-with a line that says what to do.
+The command line names the interpreter, and says nothing about the job. ssh asks no questions here: where it would ask, the job
+fails with a line that says what to do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from horovod.runner.reach.child_connection import ChildConnection
 PROBE_SECONDS = 5
 UNANSWERED_PROBES = 2
 LOST_AFTER_SECONDS = PROBE_SECONDS * (UNANSWERED_PROBES + 1)
-"""ssh gives a host up when it would have to ask once more than ``UNANSWERED_PROBES`` times."""
+"""ssh gives a host up when it would have to send one probe more than ``UNANSWERED_PROBES``."""
 _LONGEST_CONNECT_SECONDS = 10
 _OF_SSH_ITSELF = 255
 """The exit status of an ssh that failed, or whose command was killed."""
@@ -125,10 +125,10 @@ def agent_command(python: str, environment: Mapping[str, str]) -> str:
 
 
 class Ssh(ChildConnection):
-    """A running ssh, or what does its work.
+    """A running ssh, or a program that takes its place.
 
     Args:
-        name: what it is called in errors.
+        name: its name in errors.
     """
 
     def __init__(self, command: Sequence[str], name: str = "ssh") -> None:
@@ -144,9 +144,9 @@ def explain(status: int, errors: str, preamble: str = "", name: str = "ssh") -> 
 
     Args:
         status: its exit status.
-        errors: what it wrote to standard error.
-        preamble: the output of a login shell before any agent began.
-        name: what did the work of ssh.
+        errors: the text that it wrote to standard error.
+        preamble: the output of a login shell before an agent began.
+        name: the name of the program that ran: ssh, or one that takes its place.
     """
     lines = [line.strip() for line in errors.splitlines() if line.strip() and not _OF_NO_INTEREST.search(line)]
     last = lines[-1] if lines else ""

@@ -1,16 +1,15 @@
-"""The rendezvous of a job that prepares data and a job that trains on them.
+"""The rendezvous of a compute job, which prepares data, and a training job, which uses the data.
 
-The compute job has *workers*, each of which serves one *dispatcher*; dispatchers belong to either job. Both jobs know the
-service's address and key (from a file, in general). Dispatchers register their addresses, and workers
-register with their dispatcher. Clients wait for these registrations. At the end one client calls ``shutdown``, and all others
-are notified.
+The compute job has *workers*, each of which serves one *dispatcher*. The dispatchers belong to one of the two jobs. Both jobs
+know the service's address and key, usually from a file. Dispatchers register their addresses, and workers register with their
+dispatcher. Clients wait for these registrations. At the end one client calls ``shutdown``, and the service notifies all others.
 
 The service is a rendezvous server (:mod:`horovod.control.rendezvous.server`) with a few agreed keys. It answers only clients
-that have the key, uses no pickles, and bounds every wait::
+that have its secret, uses no pickles, and bounds every wait::
 
     dispatchers, workers_per_dispatcher     how many there are
-    dispatcher/<id>                         its address
-    worker/<dispatcher id>/<index>          the id of a worker that serves it; indices are taken first come, first served
+    dispatcher/<id>                         the address of the dispatcher
+    worker/<dispatcher id>/<index>          the id of a worker that serves it; each worker takes a free index
     shutdown                                set at the end
 """
 
@@ -34,7 +33,7 @@ Addresses = dict[str, list[tuple[str, int]]]
 """By network interface, the service's IPv4 addresses and port."""
 
 CONNECT_SECONDS = 20.0
-"""How long a client tries to reach the service, and waits for an answer that is due at once."""
+"""How long a client tries to reach the service, and waits for an answer that the service sends at once."""
 _SHUTDOWN_POLL_SECONDS = 600.0
 """A client that waits for the shutdown asks again after this time, so that it notices a service that is gone."""
 _DISPATCHERS, _WORKERS, _SHUTDOWN = "dispatchers", "workers_per_dispatcher", "shutdown"
@@ -49,10 +48,11 @@ class ComputeService:
         dispatchers: how many dispatchers there will be.
         workers_per_dispatcher: how many workers will serve each.
         key: the secret that clients must know, 32 bytes of :func:`horovod.control.secret.make_secret`.
-        nics: network interfaces that clients may come by; default: all, and the loopback interface only if there is no other.
+        nics: the network interfaces through which clients may connect; default: all, and the loopback interface only if there
+            is no other.
 
     Raises:
-        ValueError: a number below 1; or this host has no such interface.
+        ValueError: a number is below 1, or this host has no such interface.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ComputeService:
         found = _interfaces(nics)
         every = [address for addresses in found.values() for address in addresses]
         self._key = key
-        # One socket: at the one address that there is, or at all of this host's.
+        # One socket: it listens at the only address, or at all addresses of this host.
         self._server = RendezvousServer(key, every[0] if len(every) == 1 else "0.0.0.0")
         self._server.put(_DISPATCHERS, str(dispatchers).encode())
         self._server.put(_WORKERS, str(workers_per_dispatcher).encode())
@@ -74,7 +74,7 @@ class ComputeService:
         self._ended = False
 
     def addresses(self) -> Addresses:
-        """The addresses at which clients reach it."""
+        """The addresses at which clients reach the service."""
         return {nic: list(addresses) for nic, addresses in self._addresses.items()}
 
     def shutdown(self) -> None:
@@ -96,13 +96,13 @@ class ComputeService:
 
 
 class ComputeClient:
-    """Speaks to a :class:`ComputeService`, from any process and thread; each call is a connection of its own.
+    """A client of a :class:`ComputeService`, for any process and thread; each call opens a connection.
 
-    All calls raise ConnectionError when the service cannot be reached for 20 seconds, ends meanwhile, or has another key.
+    All calls raise ConnectionError if the service cannot be reached for 20 seconds, ends meanwhile, or has another key.
 
     Args:
-        addresses: the service's, by network interface.
-        key: its secret.
+        addresses: the addresses of the service, by network interface.
+        key: the secret of the service.
         verbose: above 1, calls are logged (level INFO).
     """
 
@@ -115,11 +115,11 @@ class ComputeClient:
         self._counts: tuple[int, int] | None = None
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
-        """Say where a dispatcher is. Saying it again changes nothing.
+        """Register the address of a dispatcher. Registering the same address again changes nothing.
 
         Raises:
             IndexError: there is no dispatcher of that number.
-            ValueError: it was registered with another address.
+            ValueError: the dispatcher is registered with another address.
         """
         self._check(dispatcher_id)
         with self._connected() as store:
@@ -132,11 +132,11 @@ class ComputeClient:
         _log.log(self._level, "dispatcher %d is at %s", dispatcher_id, dispatcher_address)
 
     def wait_for_dispatcher_registration(self, dispatcher_id: int, timeout: float) -> str:
-        """Wait until a dispatcher has been registered; its address.
+        """Wait until a dispatcher has been registered. Returns its address.
 
         Raises:
             IndexError: there is no dispatcher of that number.
-            TimeoutException: it was not within ``timeout`` seconds.
+            TimeoutException: the dispatcher was not registered within ``timeout`` seconds.
         """
         self._check(dispatcher_id)
         try:
@@ -144,15 +144,15 @@ class ComputeClient:
                 address = store.get(f"dispatcher/{dispatcher_id}", timeout).decode()
         except TimeoutError:
             raise TimeoutException(
-                f"dispatcher {dispatcher_id} did not register within {timeout:g} seconds. Where dispatchers run beside the "
-                "training (--dispatcher-side training), the training job must have started by then; else look at the compute "
-                "job's output. --timeout gives it more time"
+                f"dispatcher {dispatcher_id} did not register within {timeout:g} seconds. If dispatchers run in the training "
+                "job (--dispatcher-side training), that job must have started by then; otherwise look at the compute job's "
+                "output. --timeout gives the dispatcher more time"
             ) from None
         _log.log(self._level, "dispatcher %d was found at %s", dispatcher_id, address)
         return address
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
-        """Say that a worker serves a dispatcher. Saying it again changes nothing.
+        """Register a worker with the dispatcher that it serves. Registering it again changes nothing.
 
         Raises:
             IndexError: there is no dispatcher, or no worker, of that number.
@@ -178,7 +178,7 @@ class ComputeClient:
 
         Raises:
             IndexError: there is no dispatcher of that number.
-            TimeoutException: they were not within ``timeout`` seconds.
+            TimeoutException: not all were registered within ``timeout`` seconds.
         """
         self._check(dispatcher_id)
         workers = self._numbers()[1]
@@ -256,7 +256,7 @@ class ComputeClient:
         addresses = ", ".join(f"{host}:{port}" for host, port in self._addresses)
         return ConnectionError(
             f"the compute service at {addresses or 'no address'} cannot be reached, or has ended: {error}. Does the compute "
-            "job still run, and is its configuration file of this run?"
+            "job still run, and is the configuration file from this run?"
         )
 
 

@@ -1,4 +1,4 @@
-"""``horovod.runner.common.util.hosts``: hosts, slots and the ranks that they get; an import path that scripts use."""
+"""``horovod.runner.common.util.hosts``: hosts, their slots and their ranks; an import path that scripts use."""
 
 from horovod.runner.hosts.slots import (
     INVALID_SLOT_INFO,

@@ -6,15 +6,15 @@ import time
 
 
 class TimeoutException(TimeoutError):
-    """Something was not there in time; the message says what, and what to do."""
+    """A wait took too long; the message says for what, and what to do."""
 
 
 class Timeout:
     """A time limit that begins now.
 
     Args:
-        timeout: in seconds.
-        message: of the error; ``{activity}`` in it stands for what took too long.
+        timeout: the limit in seconds.
+        message: the text of the error; ``{activity}`` in it is replaced by the activity that took too long.
     """
 
     def __init__(self, timeout: float, message: str) -> None:

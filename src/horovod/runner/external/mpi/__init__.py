@@ -1,1 +1,1 @@
-"""Jobs whose ranks are started by an MPI's ``mpirun``: ``horovodrun --mpi`` and ``horovod.run(use_mpi=True)``."""
+"""Jobs whose ranks an MPI's ``mpirun`` starts: ``horovodrun --mpi`` and ``horovod.run(use_mpi=True)``."""

@@ -1,7 +1,7 @@
 """The command line of an ``mpirun``, for each kind of MPI. Pure.
 
-Variables travel by their names alone. Their values, the job's secret among them, are in the environment of ``mpirun``, which
-passes them to other hosts over connections of its own.
+The command line has only the names of variables. Their values, the job's secret among them, are in the environment of
+``mpirun``, which passes them to other hosts over its own connections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from horovod.runner.external.extra_arguments import split_arguments
 from horovod.runner.external.mpi.kinds import Mpi, MpiKind
 
 _MANY_HOSTS = 64
-"""For this many hosts or more, Open MPI starts its daemons from one host, all at once, instead of in a tree."""
+"""From this number of hosts on, Open MPI starts its daemons from one host, all at once, instead of in a tree."""
 _OPEN_MPI = (MpiKind.OPEN_MPI_4, MpiKind.OPEN_MPI_5, MpiKind.SPECTRUM)
 
 
@@ -26,7 +26,7 @@ class Launch:
     hosts: tuple[tuple[str, int], ...]
     """Each host and the number of its ranks, in the order of the ranks."""
     elsewhere: bool
-    """Whether some of them are not this one."""
+    """Whether some of the hosts are not this one."""
     variables: tuple[str, ...] = ()
     """Names of the variables that ranks on other hosts get. Ranks on this host have the whole environment."""
     shell: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ def _of_open_mpi(kind: MpiKind, launch: Launch) -> list[str]:
     if kind is MpiKind.SPECTRUM and launch.tcp:
         arguments += ["-tcp"]
     if launch.elsewhere:
-        # Version 5 starts daemons by a runtime of its own, PRRTE, which has renamed rsh.
+        # Version 5 starts daemons with another runtime, PRRTE, in which the component rsh is called ssh.
         runtime, plm = ("--prtemca", "plm_ssh") if kind is MpiKind.OPEN_MPI_5 else (mca, "plm_rsh")
         if launch.shell:
             arguments += [runtime, f"{plm}_agent", _joined(launch.shell)]
@@ -124,7 +124,7 @@ def _of_hydra(kind: MpiKind, launch: Launch) -> list[str]:
     else:
         parts = ", ".join(f"{host}:{ranks}" for host, ranks in launch.hosts)
         raise UsageError(
-            f"{kind.value} starts the same number of ranks on every host, not {parts}: choose -np and -H so"
+            f"{kind.value} starts the same number of ranks on every host, not {parts}: choose -np and -H accordingly"
         )
     if launch.elsewhere:
         if launch.shell and kind is MpiKind.MPICH:
@@ -153,7 +153,7 @@ def _joined(arguments: Sequence[str]) -> str:
     for argument in arguments:
         if argument.split() != [argument]:
             raise UsageError(
-                f"mpirun splits the command that reaches other hosts at spaces, so it cannot contain {argument!r}; write such "
-                "an option into a configuration file, and name that with ssh -F"
+                f"mpirun splits the command that reaches other hosts at spaces, so it cannot contain {argument!r}; write this "
+                "option into a configuration file, and name the file with ssh -F"
             )
     return " ".join(arguments)

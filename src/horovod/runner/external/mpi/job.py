@@ -25,11 +25,11 @@ from horovod.runner.reach import ssh
 from horovod.runner.reach.check import unreachable
 
 _CHOSEN_SHELL = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER", "I_MPI_HYDRA_BOOTSTRAP")
-"""Each says how ``mpirun`` reaches other hosts. The user, or Kubernetes' MPI Operator, may have set it."""
+"""Variables that say how ``mpirun`` reaches other hosts. The user, or Kubernetes' MPI Operator, may have set one."""
 _FORWARDABLE = re.compile(r"(?!OMPI_|PMIX_|PRTE_|PMI_|HYDRA_|I_MPI_HYDRA|MPI_LOCAL)[A-Za-z_][A-Za-z0-9_]*")
 """Variables that ``mpirun`` can pass to other hosts. MPI's own variables are excluded: ``mpirun`` sets them for its ranks."""
 _CHECK_SECONDS = 15.0
-"""How long the check may take that finds unreachable hosts after a failure; longer than ssh takes to give one up."""
+"""How long the check for unreachable hosts after a failure may take: longer than ssh takes to give one up."""
 _LAST_VARIABLE = "HYDRA_LAST_VARIABLE"
 """Hydra of MPICH 5.0 does not forward the last variable of its environment, so an unused one is added as the last."""
 
@@ -49,7 +49,7 @@ class MpiJob(ExternalJob):
         for name in self._elsewhere:
             if self._hosts[name].user:
                 raise UsageError(
-                    f"{self._hosts[name].login}: mpirun takes no users; say in ssh's configuration as whom to log in there"
+                    f"{self._hosts[name].login}: mpirun takes no users; say in ssh's configuration which user logs in there"
                 )
         self._mpi = kinds.find(environment)
         self._launch = self._plan()
@@ -64,18 +64,19 @@ class MpiJob(ExternalJob):
         return self.command
 
     def _cores(self) -> int | None:
-        # The other hosts are taken to be like this one, if this one is among the job's hosts at all.
+        # The other hosts are assumed to be like this one, if this one is among the job's hosts.
         return usable_cores() if self._here else None
 
     def _variables(self, rendezvous: Mapping[str, str]) -> dict[str, str]:
         return {**self._of_ranks(rendezvous), **command.variables(self._mpi, self._launch), _LAST_VARIABLE: ""}
 
     def _of_ranks(self, rendezvous: Mapping[str, str]) -> dict[str, str]:
-        """Without PYTHONUNBUFFERED: ``mpirun`` labels each piece that arrives, even a part of a line."""
+        """The variables of the ranks. PYTHONUNBUFFERED is left out: ``mpirun`` labels each piece that arrives, even a part of a
+        line."""
         return super()._variables({name: value for name, value in rendezvous.items() if name != "PYTHONUNBUFFERED"})
 
     def _unreachable(self) -> dict[str, str]:
-        # mpirun may lose what ssh says, and MPICH's names no host. In an allocation of Slurm, mpirun uses srun.
+        # mpirun may lose the messages of ssh, and that of MPICH names no host. In an allocation of Slurm, mpirun uses srun.
         if not self._launch.shell or batch_job(self._launcher_environment):
             return {}
         return unreachable(self._launch.shell, self._elsewhere, _CHECK_SECONDS)

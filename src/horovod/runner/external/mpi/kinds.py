@@ -1,4 +1,4 @@
-"""Which MPI an ``mpirun`` belongs to, since each has options of its own."""
+"""Which MPI an ``mpirun`` belongs to, since each MPI has other options."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def find(environment: Mapping[str, str]) -> Mpi:
     """The ``mpirun`` on PATH.
 
     Raises:
-        LaunchError: there is none, or it is of no kind that is known; the message says what to do.
+        LaunchError: there is none, or its kind is not known; the message says what to do.
     """
     path = shutil.which(PROGRAM, path=environment.get("PATH"))
     if path is None:
