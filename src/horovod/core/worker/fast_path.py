@@ -272,6 +272,10 @@ class FastPath:
             return 0
         return number
 
+    def forget(self) -> None:
+        """Drop the entry of a proposal whose outcome is not known, with its tensors: no further proposal is made."""
+        self._unresolved = None
+
     def _propose(self, entry: Entry, identity: bytes) -> int:
         request = entry.request
         vectors: Vectors = entry.inputs

@@ -307,6 +307,8 @@ class WorkerThread:
         self._placement.begin()
         failure = self._serve()
         self._progress.end()
+        if self._fast_path is not None:
+            self._fast_path.forget()
         self._left.set()
         if not self.finished:
             self._await_failure(failure)

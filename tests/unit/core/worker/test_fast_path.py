@@ -524,11 +524,14 @@ def test_threads_that_wait_for_small_and_large_ones_everywhere(process_set: Set)
     assert [rank.watch.reports for rank in ranks] == [[]] * 3
 
 
-def test_an_abort_during_a_try(process_set: Set) -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.003, 0.01])
+def test_an_abort_during_a_try(process_set: Set, seconds: float) -> None:
+    """Before the proposal, while it is open, or when its outcome is not known any more."""
     ranks = process_set.whole(2, proposals=True)
     handle, array = failing(ranks[1])
     proposal = threading.Thread(target=ranks[1].worker.drive, args=(handle,))
     proposal.start()
+    time.sleep(seconds)
     ranks[1].worker.abort(HorovodInternalError("rank 0 failed"))
     proposal.join(SECONDS)
     assert not proposal.is_alive()
