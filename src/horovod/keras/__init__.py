@@ -1,9 +1,11 @@
-"""Horovod for Keras 3 on any backend (TensorFlow, PyTorch, JAX), and for Keras 2 with TF_USE_LEGACY_KERAS=1::
+"""Horovod for Keras 3 on any backend (TensorFlow, PyTorch, JAX), and for Keras 2 with ``TF_USE_LEGACY_KERAS=1``.
 
-import horovod.keras as hvd
-hvd.init()
-model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss=...)
-model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
+Every rank runs a script with these lines::
+
+    import horovod.keras as hvd
+    hvd.init()
+    model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss=...)
+    model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
 """
 
 from __future__ import annotations

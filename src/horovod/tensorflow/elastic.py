@@ -1,12 +1,14 @@
-"""Elastic training with TensorFlow in a custom loop::
+"""Elastic training with TensorFlow in a custom loop.
 
-@hvd.elastic.run
-def train(state):
-    for state.batch in range(state.batch, 1000):
-        step(*next(batches))
-        state.commit()
+Every rank runs a script with these lines::
 
-train(hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0))
+    @hvd.elastic.run
+    def train(state):
+        for state.batch in range(state.batch, 1000):
+            step(*next(batches))
+            state.commit()
+
+    train(hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0))
 """
 
 from __future__ import annotations
