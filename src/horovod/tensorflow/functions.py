@@ -77,6 +77,11 @@ def broadcast_variables(
 def broadcast_global_variables(root_rank: int) -> Any:
     """An operation that overwrites all global variables of a TensorFlow 1 graph with those of rank ``root_rank``.
 
+    Every rank must call it and run the operation.
+
+    Args:
+        root_rank: the rank whose values are used.
+
     Raises:
         RuntimeError: in eager execution, which has no global variables.
     """
@@ -122,11 +127,12 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """As :func:`horovod.common.objects.broadcast_object`.
+    """As :func:`horovod.common.objects.broadcast_object`. Every member of ``process_set`` must call it.
 
     It runs immediately, both in eager execution and while a graph is being built.
 
     Args:
+        obj, root_rank, name, process_set: as there.
         session: accepted for compatibility. No session is needed.
     """
     with of_both_kinds():
@@ -144,11 +150,12 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As :func:`horovod.common.objects.allgather_object`.
+    """As :func:`horovod.common.objects.allgather_object`. Every member of ``process_set`` must call it.
 
     It runs immediately, both in eager execution and while a graph is being built.
 
     Args:
+        obj, name, process_set: as there.
         session: accepted for compatibility. No session is needed.
     """
     with of_both_kinds():
