@@ -164,7 +164,7 @@ class _Call:
         reduced, done = self._reduce_dense({index: results[index] for index in dense}, _kinds(results))
         for index, gradient in reduced.items():
             results[index] = gradient
-        # After the dense ones, whose requests show whether ranks have different gradients, so that no rank waits here for another.
+        # After the dense ones, whose requests show whether ranks have different gradients: then no rank waits here in vain.
         for index, gradient in enumerate(results):
             if _is_sparse(gradient):
                 with tf.control_dependencies([] if tf.executing_eagerly() else [done]):

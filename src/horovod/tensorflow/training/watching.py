@@ -1,4 +1,4 @@
-"""Passes gradients to the checks of ``HOROVOD_DEBUG`` before the reduction: at once in eager execution, or when a graph runs."""
+"""Passes gradients to the checks of ``HOROVOD_DEBUG`` before the reduction: eagerly at once, or when the graph runs."""
 
 from __future__ import annotations
 
