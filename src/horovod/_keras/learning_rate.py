@@ -11,7 +11,7 @@ from horovod._models import contents
 
 
 def get(optimizer: Any) -> float:
-    """The present learning rate."""
+    """The current learning rate."""
     rate = unwrapped(optimizer).learning_rate
     if callable(rate) and not hasattr(rate, "numpy"):
         rate = rate(unwrapped(optimizer).iterations)
