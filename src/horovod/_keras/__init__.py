@@ -1,4 +1,4 @@
-"""What ``horovod.keras`` and ``horovod.tensorflow.keras`` share: the distributed optimizer, its callbacks, loading models.
+"""The parts that ``horovod.keras`` and ``horovod.tensorflow.keras`` share: distributed optimizer, callbacks, loading of models.
 
 There are separate files for Keras 3 on its backends (TensorFlow, PyTorch, JAX) and for Keras 2 (``tf_keras``). No module here
 imports Keras or a framework that the script does not use already. The two packages choose the version of Keras. The classes of

@@ -117,8 +117,8 @@ def _same(one: Any, two: Any) -> bool:
 class MetricAverage:
     """At the end of an epoch, replace every number in the logs by its average over all ranks.
 
-    Put it before callbacks that use these numbers (early stopping, checkpoints, learning rates), so that they decide the same
-    on all ranks. The logs must have the same keys on every rank. Validation on rank 0 alone is an error.
+    Put it before callbacks that use these numbers (early stopping, checkpoints, learning rates), so that they make the same
+    decision on all ranks. The logs must have the same keys on every rank. Validation on rank 0 alone is an error.
 
     Args:
         device: accepted for compatibility.

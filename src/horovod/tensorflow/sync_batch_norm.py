@@ -34,9 +34,9 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     """Use in place of ``tf.keras.layers.BatchNormalization``. Every rank must have the same layers.
 
     In training, forward and backward are collectives: all ranks must call them in the same order. Batches may have any size,
-    also 0. Outputs, gradients of inputs and moving statistics are those of one process with the concatenated batch. Gradients
-    of gamma and beta are this rank's part, which the tape or optimizer reduces like all other gradients. In inference, and in
-    a job of one rank, it is ordinary batch normalisation.
+    including 0. Outputs, gradients of inputs and moving statistics are those of one process with the concatenated batch.
+    Gradients of gamma and beta are this rank's part, which the tape or optimizer reduces like all other gradients. In
+    inference, and in a job of one rank, it is ordinary batch normalisation.
 
     Args:
         fused: must be False, because there is no fused computation across ranks.

@@ -101,7 +101,7 @@ class JaxReducer(Reducer):
             return [Arrival.REDUCED] * len(gradients)
         if self._settings.op == ReduceOp.SUM:
             raise ValueError(
-                "hvd.reduce_gradients has reduced gradients in another function than the one that applies them; "
+                "hvd.reduce_gradients has reduced gradients in a different function from the one that applies them; "
                 "DistributedOptimizer(op=hvd.Sum) would add them up over the ranks once more. Reduce and apply in one function"
             )
         return [Arrival.UNKNOWN] * len(gradients)

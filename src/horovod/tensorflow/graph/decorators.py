@@ -1,4 +1,4 @@
-"""Decorators of TensorFlow, with types, which it leaves out: one against AutoGraph and one for custom gradients."""
+"""Typed decorators of TensorFlow: one turns off AutoGraph, the other sets a custom gradient."""
 
 from __future__ import annotations
 

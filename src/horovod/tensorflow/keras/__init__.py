@@ -73,7 +73,7 @@ def DistributedOptimizer(
     """Make an optimizer like ``optimizer`` whose steps use gradients that are reduced over the ranks. Every rank must call it.
 
     Arguments and errors as :func:`horovod.keras.DistributedOptimizer`. With Keras 2, gradients are reduced in ``minimize``,
-    which ``fit`` calls, but not in ``apply_gradients``: a custom training loop uses
+    which ``fit`` calls, and in ``apply_gradients`` if they are not reduced by then, for example by a
     :func:`horovod.tensorflow.DistributedGradientTape`. The state of a Keras 2 optimizer is not copied.
     """
     return _distribute(

@@ -16,7 +16,8 @@ _GUARD = "_horovod_guard"
 
 
 def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> StepWatch | None:
-    """The functions that watch steps that reduce the gradients of ``sources``. None unless all are variables of TensorFlow 2.
+    """The functions that watch steps in which the gradients of ``sources`` are reduced. None unless all sources are
+    floating-point variables of TensorFlow 2.
 
     The guard is an attribute of the first variable, because each step makes a new tape.
     """
@@ -47,7 +48,7 @@ def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> StepWatch | N
 
 
 def _readable(source: Any) -> bool:
-    """Whether a source is a variable that has a value outside of graphs."""
+    """Whether a source is a floating-point variable that has a value outside of graphs."""
     return (
         isinstance(source, tf.Variable)
         and hasattr(getattr(source, "handle", None), "numpy")

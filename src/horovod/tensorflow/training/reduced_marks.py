@@ -109,7 +109,7 @@ def check_sum(variables: Sequence[Any], process_set: ProcessSet, since: int) -> 
         if marked is not None and marked.process_set is process_set and marked.moment > since:
             name = getattr(variable, "path", None) or getattr(variable, "name", "a variable")
             raise ValueError(
-                f"the gradient of {name} has been reduced already, in another function than the one that applies it; "
+                f"the gradient of {name} has been reduced already, in a different function from the one that applies it; "
                 "DistributedOptimizer(op=hvd.Sum) would add it up over the ranks once more, and multiply it by their number. "
                 "Reduce and apply in one function, or use one of them: tf.GradientTape with the distributed optimizer, or "
                 "DistributedGradientTape with the original optimizer"
