@@ -143,7 +143,11 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function that calls :func:`broadcast_object` with its argument and root ``root_rank``."""
+    """A function that calls :func:`broadcast_object` with its argument.
+
+    Args:
+        root_rank, session, name, process_set: as for :func:`broadcast_object`.
+    """
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 

@@ -66,31 +66,53 @@ def _scalar(kind: str, name: str | None, process_set_id: int = 0) -> Any:
 
 @unconverted
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """The number of ranks of a process set, as an int32 scalar."""
+    """The number of ranks of a process set, as an int32 scalar.
+
+    Args:
+        process_set_id: the number of the process set; 0 is the global one.
+        name: the name of the operation in a graph.
+    """
     process_set_id = whole(process_set_id, "process_set_id")
     return _scalar("HorovodSize", name, process_set_id)
 
 
 @unconverted
 def local_size_op(name: str | None = None) -> Any:
-    """The number of processes of the job on this host, as an int32 scalar."""
+    """The number of processes of the job on this host, as an int32 scalar.
+
+    Args:
+        name: the name of the operation in a graph.
+    """
     return _scalar("HorovodLocalSize", name)
 
 
 @unconverted
 def rank_op(name: str | None = None) -> Any:
-    """This process's number in the job, from 0, as an int32 scalar."""
+    """This process's number in the job, from 0, as an int32 scalar.
+
+    Args:
+        name: the name of the operation in a graph.
+    """
     return _scalar("HorovodRank", name)
 
 
 @unconverted
 def local_rank_op(name: str | None = None) -> Any:
-    """This process's number on its host, from 0, as an int32 scalar."""
+    """This process's number on its host, from 0, as an int32 scalar.
+
+    Args:
+        name: the name of the operation in a graph.
+    """
     return _scalar("HorovodLocalRank", name)
 
 
 @unconverted
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 if this process is a member of the process set, 0 if not, -1 without ``hvd.init()``, -3 for an unknown set (int32)."""
+    """1 if this process is a member of the process set, 0 if not, -1 without ``hvd.init()``, -3 for an unknown set (int32).
+
+    Args:
+        process_set_id: the number of the process set; 0 is the global one.
+        name: the name of the operation in a graph.
+    """
     process_set_id = whole(process_set_id, "process_set_id")
     return _scalar("HorovodProcessSetIncluded", name, process_set_id)
