@@ -1,8 +1,8 @@
-"""What ``horovod.keras`` and ``horovod.tensorflow.keras`` share: the distributed optimizer, its callbacks, loading models.
+"""The parts that ``horovod.keras`` and ``horovod.tensorflow.keras`` share: distributed optimizer, callbacks, loading of models.
 
 There are separate files for Keras 3 on its backends (TensorFlow, PyTorch, JAX) and for Keras 2 (``tf_keras``). No module here
-imports Keras or a framework that the script does not use already. The two packages say which version of Keras is used. The
-classes of distributed optimizers have this package as their ``__module__``. Scripts recognise them by it.
+imports Keras or a framework that the script does not use already. The two packages choose the version of Keras. The classes of
+distributed optimizers have this package as their ``__module__``, by which scripts recognise them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ def create_distributed_optimizer(
     gradient_predivide_factor: float = 1.0,
     **settings: Any,
 ) -> Any:
-    """``DistributedOptimizer`` for projects that pass the Keras that they use. Every rank must call it.
+    """``DistributedOptimizer`` for projects that pass their own Keras module. Every rank must call it.
 
     Args:
         keras: ``keras``, ``tf.keras`` or ``tf_keras``.
+        optimizer: an optimizer of that module.
+        name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor: as for
+            :func:`horovod.tensorflow.keras.DistributedOptimizer`.
         settings: the other arguments of :func:`horovod.tensorflow.keras.DistributedOptimizer`, by name.
 
     Raises:
-        ValueError: an argument is wrong. The text says which.
+        ValueError, TypeError: an argument is wrong. The text says which.
     """
     from horovod._keras.settings import checked
 

@@ -117,8 +117,8 @@ def _same(one: Any, two: Any) -> bool:
 class MetricAverage:
     """At the end of an epoch, replace every number in the logs by its average over all ranks.
 
-    Put it before callbacks that use these numbers (early stopping, checkpoints, learning rates), so that they decide the same
-    on all ranks. The logs must have the same keys on every rank. Validation on rank 0 alone is an error.
+    Put it before callbacks that use these numbers (early stopping, checkpoints, learning rates), so that they make the same
+    decision on all ranks. The logs must have the same keys on every rank. Validation on rank 0 alone is an error.
 
     Args:
         device: accepted for compatibility.
@@ -162,10 +162,11 @@ class LearningRateSchedule:
         start_epoch, end_epoch: the first epoch, counted from 0, and the epoch after the last. None: no end.
         staircase: set one learning rate for each epoch. Otherwise it is set for each batch, with fractional epochs.
         momentum_correction: see :func:`horovod._keras.learning_rate.carry_momentum`.
-        steps_per_epoch: required without ``staircase`` if Keras does not know the number of steps.
+        steps_per_epoch: the number of batches of an epoch. Required without ``staircase`` if Keras does not know it.
 
     Raises:
-        ValueError: ``initial_lr`` is None, or the number of steps is not known.
+        ValueError: ``initial_lr`` is None, or, in ``fit``, the number of steps is not known.
+        TypeError: ``multiplier`` is missing.
     """
 
     model: Any
@@ -295,6 +296,9 @@ class BestModel:
 
     Args:
         monitor, verbose, save_weights_only, mode, save_freq: as for Keras's ``ModelCheckpoint``.
+
+    Raises:
+        ValueError: ``filepath`` is not set when ``fit`` begins.
     """
 
     def __init__(self, **arguments: Any) -> None:

@@ -27,7 +27,7 @@ def reduce_gradients(
 
     Args:
         optimizer: a distributed optimizer, or a ``LossScaleOptimizer`` around one. Its gradients are scaled.
-        gradients: of this rank, in the order of the variables. None where a variable has none.
+        gradients: the gradients of this rank, in the order of the variables. None for a variable that has none.
         trainable_variables: the default is all variables of the optimizer.
 
     Returns:
@@ -44,7 +44,7 @@ def reduce_gradients(
     found = list(gradients)
     variables = None if trainable_variables is None else list(trainable_variables)
     if variables is not None and not all(hasattr(each, "assign") for each in variables):
-        variables = None  # values that a stateless step of JAX has of the variables
+        variables = None  # a stateless step of JAX has the values of variables instead
     if variables is None:
         if not getattr(owner, "built", False):
             raise ValueError(

@@ -26,7 +26,7 @@ class Reducer(Protocol):
     """Reduces one optimizer's gradients on one backend.
 
     Attributes:
-        guard: compares in each step what the ranks hold. None: nothing is compared.
+        guard: compares the optimizer between the ranks in each step. None: nothing is compared.
     """
 
     guard: OptimizerGuard | None = None
@@ -42,18 +42,20 @@ class Reducer(Protocol):
         """Return the reduced gradients. It is called when a graph is traced, or in every step if there is no graph.
 
         Args:
-            gradients: None where this rank has none. The result has a gradient if any rank has it, and None otherwise.
+            gradients: the gradients; None for a variable that has none on this rank. The result has a gradient if any rank
+                has it, and None otherwise.
             variables: the variables of the gradients, for names in errors.
             cut: the indices of the gradients of each request. None: the backend decides.
+            op: the reduction.
             factor: multiplies the result.
         """
 
     def watch(self, variables: Sequence[Any]) -> None:
-        """Begin to notice the gradients of these variables."""
+        """Begin to track the gradients of these variables, for :meth:`arrivals`."""
         return
 
     def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
-        """The states of gradients that are about to be applied. No gradient is None."""
+        """The states of gradients that are about to be applied, none of which is None."""
         return [Arrival.UNKNOWN] * len(gradients)
 
     def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -71,9 +73,12 @@ class Distribution:
 
     Attributes:
         pending: the variables whose accumulated gradients are about to be applied.
-        noticed: Keras has called the method that reduces accumulated gradients.
+        noticed: whether Keras has called the method that reduces accumulated gradients.
 
     Args:
+        settings: the arguments of the optimizer.
+        reducer: reduces gradients on the backend.
+        key: returns the key of a variable.
         known: returns all variables of the optimizer, in its order; none before it is built.
     """
 
@@ -135,7 +140,7 @@ class Distribution:
         return found[Arrival.REDUCED]
 
     def watch(self, variables: Sequence[Any]) -> None:
-        """Begin to notice the gradients of these variables."""
+        """Begin to track the gradients of these variables."""
         self._reducer.watch(variables)
 
     def reduce_for_script(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -187,10 +192,12 @@ class Distribution:
         the process set must call it.
 
         Args:
+            gradients: this rank's gradients, in the order of ``variables``.
+            variables: the variables of the gradients.
             factor: multiplies the result.
 
         Returns:
-            The gradients of ``variables``, and after them those of further variables of which only other ranks have some.
+            The gradients of ``variables``, followed by those of further variables whose gradients only other ranks have.
         """
         given = list(variables)
         everything, positions = self._everything(given)
@@ -240,7 +247,7 @@ class Distribution:
         result = reduce_shared(
             gradients, kept, lambda shared: self._exchange(gradients, variables, shared, settings.op, factor)
         )
-        # Such a "gradient" is the new value of its variable, for example the scale of 8-bit floats.
+        # The "gradient" of an overwriting variable is its new value, for example the scale of 8-bit floats.
         largest = self._exchange(gradients, variables, overwriting, ReduceOp.MAX, 1.0)
         for index, value in zip(overwriting, largest, strict=True):
             result[index] = value
@@ -256,7 +263,7 @@ class Distribution:
         return self._reducer([gradients[index] for index in chosen], mine, self._cut(mine), op, factor)
 
     def _cut(self, variables: Sequence[Any]) -> list[list[int]] | None:
-        """The indices of the variables of each request. A variable that no list of the user contains has its own request."""
+        """The indices of the variables of each request. A variable that is in no list of the user has its own request."""
         groups = self.settings.groups
         if groups is None:
             return None

@@ -1,4 +1,4 @@
-"""What ``horovod.keras.elastic`` and ``horovod.tensorflow.keras.elastic`` share: ``run`` and the callbacks.
+"""``run`` and the callbacks of ``horovod.keras.elastic`` and ``horovod.tensorflow.keras.elastic``.
 
 This works for Keras 3 on any backend and for Keras 2. The two modules add the base class of their version of Keras to the
 callbacks. The state of a model is in :mod:`horovod._models.state`.
@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 
 def runtime_errors() -> tuple[Kinds, Kinds]:
-    """The errors with which the frameworks in use report a failed operation of a graph, and a cancelled one."""
+    """The errors by which the imported frameworks report a failed operation of a graph, and a cancelled one."""
     failed: list[type[BaseException]] = []
     cancelled: list[type[BaseException]] = []
     if (tensorflow := sys.modules.get("tensorflow")) is not None:
@@ -52,7 +52,7 @@ class CommitState:
     Put it last in the list, so that it commits what the other callbacks have set.
 
     Args:
-        state: the state.
+        state: the state that is committed.
         batches_per_commit: the number of batches between two commits, which is the most that a failure discards.
 
     Raises:

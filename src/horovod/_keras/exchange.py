@@ -1,6 +1,6 @@
-"""Reduces gradients in place, in host memory or in that of a GPU. The graphs of the JAX backend call it.
+"""Reduces gradients in place, in host memory or in the memory of a GPU. The graphs of the JAX backend call it.
 
-The name of a request contains that of the optimizer, so the gradients of two optimizers never mix.
+The name of a request contains the name of the optimizer, so the gradients of two optimizers never mix.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from horovod.core.submission.prepared import device_of
 
 
 class InPlaceReducer:
-    """Reduces one optimizer's gradients, as the core takes them."""
+    """Reduces one optimizer's gradients, which are tensors of the core."""
 
     def __init__(self, settings: KerasSettings) -> None:
         self._settings = settings
         self._name = OptimizerName()
 
     def reduction(self, op: ReduceOp, factor: float) -> ReductionArguments:
-        """How :meth:`reduce` reduces."""
+        """The arguments of a reduction by :meth:`reduce`."""
         return ReductionArguments(op, *self._settings.scales(op, factor), self._settings.process_set)
 
     def reduce(
@@ -44,11 +44,12 @@ class InPlaceReducer:
 
         Args:
             tensors: all in host memory, or all of one submission on a device.
-            names: of the tensors, for errors.
+            names: the names of the tensors, for errors.
             cut: the indices of the tensors of each request. None: one request for all tensors.
+            op: the reduction.
             factor: multiplies the result.
             variables: the types and shapes of the optimizer's variables, the same on all ranks.
-            alike: what else must agree on all ranks, as in :class:`horovod.core.negotiation.messages.Request`.
+            alike: further properties that must agree on all ranks, as in :class:`horovod.core.negotiation.messages.Request`.
 
         Raises:
             HorovodInternalError: the job failed, or ranks disagree. The text names ranks, variables and lines.
@@ -70,7 +71,7 @@ class InPlaceReducer:
         finally:
             try:
                 all_of(handle.wait for handle in handles)
-            finally:  # also after an error, because the memory is reused then
+            finally:  # also after an error, because the memory is then reused
                 for handle in handles:
                     if handle.event is not None:
                         handle.event.wait()

@@ -14,10 +14,10 @@ from horovod.comm.datatypes import Array
 
 
 class OptimizerGuard:
-    """Compares what the ranks hold of one optimizer, of any version and backend of Keras.
+    """Compares one optimizer between the ranks, on any version and backend of Keras.
 
     Args:
-        optimizer: is not kept alive.
+        optimizer: the optimizer. The guard does not keep it alive.
     """
 
     def __init__(self, optimizer: Any, settings: KerasSettings) -> None:
@@ -26,7 +26,7 @@ class OptimizerGuard:
         self._constants: dict[str, str] | None = None
 
     def rate(self) -> Any:
-        """The variable with the learning rate. None if there is none, for example with a schedule."""
+        """The variable of the learning rate. None if there is none, for example with a schedule."""
         optimizer = self._optimizer()
         rate = getattr(optimizer, "_learning_rate", None)
         if rate is None:
@@ -35,7 +35,7 @@ class OptimizerGuard:
 
     @property
     def see(self) -> Callable[[str, Array], None] | None:
-        """:meth:`horovod._models.guard.Guard.see`; None: nothing wants to see gradients."""
+        """:meth:`horovod._models.guard.Guard.see`; None if nothing needs gradients."""
         return self._guard.see if self._guard.debugs else None
 
     def be_named(self, variables: Sequence[Any]) -> None:
@@ -43,7 +43,7 @@ class OptimizerGuard:
         self._guard.be_named(_kind(variables))
 
     def check(self, variables: Sequence[Any]) -> None:
-        """Compare the ranks. For Python that runs in each step. Raises as :meth:`horovod._models.guard.Guard.step`."""
+        """Compare the ranks. For backends that call Python in each step. Raises as :meth:`horovod._models.guard.Guard.step`."""
         rate, chosen = self.rate(), guard.compared_parameters(variables)
         self.compare(
             variables,
@@ -56,8 +56,8 @@ class OptimizerGuard:
         """Compare the ranks, with values that the caller provides.
 
         Args:
-            variables: that the optimizer shares between the ranks.
-            rate: a function that returns the learning rate; None: there is no variable with it.
+            variables: the optimizer's variables that the ranks share.
+            rate: a function that returns the learning rate; None if no variable has it.
             samples: a function that returns the first elements of ``compared_parameters(variables)``.
             whole: a function that returns the variables as arrays; an empty list if they are not available.
         """
@@ -92,7 +92,7 @@ class OptimizerGuard:
 
 
 def _constants(part: Any) -> dict[str, str]:
-    """The numbers of an optimizer or a schedule. Without get_config(): a user's own class may lack it, and Keras warns."""
+    """The numbers of an optimizer or a schedule. It does not call get_config(): a user's class may lack it, and Keras warns."""
     found = {name: value for name, value in getattr(part, "__dict__", {}).items() if name not in _OF_THE_MACHINE}
     return guard.numbers({name: value for name, value in found.items() if not name.startswith("_")})
 

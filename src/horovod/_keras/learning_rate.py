@@ -11,7 +11,7 @@ from horovod._models import contents
 
 
 def get(optimizer: Any) -> float:
-    """The present learning rate."""
+    """The current learning rate."""
     rate = unwrapped(optimizer).learning_rate
     if callable(rate) and not hasattr(rate, "numpy"):
         rate = rate(unwrapped(optimizer).iterations)
@@ -32,8 +32,8 @@ def carry_momentum(optimizer: Any, factor: float) -> None:
 
     Keras keeps ``v = momentum * v - rate * gradient``, so ``v`` is a multiple of the old rate. Goyal et al. 2017 (Accurate,
     Large Minibatch SGD, section 2.1, remark 2) multiply the momentum of one step by ``factor``. Momentum is a constant in
-    a compiled step, but ``v`` is a variable, and multiplying ``v`` has the same effect. Optimizers without such a ``v`` are
-    not changed.
+    a compiled step, but ``v`` is a variable, and multiplying ``v`` has the same effect. Optimizers that keep no ``v``
+    are not changed.
     """
     velocities = _velocities(unwrapped(optimizer))
     contents.write(velocities, [each * np.asarray(factor, each.dtype) for each in contents.read(velocities)])

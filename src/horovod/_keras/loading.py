@@ -1,4 +1,4 @@
-"""``load_model``: loads a saved model and makes its optimizer distributed, whether or not it was when it was saved."""
+"""``load_model``: loads a saved model and makes its optimizer distributed, whether or not it was saved as distributed."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class _OptimizerOverrides:
     def build(self, variables: Any) -> None:
         base: Any = super()
         base.build(variables)
-        horovod = getattr(self, "_horovod", None)  # none yet while Keras makes the optimizer
+        horovod = getattr(self, "_horovod", None)  # not set yet while Keras makes the optimizer
         if horovod is not None:
             horovod.watch(list(variables))
 
@@ -92,8 +92,9 @@ class _OptimizerOverrides:
         return bool(getattr(self, "gradient_accumulation_steps", None))
 
     def _reduced(self, gradients: Sequence[Any], variables: Any) -> tuple[list[Any], list[Any]]:
-        """Reduce ``gradients``: those to apply, and their variables. A ``LossScaleOptimizer`` calls it too, because it checks
-        gradients before this optimizer.
+        """Reduce ``gradients``. Returns the gradients to apply, and their variables.
+
+        A ``LossScaleOptimizer`` calls it too, because it checks gradients before this optimizer.
         """
         known = self._known(variables)
         _make(self, known)
@@ -125,7 +126,7 @@ class _OptimizerOverrides:
 def _when_due(optimizer: Any, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
     """Reduce accumulated gradients in the call that applies them.
 
-    On JAX, Keras clips in every call, and discards the result in the calls that only accumulate. Nothing is sent in these.
+    On JAX, Keras clips in every call, and discards the result of calls that only accumulate. Those calls send nothing.
     """
     horovod: Distribution = optimizer._horovod
     steps = optimizer.gradient_accumulation_steps
@@ -146,7 +147,7 @@ def _when_due(optimizer: Any, gradients: list[Any], variables: Sequence[Any]) ->
 
 
 def _state_of(optimizer: Any, optimizer_variables: Any, trainable_variables: Any) -> list[tuple[Any, Any]]:
-    """The values that a stateless step has of the variables."""
+    """Pairs of the variables and their values in a stateless step."""
     own = zip(optimizer.variables, optimizer_variables, strict=False)  # Keras checks the numbers
     return [*zip(optimizer._trainable_variables, trainable_variables, strict=False), *own]
 
@@ -266,7 +267,7 @@ def _rebuilt(optimizer: Any, kind: type[Any], passes: int) -> Any:
 
 
 def _copy_exclusions(original: Any, made: Any) -> None:
-    """Copy what was passed to ``exclude_from_weight_decay``. The configuration does not contain it."""
+    """Copy the variables passed to ``exclude_from_weight_decay``, which the configuration does not contain."""
     for name, value in vars(original).items():
         if name.startswith("_exclude_from_weight_decay") and not name.endswith("_cache"):
             setattr(made, name, value)

@@ -24,10 +24,10 @@ class KerasSettings(ReductionSettings):
     """Arguments of a distributed optimizer.
 
     Attributes:
-        name: the name of the optimizer. None: made from the name of its class.
+        name: the name of the optimizer. None: ``Distributed`` and the name of its class.
         device_dense, device_sparse: the devices on which TensorFlow puts dense and sparse results.
-        average_aggregated: gradients that accumulate over ``passes`` calls are averaged, not summed.
-        scale_local: the gradients of local variables are divided by the number of ranks.
+        average_aggregated: whether gradients that accumulate over ``passes`` calls are averaged; otherwise they are summed.
+        scale_local: whether the gradients of local variables are divided by the number of ranks.
     """
 
     name: str | None = None
@@ -53,7 +53,7 @@ def checked(
     """The settings for the arguments that the user passed.
 
     Raises:
-        ValueError: an argument is wrong. The text says which.
+        ValueError, TypeError: an argument is wrong. The text says which.
     """
     set_id(process_set)
     chosen = reduction(op)

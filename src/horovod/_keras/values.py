@@ -55,8 +55,8 @@ def allreduce(
 
     Args:
         value: anything that Keras converts to a tensor, of the same shape and type on all ranks.
-        name: identifies the call. Calls without a name are counted.
-        average: deprecated; True is Average, False is Sum.
+        name: identifies the call. Calls without a name are numbered.
+        average: deprecated; use ``op``. True means ``hvd.Average``, False ``hvd.Sum``.
         prescale_factor, postscale_factor: each element is multiplied by the first before the reduction, and by the second
             afterwards.
         op: ``hvd.Average``, ``hvd.Sum`` or another reduction. None: ``hvd.Average``.
@@ -93,7 +93,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
     Args:
         value: anything that Keras converts to a tensor of at least one dimension. The first dimension may differ between
             ranks; the other dimensions and the type must agree.
-        name: identifies the call. Calls without a name are counted.
+        name: identifies the call. Calls without a name are numbered.
     """
     import keras
 
@@ -111,13 +111,13 @@ def allgather(value: Any, name: str | None = None) -> Any:
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     """Rank ``root_rank``'s ``value`` on every rank, as a tensor.
 
-    Every rank must call it. Waits for the result. Not differentiable. Errors are those of :func:`allreduce`, and ValueError for
-    a root that is not a rank of the job.
+    Every rank must call it. Waits for the result. Not differentiable. Errors are those of :func:`allreduce`, and ValueError if
+    ``root_rank`` is not a rank of the job.
 
     Args:
         value: anything that Keras converts to a tensor, of the same shape and type on all ranks.
         root_rank: the rank whose value is sent.
-        name: identifies the call. Calls without a name are counted.
+        name: identifies the call. Calls without a name are numbered.
     """
     import keras
 
@@ -134,7 +134,7 @@ def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any
 
     Args:
         value: anything that Keras converts to a tensor of at least one dimension, of the same shape and type on all ranks.
-        name: identifies the call. Calls without a name are counted.
+        name: identifies the call. Calls without a name are numbered.
         op: ``hvd.Average`` or ``hvd.Sum``.
     """
     import keras
@@ -150,7 +150,7 @@ def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any
 
 
 def all_say(yes: bool) -> bool:
-    """Whether ``yes`` is true on every rank. Every rank must call it."""
+    """Whether ``yes`` is true on all ranks. Every rank must call it."""
     answer = np.array([yes], np.uint8)
     tensors = [described(answer)]
     collectives.allreduce("allreduce", None, tensors, tensors, ReduceOp.MIN, awaited=True).wait()

@@ -1,4 +1,4 @@
-"""Numbers of variables that all ranks agree on: their positions in the broadcasts of variables, which all ranks make in the
+"""Numbers that identify variables on all ranks: their positions in the broadcasts of variables, which all ranks make in the
 same order.
 
 Names cannot identify variables on several ranks, because Keras numbers layers in the order in which a rank makes them.
@@ -15,7 +15,7 @@ from horovod.core.lifecycle.context import running
 _ATTRIBUTE = "_horovod_number"
 _LONGEST = 200
 _counted: dict[int, int] = {}
-"""How many variables have a number, by the generation of the runtime in this process."""
+"""How many variables have got a number, by the generation of the runtime in this process."""
 
 
 def number(variables: Iterable[Any]) -> None:
@@ -28,7 +28,7 @@ def number(variables: Iterable[Any]) -> None:
 
 
 def describe(variables: Sequence[Any]) -> str:
-    """The numbers of these variables in their order, such as ``0-3, 6``; "" if one has none."""
+    """The numbers of these variables in their order, such as ``0-3, 6``; "" if a variable has no number."""
     generation, numbers = running().generation, []
     for variable in variables:
         made, position = getattr(_of_framework(variable), _ATTRIBUTE, (None, 0))

@@ -16,7 +16,7 @@ class Arrival(Enum):
         LOCAL: unchanged since the backward pass.
         REDUCED: reduced over the ranks, and perhaps changed since, for example clipped.
         CHANGED: not reduced, and changed since the backward pass.
-        UNKNOWN: not known; it is not known to be reduced.
+        UNKNOWN: not known. The optimizer reduces it.
     """
 
     LOCAL = 1
@@ -26,10 +26,10 @@ class Arrival(Enum):
 
 
 class ChangeWarning:
-    """Warns once that gradients reached one optimizer changed and not reduced.
+    """Warns once that gradients reached an optimizer changed but not reduced.
 
     Args:
-        method: the optimizer's method that got them, for the text.
+        method: the method of the optimizer that gets the gradients, for the text.
     """
 
     def __init__(self, method: str) -> None:
@@ -47,8 +47,8 @@ class ChangeWarning:
         self._given = True
         others = f" and {len(labels) - 1} others" if len(labels) > 1 else ""
         warnings.warn(
-            f"Horovod: the gradients of {labels[0]}{others} reached {self._method} at {caller()} changed since the backward "
-            "pass, and not reduced. They are reduced as they are now. That is right for linear changes, such as adding "
+            f"Horovod: the gradients of {labels[0]}{others} reached {self._method} at {caller()} not reduced, but changed "
+            "since the backward pass. Horovod reduces them as they are now. That is right for linear changes, such as adding "
             "gradients up or dividing them by a number. It is wrong for clipping, which then clips each rank's own gradients: "
             "call gradients = hvd.reduce_gradients(optimizer, gradients, variables) before it, or take the gradients of "
             "hvd.DistributedGradientTape",

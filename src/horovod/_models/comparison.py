@@ -16,7 +16,7 @@ from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.collectives import allgather, prepared_allreduce
 
 Tell = Callable[[Mapping[int, bytes] | None], None]
-"""Gets the data of each rank, by global rank; None if all are equal."""
+"""Takes the data of each rank, by global rank, or None if all are equal."""
 
 
 class Comparison:
@@ -24,10 +24,12 @@ class Comparison:
     it.
 
     Args:
-        name: of the request. Only one comparison of a name runs at a time.
+        name: the name of the request. Only one comparison of a name runs at a time.
         held: this rank's data.
-        tell: gets the answer, the same on all ranks.
-        what: must agree, for the error; None if a difference is no error.
+        process_set: the ranks that compare.
+        line: the line of the script that made the optimizer, for errors.
+        tell: called with the result, the same on all ranks.
+        what: the property that must agree, for the error. None: a difference is no error.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from horovod.core.requests.tensor import Tensor
 
 
 def described(array: Array) -> Tensor:
-    """A C-contiguous array as the core takes it. Nothing is copied."""
+    """A C-contiguous array as a tensor of the core. Nothing is copied."""
     return Tensor(array.reshape(-1), data_type_of(array), array.shape)
 
 

@@ -1,7 +1,7 @@
 """Looks for mistakes in the steps of an optimizer of TensorFlow, Keras or MXNet on this rank, for ``HOROVOD_DEBUG``.
 
-:mod:`horovod._models.guard` calls it in each step, and makes the ranks compare. PyTorch's binding, whose ranks may wait for
-each other between two steps, has :mod:`horovod.torch.optimizer.debugging`.
+:mod:`horovod._models.guard` calls it in each step, and lets the ranks compare what it found. PyTorch's binding, whose ranks
+may wait for each other between two steps, has :mod:`horovod.torch.optimizer.debugging`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DataOrder:
 
     Attributes:
         wanted: whether shuffles are noted.
-        held: by shuffle, a description.
+        held: the descriptions of the shuffles, by their names.
     """
 
     def __init__(self) -> None:
@@ -40,13 +40,14 @@ class DataOrder:
 
 
 order = DataOrder()
-"""That of this process."""
+"""The order of the datasets of this process."""
 
 
 class ModelDebugger:
     """The checks of one optimizer.
 
     Args:
+        process_set: the ranks that train together.
         owner: the optimizer and the line of the script that made it, as text.
     """
 
@@ -73,7 +74,7 @@ class ModelDebugger:
 
         Args:
             own: this rank's digest.
-            rows: those of all ranks; None: all are equal.
+            rows: the digests of all ranks. None: all are equal.
         """
         self._rows.append(dict.fromkeys(self._set.ranks or (), own) if rows is None else rows)
         if len(self._rows) != FIRST_STEPS:

@@ -41,7 +41,7 @@ def evaluate(
         The loss and every metric by name: a float, or an array for a metric with several values.
 
     Raises:
-        ValueError: not initialised, or a custom ``test_step`` returns numbers that do not belong to a metric of the model.
+        ValueError: not initialised, or a custom ``test_step`` returns numbers that no metric of the model keeps.
         HorovodInternalError: ranks have different metrics.
     """
     rank_and_size(process_set)

@@ -1,8 +1,8 @@
-"""Compares what the ranks of one optimizer hold while they train: hyper-parameters in each step, parameters at the second.
+"""Compares one optimizer between the ranks while they train: hyper-parameters in each step, parameters at the second.
 
 The comparison of a step runs beside the reduction of its gradients, and the result is read in the next step. If there is a
-difference, that step gathers the ranks' values, and the step after it reports them. So no rank waits: operations of
-TensorFlow's graphs must not. Parameters are compared at the second step, because scripts may broadcast them after the first,
+difference, that step gathers the ranks' values, and the step after it reports them. So no rank waits, which operations of
+TensorFlow's graphs must not do. Parameters are compared at the second step, because scripts may broadcast them after the first,
 when all of them exist. With ``HOROVOD_DEBUG``, the guard also compares all bytes of parameters at intervals, the gradients of
 the first steps, and the order of the data.
 """
@@ -39,7 +39,7 @@ _PARAMETERS = 64
 
 T = TypeVar("T")
 Held = Callable[[], Mapping[str, str]]
-"""This rank's values, by label, as text. Labels are the same on all ranks."""
+"""Returns this rank's values as text, by label. Labels are the same on all ranks."""
 
 
 class Guard:
@@ -66,8 +66,8 @@ class Guard:
         self._found: set[Alike] = set()  # the same on all ranks, as they get the same answers
 
     def be_named(self, kind: object) -> None:
-        """Choose the name of the comparisons, once. Called where a graph is built, in the order of the script: operations of
-        a graph run in any order.
+        """Choose the name of the comparisons, once. Called where a graph is built, in the order of the script, because the
+        operations of a graph run in any order.
 
         Args:
             kind: distinguishes the optimizer from most others; the same on all ranks.
@@ -84,7 +84,8 @@ class Guard:
         on any thread.
 
         Args:
-            values: all of its elements.
+            name: the name of the gradient.
+            values: all elements of the gradient.
         """
         self._enter_generation()
         if self._debugger is not None:
@@ -96,9 +97,11 @@ class Guard:
         """Compare, at the beginning of a step's reduction. Every member of the process set must call it.
 
         Args:
-            kind: as of :meth:`be_named`.
-            names: what errors call a label of ``parameters`` and ``contents``.
-            contents: digests of all bytes of all parameters, for ``HOROVOD_DEBUG``.
+            kind: as for :meth:`be_named`.
+            hyperparameters: returns this rank's hyper-parameters.
+            parameters: returns samples of this rank's parameters, see :func:`digests`.
+            names: the names in errors for the labels of ``parameters`` and ``contents``.
+            contents: returns digests of all bytes of all parameters, for ``HOROVOD_DEBUG``.
 
         Raises:
             MismatchError: ranks differed, and ``HOROVOD_CHECK=error``. All of them raise it.
@@ -151,7 +154,8 @@ class Guard:
             self._compare(f"gradients.{before}", own, functools.partial(debugger.take_gradients, own))
         if before == 1:
             self._begin(Alike.ORDER, lambda: order.held, always=True)
-        # The first comparison of parameters is the usual one, of a few elements, because they may not be broadcast before.
+        # The first comparison of parameters is the usual one, of a few elements, because scripts may not have broadcast them
+        # before.
         due = 1 < before <= FIRST_STEPS or (before > 1 and before % running().config.debug_steps == 0)
         if due and Alike.PARAMETERS not in self._found:
             self._begin(Alike.DRIFT, contents)
@@ -190,7 +194,7 @@ def compared_parameters(parameters: Sequence[T]) -> list[T]:
 
 
 def labels(count: int) -> list[str]:
-    """The labels of that many parameters."""
+    """The labels of ``count`` parameters."""
     return [f"parameter {number}" for number in range(count)]
 
 
@@ -200,7 +204,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def digests(samples: Sequence[Any]) -> dict[str, str]:
-    """The first elements of parameters as text, by label."""
+    """The first elements of parameters as text, by label: the first one, and a digest of ``ELEMENTS``."""
     found = {}
     for label, sample in zip(labels(len(samples)), samples, strict=True):
         elements = np.ascontiguousarray(np.asarray(sample).reshape(-1)[:ELEMENTS])

@@ -1,10 +1,10 @@
 """Which gradients each rank has, and what the ranks reduce if they have different ones.
 
-A rank may lack the gradient of a variable that other ranks have, for example if each rank trains another head of a model. The
-positions of the gradients that a rank has are part of its requests (``Request.alike``), so a difference is noticed before
-anything is reduced. Then the ranks exchange which gradients they have (:func:`exchange`), and try again. A gradient that some
-rank has is reduced, with zeros for ranks that lack it; a gradient that no rank has is not sent. In the usual case, all ranks
-have the same gradients, and this costs nothing.
+A rank may lack the gradient of a variable that other ranks have, for example if each rank trains another head of a model.
+The positions of the gradients that a rank has are part of its requests (``Request.alike``), so a difference is noticed
+before anything is reduced. Then the ranks exchange which gradients they have (:func:`exchange`), and try again. The ranks
+reduce a gradient that any rank has, with zeros for ranks that lack it. They do not send a gradient that no rank has. In the
+usual case, all ranks have the same gradients, and this costs nothing.
 """
 
 from __future__ import annotations
@@ -46,15 +46,14 @@ def exchange(kinds: Sequence[int], process_set: ProcessSet, name: str) -> list[G
     """The kinds of gradients that the ranks reduce, by position. None if all ranks have the same. Every member must call it.
 
     Args:
-        kinds: those of this rank, by position.
+        kinds: the kinds of this rank's gradients, by position.
         name: identifies the call.
     """
     return to_reduce(allgather_object(list(map(int, kinds)), name=name, process_set=process_set))
 
 
 def to_reduce(found: Sequence[Sequence[int]]) -> list[GradientKind] | None:
-    """The kinds to reduce, by position, for the kinds of each rank in ``found``. None if all are equal, or their numbers
-    differ."""
+    """The kinds to reduce, by position, from the kinds of each rank. None if all are equal, or if their numbers differ."""
     if all(each == found[0] for each in found) or len({len(each) for each in found}) > 1:
         return None
     return [GradientKind(max(each)) for each in zip(*found, strict=True)]

@@ -49,7 +49,7 @@ class ModelState(VariablesState):
 
     def _read(self, variables: Sequence[Any]) -> list[Array]:
         if hasattr(self.model, "jax_state_sync"):
-            self.model.jax_state_sync()  # inside fit, JAX keeps the values outside of the variables
+            self.model.jax_state_sync()  # inside fit, Keras on JAX keeps the values outside of the variables
         return contents.views(variables)
 
     def _write(self, variables: Sequence[Any], arrays: Sequence[Array]) -> None:

@@ -1,9 +1,11 @@
-"""Horovod for Keras 3 on any backend (TensorFlow, PyTorch, JAX), and for Keras 2 with TF_USE_LEGACY_KERAS=1::
+"""Horovod for Keras 3 on any backend (TensorFlow, PyTorch, JAX), and for Keras 2 with ``TF_USE_LEGACY_KERAS=1``.
 
-import horovod.keras as hvd
-hvd.init()
-model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss=...)
-model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
+Every rank runs a script with these lines::
+
+    import horovod.keras as hvd
+    hvd.init()
+    model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss=...)
+    model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
 """
 
 from __future__ import annotations
@@ -82,21 +84,22 @@ def DistributedOptimizer(
         optimizer: a ``keras.optimizers.Optimizer``. With ``TF_USE_LEGACY_KERAS=1``, also an optimizer of
             ``tf.keras.optimizers``, see :func:`horovod.tensorflow.keras.DistributedOptimizer`.
         name: the name of the distributed optimizer.
-        device_dense, device_sparse: accepted for compatibility.
+        device_dense, device_sparse: the devices that dense and sparse results are put on (TensorFlow).
         compression: one of ``hvd.Compression``, or a class with the same methods. Compresses gradients before they are sent.
         sparse_as_dense: make gradients of embeddings dense before they are reduced (TensorFlow).
-        gradient_predivide_factor: f: an Average divides gradients by f before the sum, and by size / f afterwards.
+        gradient_predivide_factor: a number f. An Average divides gradients by f before the sum, and by size / f afterwards.
         op: ``hvd.Average`` or ``hvd.Sum``.
         num_groups: deprecated; the same as an integer for ``groups``.
         groups: a number of requests, or lists of variables whose gradients form one request.
-        backward_passes_per_step: gradients accumulate locally over this number of batches before they are reduced and applied.
-            Keras's ``gradient_accumulation_steps`` does this.
+        backward_passes_per_step: each rank accumulates gradients over this number of batches before they are reduced and
+            applied. Keras's ``gradient_accumulation_steps`` does this.
         average_aggregated_gradients: average the accumulated gradients. Otherwise they are summed.
         process_set: the ranks that reduce. Other ranks step with their own gradients.
         scale_local_gradients: divide the gradients of variables passed to ``register_local_var`` by the number of ranks.
 
     Raises:
-        ValueError: an argument is wrong. The text says which.
+        ValueError, TypeError: an argument is wrong. The text says which.
+        NotImplementedError: Keras does not train on its backend, or ``keras.distribution`` is in use.
     """
     return _distribute(
         optimizer,

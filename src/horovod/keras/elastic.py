@@ -1,17 +1,19 @@
-"""Elastic training with Keras on any of its backends, in ``fit``::
+"""Elastic training with Keras on any of its backends, in ``fit``.
 
-state = hvd.elastic.KerasState(model, batch=0, epoch=0)
-callbacks = [
-    hvd.elastic.UpdateBatchStateCallback(state),
-    hvd.elastic.UpdateEpochStateCallback(state),
-    hvd.elastic.CommitStateCallback(state),
-]
+Every rank runs a script with these lines::
 
-@hvd.elastic.run
-def train(state):
-    model.fit(data, initial_epoch=state.epoch, epochs=10, callbacks=callbacks)
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    callbacks = [
+        hvd.elastic.UpdateBatchStateCallback(state),
+        hvd.elastic.UpdateEpochStateCallback(state),
+        hvd.elastic.CommitStateCallback(state),
+    ]
 
-train(state)
+    @hvd.elastic.run
+    def train(state):
+        model.fit(data, initial_epoch=state.epoch, epochs=10, callbacks=callbacks)
+
+    train(state)
 """
 
 from __future__ import annotations

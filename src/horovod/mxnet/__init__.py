@@ -1,9 +1,11 @@
-"""Horovod for Apache MXNet::
+"""Horovod for Apache MXNet.
 
-import horovod.mxnet as hvd
-hvd.init()
-trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1 * hvd.size()})
-hvd.broadcast_parameters(net.collect_params(), root_rank=0)
+Every rank runs a script with these lines::
+
+    import horovod.mxnet as hvd
+    hvd.init()
+    trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1 * hvd.size()})
+    hvd.broadcast_parameters(net.collect_params(), root_rank=0)
 """
 
 from __future__ import annotations

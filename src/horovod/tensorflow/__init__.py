@@ -1,9 +1,11 @@
-"""Horovod for TensorFlow::
+"""Horovod for TensorFlow.
 
-import horovod.tensorflow as hvd
-hvd.init()
-tape = hvd.DistributedGradientTape(tape)
-hvd.broadcast_variables(model.variables, root_rank=0)
+Every rank runs a script with these lines::
+
+    import horovod.tensorflow as hvd
+    hvd.init()
+    tape = hvd.DistributedGradientTape(tape)
+    hvd.broadcast_variables(model.variables, root_rank=0)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Notes for ``HOROVOD_DEBUG`` how ``tf.data`` datasets are shuffled before ``shard`` divides them among the ranks.
+"""With ``HOROVOD_DEBUG``, notes how ``tf.data`` datasets are shuffled before ``shard`` divides them among the ranks.
 
-A shuffle before a shard must be the same on all ranks; otherwise they take samples twice, or not at all.
+A shuffle before a shard must be the same on all ranks; otherwise the ranks use some samples twice and others not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_NOTED = 16
 
 @functools.cache
 def follow_datasets() -> None:
-    """Have ``tf.data.Dataset.shard`` note the shuffles before it from now on, once per process. It does as before."""
+    """Have ``tf.data.Dataset.shard`` note the shuffles before it, once per process. Its results do not change."""
     original = tf.data.Dataset.shard
 
     @functools.wraps(original)
@@ -39,7 +39,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _shuffles(dataset: Any) -> Iterator[Any]:
-    """The shuffles that a dataset is made with, the last one first. TensorFlow has no public way to ask."""
+    """The shuffles in a dataset's pipeline, the last one first. TensorFlow has no public interface for them."""
     waiting = [dataset]
     while waiting:
         each = waiting.pop()
@@ -50,6 +50,6 @@ def _shuffles(dataset: Any) -> Iterator[Any]:
 
 def _describe(shuffle: Any) -> str:
     seeds = [tf.get_static_value(shuffle._seed), tf.get_static_value(shuffle._seed2)]
-    if not any(seeds):  # TensorFlow draws seeds of its own then
-        return f"no seed, so rank {running().identity.rank} shuffles in an order of its own"
+    if not any(seeds):  # then TensorFlow draws random seeds
+        return f"no seed, so rank {running().identity.rank} shuffles in its own order"
     return f"seeds {seeds[0]} and {seeds[1]}"

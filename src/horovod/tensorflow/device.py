@@ -1,11 +1,11 @@
-"""The memory of one eager submission: host memory, or a GPU's if an engine moves it.
+"""The memory of one eager submission: host memory, or the memory of a GPU if an engine can move it.
 
 An operation calls :func:`memory_of` for its tensors, reads them, allocates the outputs, and takes the results when the handle
 is done. Functions in a graph always get host memory (``docs/design/frameworks.md``).
 
-TensorFlow shows neither its streams nor its events, so on a GPU the host waits twice: before the submission, in ``to_dlpack``,
-for all earlier work of the GPU, and after it for the collective. Outputs are tensors of TensorFlow's allocator, which are
-written before any other code has them.
+TensorFlow exposes neither its streams nor its events, so on a GPU the host waits. Before the submission, ``to_dlpack`` waits
+for all earlier work of the GPU, for inputs and for outputs. After it, ``results`` waits for the collective. Outputs are tensors
+of TensorFlow's allocator, and are written before any other code has them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from horovod.core.requests.tensor import Tensor
 from horovod.tensorflow.ops.tensors import DATA_TYPES, HostRoom, view
 
 _GPUS = "device:GPU:"
-"""Part of the full names of devices whose memory an engine can move."""
+"""Part of the full name of every device whose memory an engine can move."""
 _FIRST_GPU = "GPU:0"
 
 _FAILURE_SECONDS = 10.0
-"""How long the other ranks may take to agree which of them failed first."""
+"""How long to wait until the ranks agree which of them failed first."""
 
 
 class Room(Protocol):
@@ -47,26 +47,26 @@ class Room(Protocol):
     def vector(self) -> Array | Vectors: ...
 
     def described(self) -> Tensor:
-        """This memory as the core takes it."""
+        """This memory as a tensor of the core."""
 
     def tensor(self) -> Any:
-        """An eager tensor in this memory, when the collective is over. The core must not write it afterwards."""
+        """An eager tensor in this memory. Called after the collective; the core must not write the memory afterwards."""
 
 
 class TensorFlowMemory(Protocol):
     """The memory of one submission."""
 
     def read(self, tensors: Sequence[Any]) -> list[Tensor]:
-        """The submission's tensors, for the collective to read."""
+        """The tensors as inputs of the collective."""
 
     def room(self, like: Any, shape: Sequence[int]) -> Room:
-        """Room for an output with the type of the tensor ``like``. Any thread may call it."""
+        """Memory for an output of this shape, with the dtype and on the device of ``like``. Any thread may call it."""
 
     def changed(self, tensor: Any, keeps: bool) -> Room:
-        """Room for a new value of a tensor. ``keeps``: the collective finds its elements there, and leaves them as they are."""
+        """Memory for a new value of ``tensor``. With ``keeps`` it has the old value, which the collective does not change."""
 
     def results(self, handle: Handle, rooms: Sequence[Room]) -> list[Any]:
-        """Eager tensors of the outputs. The handle is done.
+        """Return the outputs as eager tensors. The handle must be done.
 
         Raises:
             HorovodInternalError: the device did not complete the collective.
@@ -74,7 +74,7 @@ class TensorFlowMemory(Protocol):
 
 
 class TensorFlowHostMemory:
-    """Host memory, which the core reads and writes without a copy. Tensors on devices are copied by TensorFlow."""
+    """Host memory, which the core reads and writes without a copy. TensorFlow copies tensors on devices to the host."""
 
     def read(self, tensors: Sequence[Any]) -> list[Tensor]:
         return [view(tensor) for tensor in tensors]
@@ -96,11 +96,11 @@ class TensorFlowDeviceMemory:
     """The memory of a GPU with the tensors of one submission.
 
     Args:
-        tensors: on GPUs.
+        tensors: the tensors, on GPUs.
         engine: the engine that moves the memory.
 
     Raises:
-        ValueError: they are on several GPUs, or on another GPU than this rank's earlier collectives.
+        ValueError: the tensors are on several GPUs, or on another GPU than this rank's earlier collectives.
     """
 
     def __init__(self, tensors: Sequence[Any], engine: str) -> None:
@@ -142,11 +142,11 @@ class TensorFlowDeviceMemory:
 
 
 class _DeviceRoom:
-    """A new tensor to which there is no other reference yet."""
+    """A new tensor of TensorFlow that no other code has yet."""
 
     def __init__(self, memory: TensorFlowDeviceMemory, tensor: Any) -> None:
         self._tensor = tensor
-        # Waits for the GPU once more: what its memory was used for before may not be over.
+        # This waits for the GPU once more: an earlier use of the memory may still be running.
         self._described = memory.described(tensor, _address(tensor))
 
     @property
@@ -180,11 +180,12 @@ def tell_of_graphs() -> None:
 
 
 def memory_of(tensors: Sequence[Any], how: ReductionArguments | None = None) -> TensorFlowMemory:
-    """The memory of a submission's eager tensors: of one kind on all ranks whose tensors are of the same types and on the same
-    kind of device.
+    """The memory for a submission of eager tensors. Ranks whose tensors have the same dtypes and are on the same kind of device
+    choose the same kind of memory.
 
     Args:
-        how: the reduction that is wanted; None for a collective that only moves elements.
+        tensors: the inputs of the collective.
+        how: the reduction; None for a collective that only moves elements.
     """
     if not tensors or _GPUS not in tensors[0].backing_device:
         return host_memory

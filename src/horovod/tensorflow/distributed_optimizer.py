@@ -1,6 +1,6 @@
 """``hvd.DistributedOptimizer`` of ``horovod.tensorflow``: for optimizers of TensorFlow 1 and of Keras.
 
-It is above both of them, so nothing but the package's own names imports it.
+It imports the modules of both, so only ``horovod.tensorflow`` itself imports it.
 """
 
 from __future__ import annotations
@@ -42,23 +42,26 @@ def DistributedOptimizer(
         optimizer: an optimizer of ``tf.compat.v1.train``, or of ``tf.keras.optimizers``. For the latter see
             :func:`horovod.tensorflow.keras.DistributedOptimizer`.
         name: the name of the new optimizer.
-        use_locking: as of ``tf.compat.v1.train.Optimizer``.
+        use_locking: as for ``tf.compat.v1.train.Optimizer``.
         device_dense, device_sparse: the devices that dense and sparse results are put on.
         compression: one of ``hvd.Compression``; dense gradients are compressed before they are sent.
         sparse_as_dense: make ``tf.IndexedSlices`` dense before they are reduced. Otherwise they are gathered.
-        backward_passes_per_step: gradients are added up locally over this many passes before they are reduced.
-        op: ``hvd.Average``, ``hvd.Sum`` or another reduction. With ``hvd.Adasum`` every rank makes its own steps, and the
-            changes of variables are combined, see :mod:`horovod.tensorflow.training.adasum_optimizer`. Adasum is supported
-            for ``tf.compat.v1.train`` only.
-        gradient_predivide_factor: f: an Average divides gradients by f before the sum, and by size / f afterwards.
+        backward_passes_per_step: each rank adds up its gradients over this many passes before they are reduced.
+        op: ``hvd.Average``, ``hvd.Sum`` or another reduction. With ``hvd.Adasum`` every rank makes its own steps, and Adasum
+            combines the changes of variables, see :mod:`horovod.tensorflow.training.adasum_optimizer`. Adasum
+            supports only optimizers of ``tf.compat.v1.train``.
+        gradient_predivide_factor: a number f. An Average divides gradients by f before the sum, and by size / f afterwards.
         average_aggregated_gradients: divide the local sums by ``backward_passes_per_step``.
         num_groups: deprecated; the same as an integer for ``groups``.
         groups: a number of buckets, or lists of variables whose gradients form one request. The default cuts by size.
         process_set: the ranks that reduce. Other ranks step with their own gradients.
         scale_local_gradients: divide the gradients of local variables by the number of ranks, as an average does.
 
+    Returns:
+        An optimizer of the same kind: of TensorFlow 1 or of Keras.
+
     Raises:
-        ValueError, NotImplementedError: an argument is wrong. The text says which.
+        ValueError, TypeError, NotImplementedError: an argument is wrong. The text says which.
     """
     chosen = reduction(op)
     if chosen == Adasum and average_aggregated_gradients:

@@ -1,12 +1,14 @@
-"""Elastic training with TensorFlow in a custom loop::
+"""Elastic training with TensorFlow in a custom loop.
 
-@hvd.elastic.run
-def train(state):
-    for state.batch in range(state.batch, 1000):
-        step(*next(batches))
-        state.commit()
+Every rank runs a script with these lines::
 
-train(hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0))
+    @hvd.elastic.run
+    def train(state):
+        for state.batch in range(state.batch, 1000):
+            step(*next(batches))
+            state.commit()
+
+    train(hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0))
 """
 
 from __future__ import annotations
@@ -42,11 +44,16 @@ def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
 class TensorFlowKerasState(ModelState):
     """The state of an elastic job that trains a Keras model in a custom loop.
 
-    Arguments as :class:`horovod._models.state.ModelState`: a built model, its optimizer (by default the one that the model was
-    compiled with), and plain objects.
+    Every rank must make it with the same attributes. See :class:`horovod._models.state.ModelState`.
 
     Args:
+        model: a Keras model that is built.
+        optimizer: the default is the optimizer that the model was compiled with.
         backend: accepted for compatibility.
+        kwargs: plain objects, for example ``batch=0``.
+
+    Raises:
+        ValueError: the model is not built, or an attribute has the name of a method.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
@@ -59,12 +66,13 @@ class TensorFlowState(VariablesState):
     Every rank must make it with variables of the same shapes in the same order. It broadcasts the values of rank 0.
 
     Args:
-        variables: the default is all global variables of the graph (TensorFlow 1).
+        variables: the variables. The default is all global variables of the graph (TensorFlow 1).
         session: the session that holds them (TensorFlow 1).
         kwargs: plain objects, for example ``batch=0``.
 
     Raises:
-        ValueError: no variables in eager execution, which keeps no list of them, or an attribute has the name of a method.
+        ValueError: ``variables`` is missing in eager execution, which keeps no list of all variables, or an attribute has the
+            name of a method.
     """
 
     def __init__(self, variables: Any = None, session: Any = None, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The errors of the operations. Each is an error of TensorFlow and an error of all bindings, so scripts can catch either.
+"""The errors of the operations. Each is an error of TensorFlow and also one that all bindings raise; scripts can catch either.
 
 This holds for eager calls. In a graph, TensorFlow converts the errors of Python code: a ValueError or TypeError becomes an
 InvalidArgumentError, everything else an UnknownError, with the text in its message.
@@ -18,7 +18,7 @@ from horovod.core.lifecycle import context
 
 
 class _WithMessage:
-    """Takes only a text, as errors of Python do. Errors of TensorFlow also take the operation."""
+    """Makes an error from a text alone, as Python does. TensorFlow's own errors also take the operation."""
 
     def __init__(self, message: str) -> None:
         super().__init__(None, None, message)  # type: ignore[call-arg]  # the next class is TensorFlow's
@@ -48,7 +48,7 @@ class MismatchError(PreconditionFailed, errors.MismatchError):
 
 
 class TensorFlowInternalError(_WithMessage, tf.errors.UnknownError, HorovodInternalError):  # type: ignore[misc]  # untyped base
-    """Horovod was shut down."""
+    """The job has failed, or Horovod was shut down."""
 
 
 class RankLostError(TensorFlowInternalError, errors.RankLostError):
@@ -78,7 +78,7 @@ _OF_KIND: dict[type[HorovodInternalError], type[HorovodInternalError]] = {
 
 @contextmanager
 def of_both_kinds() -> Iterator[None]:
-    """A block whose errors are converted to those of this module."""
+    """A context that converts HorovodInternalError and ValueError to the errors of this module."""
     try:
         yield
     except tf.errors.OpError:

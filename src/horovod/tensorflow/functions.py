@@ -77,6 +77,11 @@ def broadcast_variables(
 def broadcast_global_variables(root_rank: int) -> Any:
     """An operation that overwrites all global variables of a TensorFlow 1 graph with those of rank ``root_rank``.
 
+    Every rank must call it and run the operation.
+
+    Args:
+        root_rank: the rank whose values are used.
+
     Raises:
         RuntimeError: in eager execution, which has no global variables.
     """
@@ -122,11 +127,12 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """As :func:`horovod.common.objects.broadcast_object`.
+    """As :func:`horovod.common.objects.broadcast_object`. Every member of ``process_set`` must call it.
 
     It runs immediately, both in eager execution and while a graph is being built.
 
     Args:
+        obj, root_rank, name, process_set: as there.
         session: accepted for compatibility. No session is needed.
     """
     with of_both_kinds():
@@ -137,18 +143,23 @@ def broadcast_object(
 def broadcast_object_fn(
     root_rank: int = 0, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Callable[[Any], Any]:
-    """A function that calls :func:`broadcast_object` with its argument and root ``root_rank``."""
+    """A function that calls :func:`broadcast_object` with its argument.
+
+    Args:
+        root_rank, session, name, process_set: as for :func:`broadcast_object`.
+    """
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 
 
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As :func:`horovod.common.objects.allgather_object`.
+    """As :func:`horovod.common.objects.allgather_object`. Every member of ``process_set`` must call it.
 
     It runs immediately, both in eager execution and while a graph is being built.
 
     Args:
+        obj, name, process_set: as there.
         session: accepted for compatibility. No session is needed.
     """
     with of_both_kinds():

@@ -24,16 +24,16 @@ class LocalGradientAggregationHelper:
 
     Args:
         backward_passes_per_step: the number of passes.
-        allreduce_func: reduces the sums.
-        sparse_as_dense: make ``tf.IndexedSlices`` dense.
+        allreduce_func: the function that reduces the sums.
+        sparse_as_dense: make ``tf.IndexedSlices`` dense. Otherwise they are an error.
         average_aggregated_gradients: divide the sums by ``backward_passes_per_step``.
         rank: part of the variables' names.
         optimizer_type: accepted for compatibility.
-        process_set, scale_local_gradients: as of :class:`horovod.tensorflow.training.local.LocalSources`.
+        process_set, scale_local_gradients: as for :class:`horovod.tensorflow.training.local.LocalSources`.
         name: part of the variables' names.
 
     Attributes:
-        absent_too: ``allreduce_func`` gets None for each variable that has no gradient. Otherwise it does not get the variable.
+        absent_too: whether ``allreduce_func`` gets variables without a gradient, with None. Otherwise it does not get them.
 
     Raises:
         ValueError: ``backward_passes_per_step`` is not positive.
@@ -62,9 +62,8 @@ class LocalGradientAggregationHelper:
         self._scope = f"aggregation_variables_{name}{rank}"
         self._local = LocalSources(process_set, scale_local_gradients)
         self._sums: dict[int, Any] = {}  # by the position of the variable
-        self._added: set[int] = (
-            set()
-        )  # the positions that have had a gradient since the last reduction; in graphs, ever
+        # The positions that have had a gradient since the last reduction; in graphs, ever.
+        self._added: set[int] = set()
 
     def register_local_var(self, var: Any) -> None:
         """Do not reduce the gradients of a variable. They are still added up over the passes."""
@@ -76,10 +75,14 @@ class LocalGradientAggregationHelper:
 
     @unconverted
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Add ``grads`` to the sums. Returns the reduced sums after the last pass, and the sums so far before. None stays None.
+        """Add ``grads`` to the sums.
+
+        Returns:
+            After the last pass the reduced sums, and before it the sums so far, in the order of ``vars``. The sum of a variable
+            is None if none of these passes (in a graph: no pass) has had a gradient for it.
 
         Raises:
-            ValueError: ``tf.IndexedSlices`` among them, without ``sparse_as_dense``.
+            ValueError: ``grads`` contains ``tf.IndexedSlices``, and ``sparse_as_dense`` is False.
         """
         dense = [self._dense(gradient) for gradient in grads]
         present = {index: gradient for index, gradient in enumerate(dense) if gradient is not None}
@@ -103,14 +106,18 @@ class LocalGradientAggregationHelper:
         return results
 
     def _so_far(self, variables: Sequence[Any]) -> list[Any]:
-        """The sums by the position of the variable. None where no pass has had a gradient."""
+        """The sums in the order of ``variables``. None where no pass has had a gradient."""
         return [self._sums[index].read_value() if index in self._added else None for index in range(len(variables))]
 
     @unconverted
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the closure if the last :meth:`compute_gradients` has reduced the gradients. Otherwise only count the step.
 
-        Steps are counted in ``optimizer.iterations``, if there is such a variable, and in the keyword ``global_step``.
+        It counts the step in ``optimizer.iterations``, if there is such a variable, and in the keyword ``global_step``.
+
+        Args:
+            apply_grads_closure: applies the reduced gradients.
+            optimizer: the optimizer that the closure calls.
         """
 
         def apply() -> Any:
@@ -155,7 +162,7 @@ class LocalGradientAggregationHelper:
                 )
 
     def _reduced(self, variables: Sequence[Any]) -> list[Any]:
-        """Reduce the sums that are not local, and set all sums to zero. Returns the results."""
+        """Reduce the sums of variables that are not local, and set all sums to zero. Returns the reduced and the local sums."""
         divisor = self.backward_passes_per_step if self.average_aggregated_gradients else 1
         sums = [None if each is None else each / tf.cast(divisor, each.dtype) for each in self._so_far(variables)]
         kept = self._local.kept(sums, variables)
@@ -200,5 +207,5 @@ class LocalGradientAggregationHelperEager(LocalGradientAggregationHelper):
 
 
 def _operations(found: Sequence[Any]) -> list[Any]:
-    """The control dependencies among ``found``. In eager execution there are none: every operation is already done."""
+    """``found`` as control dependencies, without None. Empty in eager execution, where every operation is already done."""
     return [] if tf.executing_eagerly() else [each for each in found if each is not None]

@@ -25,7 +25,7 @@ from horovod.tensorflow.graph.run import run
 
 
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
-    """As :func:`horovod.common.basics.init`.
+    """As :func:`horovod.common.basics.init`. Every rank must call it.
 
     If OMP_NUM_THREADS is set, as under horovodrun, TensorFlow uses this number of threads. A number that the script or
     TensorFlow's own variables set has precedence, and threads that TensorFlow has already started are kept.
@@ -54,7 +54,7 @@ def _share_cores(threads: str) -> None:
 
 
 def shutdown() -> None:
-    """Stop Horovod on this rank, and so on all ranks. Does nothing if it does not run."""
+    """Stop Horovod on this rank, and so on all ranks. Does nothing if Horovod does not run."""
     basics.shutdown()
     completions.stop()
     tensorflow_devices.forget()

@@ -1,5 +1,4 @@
-"""``DistributedOptimizer`` for optimizers of TensorFlow 1. Optimizers of Keras are passed on to
-:mod:`horovod.tensorflow.keras`."""
+"""``DistributedOptimizer`` for optimizers of TensorFlow 1. For those of Keras see :mod:`horovod.tensorflow.keras`."""
 
 from __future__ import annotations
 
@@ -22,10 +21,15 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     Args:
         optimizer: the wrapped optimizer, which does everything else.
+        name: the name of this optimizer. None: ``Distributed`` and the class of ``optimizer``.
+        use_locking: as for ``tf.compat.v1.train.Optimizer``.
         reduction: how gradients are reduced.
         passes: the number of backward passes whose gradients are added up before they are reduced.
         average_passes: whether the sum is divided by ``passes``.
-        scale_local: as of :class:`horovod.tensorflow.training.local.LocalSources`.
+        scale_local: as for :class:`horovod.tensorflow.training.local.LocalSources`.
+
+    Raises:
+        ValueError: ``passes`` is greater than 1 in eager execution.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
             self._aggregation.absent_too = True
 
     def register_local_var(self, var: Any) -> None:
-        """Do not reduce the gradients of a variable."""
+        """Do not reduce the gradients of ``var``."""
         self._local.add(var)
         if self._aggregation is not None:
             self._aggregation.register_local_var(var)
@@ -89,7 +93,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return list(zip(reduced, variables, strict=True))
 
     def _reduced(self, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """The gradients and variables to apply: they are reduced, unless :meth:`compute_gradients` or a tape has done so."""
+        """The gradients and variables to apply. Reduces them, unless :meth:`compute_gradients` or a tape has done so."""
         members = self._reduction.process_set
         arrivals = [
             (variable, reduced_marks.arrival(gradient, variable, members, self._made))
@@ -103,9 +107,9 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
 
     @unconverted
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply the gradients, after a reduction of those that are not reduced yet.
+        """Reduce the gradients, unless they are reduced already, and apply them.
 
-        If gradients are added up over several passes, they are applied only after the last pass.
+        If gradients are added up over several passes, it applies them only after the last pass.
         """
         pairs = self._reduced(list(grads_and_vars))
         if self._aggregation is None:

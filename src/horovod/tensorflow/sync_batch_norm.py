@@ -1,4 +1,4 @@
-"""``SyncBatchNormalization``: batch normalisation with the mean and variance of all ranks' batches.
+"""``SyncBatchNormalization``: batch normalisation with the mean and variance of the batches of all ranks together.
 
 Forward gathers one row from each rank: its means, its sums of squared deviations, and the number of elements. These give the
 statistics of the concatenated batch. Backward adds up the gradients of both statistics over the ranks. Deviations from a rank's
@@ -34,9 +34,9 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
     """Use in place of ``tf.keras.layers.BatchNormalization``. Every rank must have the same layers.
 
     In training, forward and backward are collectives: all ranks must call them in the same order. Batches may have any size,
-    also 0. Outputs, gradients of inputs and moving statistics are those of one process with the concatenated batch. Gradients
-    of gamma and beta are this rank's part, which the tape or optimizer reduces like all other gradients. In inference, and in
-    a job of one rank, it is ordinary batch normalisation.
+    including 0. Outputs, gradients of inputs and moving statistics are those of one process with the concatenated batch.
+    Gradients of gamma and beta are this rank's part, which the tape or optimizer reduces like all other gradients. In
+    inference, and in a job of one rank, it is ordinary batch normalisation.
 
     Args:
         fused: must be False, because there is no fused computation across ranks.
@@ -50,7 +50,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
         if _KERAS_2:
-            kwargs["fused"] = False  # by default, images would not use _moments
+            kwargs["fused"] = False  # by default, Keras 2 normalises images with a fused operation, without _moments
         super().__init__(**kwargs)
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
@@ -65,7 +65,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignor
 
     @unconverted
     def _moments(self, inputs: Any, *given: Any, **options: Any) -> tuple[Any, Any]:
-        """The mean and the biased variance of all ranks' inputs, of shape (channels,). Keras 2 and 3 pass other arguments."""
+        """The mean and the biased variance of all ranks' inputs, of shape (channels,). Keras 2 and 3 differ in ``given``."""
         if size() == 1:
             moments: tuple[Any, Any] = super()._moments(inputs, *given, **options)
             return moments

@@ -1,9 +1,11 @@
-"""Horovod for PyTorch::
+"""Horovod for PyTorch.
 
-import horovod.torch as hvd
-hvd.init()
-optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+Every rank runs a script with these lines::
+
+    import horovod.torch as hvd
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The framework that Keras 3 runs on, and what depends on it: the reduction of gradients, and their compression."""
+"""The framework that Keras 3 runs on, and the reduction and compression of gradients on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def name() -> str:
 
 
 def traced() -> bool:
-    """Whether the calling code is being traced. Then both branches of a condition are executed."""
+    """Whether the caller is being traced, or may be (JAX). A trace executes both branches of a condition."""
     if name() == "tensorflow":
         import tensorflow as tf
 

@@ -91,7 +91,7 @@ class JaxReducer(Reducer):
         self._settings = settings
         self._compression = settings.compression
         self._exchange = InPlaceReducer(settings)
-        self._handed_out: Any = None  # the trace in which the script got reduced gradients that it has not applied yet
+        self._handed_out: Any = None  # the trace in which the script got reduced gradients, until it applies them
 
     def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
         here, self._handed_out = self._handed_out, None
@@ -101,7 +101,7 @@ class JaxReducer(Reducer):
             return [Arrival.REDUCED] * len(gradients)
         if self._settings.op == ReduceOp.SUM:
             raise ValueError(
-                "hvd.reduce_gradients has reduced gradients in another function than the one that applies them; "
+                "hvd.reduce_gradients has reduced gradients in a different function from the one that applies them; "
                 "DistributedOptimizer(op=hvd.Sum) would add them up over the ranks once more. Reduce and apply in one function"
             )
         return [Arrival.UNKNOWN] * len(gradients)
@@ -154,7 +154,7 @@ class JaxReducer(Reducer):
 def _held(guard: OptimizerGuard | None, variables: Sequence[Any]) -> list[Any]:
     """The learning rate, if there is one, and the first elements of some variables: one array of the computation.
 
-    Nothing if the variables have no values here: while the script's own training step runs, the values are elsewhere.
+    An empty list if the variables have no values here: in the script's own stateless training step, the values are elsewhere.
     """
     rate = None if guard is None else guard.rate()
     every = [*([] if rate is None else [rate]), *compared_parameters(variables)]
@@ -171,7 +171,7 @@ def _has_value(variable: Any) -> bool:
 
 
 def _compare(guard: OptimizerGuard, variables: Sequence[Any], held: Any, whole: Sequence[Any]) -> None:
-    """Compare what :func:`_held` has put into the computation, and all of the variables, if they are there."""
+    """Compare the values of :func:`_held` between the ranks, and those of all variables if ``whole`` has them."""
     values = np.asarray(held)
     samples, position = [], 0 if guard.rate() is None else 1
     for each in compared_parameters(variables):
@@ -183,13 +183,13 @@ def _compare(guard: OptimizerGuard, variables: Sequence[Any], held: Any, whole: 
 
 
 def _trace() -> object:
-    """Stands for the computation that is being traced, or for none."""
+    """An object that identifies the computation that is being traced, if any."""
     return get_opaque_trace_state()  # type: ignore[no-untyped-call]  # as JAX has it
 
 
 def _arrival(gradient: Any) -> Arrival:
-    """The state of a gradient in a trace, by the operation that made it. UNKNOWN outside of a trace, and if this JAX's tracers
-    do not know that operation.
+    """The state of a gradient in a trace, by the operation that made it. UNKNOWN outside of a trace, and with a version of JAX
+    whose tracers do not record that operation.
     """
     operation = getattr(gradient, "parent", None)
     names = getattr(getattr(operation, "source_info", None), "name_stack", None)
@@ -202,7 +202,9 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
     """Apply ``change`` to the arrays, in the computation if one is being traced. Returns the results.
 
     Args:
-        how: ``change`` reduces them.
+        change: changes tensors of the core in place.
+        arrays: the arrays, all in host memory or all on one device.
+        how: the reduction that ``change`` makes.
     """
     shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays]  # type: ignore[no-untyped-call]  # as JAX has it
     data_types = [data_type_of(np.empty(0, each.dtype)) for each in shapes]

@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: ``horovod.tensorflow`` reduces the gradients, in a graph during the rest of backward."""
+"""Keras on TensorFlow: ``horovod.tensorflow`` reduces the gradients; in a graph, while backward continues."""
 
 from __future__ import annotations
 

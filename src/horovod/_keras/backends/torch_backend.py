@@ -45,7 +45,7 @@ class TorchReducer(Reducer):
         return [_arrival(gradient, each.value) for gradient, each in zip(gradients, variables, strict=True)]
 
     def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The same gradient tensors with the reduced values, so that clipping the parameters' gradients works."""
+        """Write the reduced values into the gradient tensors of the parameters, so that clipping these in place works."""
         results = []
         with torch.no_grad():
             for gradient, result, variable in zip(given, reduced, variables, strict=True):
@@ -102,7 +102,7 @@ class TorchReducer(Reducer):
         op: ReduceOp,
         factor: float,
     ) -> list[Any]:
-        """Reduce these gradients. Every rank must have the same ones; otherwise raises MismatchError and changes nothing."""
+        """Reduce these gradients. Raises MismatchError, and changes nothing, if ranks have those of different variables."""
         settings = self._settings
         result: list[Any] = list(gradients)
         present = [index for index, gradient in enumerate(gradients) if gradient is not None]
@@ -114,7 +114,7 @@ class TorchReducer(Reducer):
             handles = []
             for number, members in enumerate(buckets):
                 mine = [index for index in members if index in sent]
-                # Without a gradient, a zero shows the others what this rank has.
+                # A bucket without gradients sends a zero, so that other ranks see which gradients this rank has.
                 tensors = [sent[index][0] for index in mine] or [torch.zeros(1, device=variables[0].value.device)]
                 labels = [f"gradient of {variable_name(variables[index])}" for index in mine] or ["no gradient"]
                 handles.append(

@@ -31,7 +31,13 @@ Apply = Callable[[Sequence[tuple[Any, Any]]], Any]
 
 
 class LegacyDistribution:
-    """The distributed part of one optimizer."""
+    """The distributed part of one optimizer.
+
+    Args:
+        optimizer: the distributed optimizer.
+        settings: its arguments.
+        kind: the name of its class.
+    """
 
     def __init__(self, optimizer: Any, settings: KerasSettings, kind: str) -> None:
         self._optimizer = optimizer
@@ -42,7 +48,7 @@ class LegacyDistribution:
         self._local = LocalSources(settings.process_set, settings.scale_local)
         self._warning = ChangeWarning("apply_gradients() of the distributed optimizer")
         self._made = next_number()
-        self._computed = False  # compute_gradients() was called and apply_gradients() was not
+        self._computed = False  # whether compute_gradients() was called after the last apply_gradients()
         watch_tapes()
         self._aggregation: LocalGradientAggregationHelper | None = None
         if settings.passes > 1:
@@ -72,7 +78,7 @@ class LegacyDistribution:
             self._aggregation.register_local_layers(layers)
 
     def _by_method(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce gradients by the optimizer's method, which the user's class may override. It gets no gradient that is None."""
+        """Reduce gradients with the optimizer's method. A method that overrides it gets no gradient that is None."""
         results: list[Any] = list(gradients)
         own = type(self._optimizer)._allreduce is _LegacyOptimizerOverrides._allreduce
         chosen = [index for index, gradient in enumerate(results) if own or gradient is not None]
@@ -137,7 +143,11 @@ class LegacyDistribution:
         return list(zip(result, variables, strict=True))
 
     def reduce_for_script(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce gradients that the script changes before it applies them."""
+        """Reduce gradients that the script changes before it applies them.
+
+        Raises:
+            ValueError: ``backward_passes_per_step`` is greater than 1.
+        """
         if self._aggregation is not None:
             raise ValueError(
                 "hvd.reduce_gradients cannot be used with backward_passes_per_step > 1; accumulate the gradients yourself"
@@ -147,10 +157,13 @@ class LegacyDistribution:
     def apply(self, optimizer: Any, pairs: Sequence[tuple[Any, Any]], aggregated: bool, apply: Apply) -> Any:
         """Reduce the gradients that were not reduced yet, and call ``apply`` with the result.
 
-        Over several passes it is called only after the last.
+        With several backward passes per step, it calls ``apply`` only after the last.
 
         Args:
-            aggregated: the script says that it has reduced the gradients.
+            optimizer: the optimizer, which counts steps.
+            pairs: pairs of (gradient, variable).
+            aggregated: whether the script says that it has reduced the gradients.
+            apply: applies the pairs that it gets.
         """
         if self._reduction.active() and not aggregated:
             arrivals = self._arrivals(pairs)
@@ -195,7 +208,7 @@ class _LegacyOptimizerOverrides:
         return self._horovod.allreduce(grads, vars)
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Apply gradients, and reduce those that are not reduced yet first. :meth:`minimize` passes reduced gradients."""
+        """Reduce the gradients that are not reduced yet, and apply all. :meth:`minimize` passes reduced gradients."""
         base: Any = super()
         aggregated = kwargs.get("skip_gradients_aggregation") or not kwargs.get(
             "experimental_aggregate_gradients", True

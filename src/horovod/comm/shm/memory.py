@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import platform
 import sys
 
 import numpy as np
@@ -52,7 +53,9 @@ def duplicated(descriptor: int, length: int) -> int:
 
 def _check_futexes() -> None:
     if not futex_words.available:
-        raise OSError(f"shared memory: no futex on {sys.platform}")
+        raise OSError(
+            f"shared memory: Horovod cannot call futexes on {sys.platform} with a {platform.machine()} processor"
+        )
 
 
 class SharedMemory:

@@ -45,7 +45,7 @@ SIDES = ("compute", "training")
 _POLL_SECONDS = 1.0
 
 _shared: Counter[str] = Counter()
-"""The number of shared data sets of each job, by the job's part of their names."""
+"""The number of shared data sets of each job, by the part of their names that identifies the job."""
 
 _log = logging.getLogger("horovod.compute_service")
 
@@ -61,7 +61,7 @@ class TfDataServiceConfig:
         addresses: the addresses of the :class:`~horovod.runner.common.service.compute_service.ComputeService`, by network
             interface.
         key: the secret of the service.
-        timeout: how many seconds a process waits until dispatchers and workers are registered.
+        timeout: how many seconds a process waits for dispatchers and workers to register.
 
     Raises:
         ValueError: ``dispatcher_side`` is something else.
@@ -83,7 +83,7 @@ class TfDataServiceConfig:
         return ComputeClient(self.addresses, self.key, verbose)
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration in types of JSON. The key is a hexadecimal string."""
+        """The configuration as a dictionary of JSON types. The key is a hexadecimal string."""
         return {
             "dispatchers": self.dispatchers,
             "workers_per_dispatcher": self.workers_per_dispatcher,
@@ -116,7 +116,7 @@ class TfDataServiceConfig:
             raise ValueError(f"this is not the configuration of a compute service: {error!r}") from error
 
     def write(self, filename: str) -> None:
-        """Write a JSON file that only this user can read. A reader never finds a part of it."""
+        """Write a JSON file that only this user can read. A reader never sees an incomplete file."""
         path = Path(filename)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # only this user can read it
         try:
@@ -132,6 +132,7 @@ class TfDataServiceConfig:
         """Read a file that :meth:`write` has written.
 
         Args:
+            filename: the path of the file.
             wait_for_file_creation: wait until the file exists.
             timeout: how many seconds to wait.
 
@@ -207,7 +208,7 @@ def send_to_data_service(
         processing_mode: "distributed_epoch": the workers divide the elements. "parallel_epochs": each worker prepares all of
             them.
         reuse_dataset: the ranks of one dispatcher divide its elements: each element goes to the rank that asks first.
-            Otherwise each rank gets all elements. Every rank must make the shared data sets in the same order.
+            Otherwise each rank gets all elements. Every rank must create the shared data sets in the same order.
         round_robin: with ``reuse_dataset``, the ranks get the elements in turn. The data set must be infinite. A rank that
             stops reading blocks the others, so keep the iterators on all ranks until all have read what they need.
 
@@ -249,8 +250,8 @@ tf.data.Dataset.send_to_data_service = send_to_data_service
 def _shared_name() -> str:
     """A name for TensorFlow's job that reads one shared data set. It is the same on all ranks of this training job.
 
-    TensorFlow takes all readers of one name for readers of the same data. With the name of the training set, a validation set
-    would be empty, and so would all data of the next training job. So each data set of each job has its own name.
+    All readers of one name share the elements of one data set. If a validation set, or a data set of the next training job, had
+    the name of a training set that was read before, it would be empty. So each data set of each job has its own name.
     """
     if not basics.is_initialized():
         return "job"
@@ -318,7 +319,7 @@ def _dispatcher(client: ComputeClient, number: int, ended: Callable[[], None] = 
 def _running(start: Callable[[], Any], ended: Callable[[], None]) -> Iterator[Any]:
     """A context with the server that ``start()`` returns. At its end, always calls ``ended()`` and then stops the server.
 
-    TensorFlow waits for readers, up to about a minute if one of them hangs. A process that is to end may be killed meanwhile.
+    TensorFlow waits for readers, up to about a minute if one hangs. A process that was asked to end may be killed meanwhile.
     """
     servers: list[Any] = []
     try:
@@ -328,5 +329,5 @@ def _running(start: Callable[[], Any], ended: Callable[[], None]) -> Iterator[An
     finally:
         ended()
         for server in servers:
-            with suppress(tf.errors.OpError):  # it ends in any case when its last reference is dropped
+            with suppress(tf.errors.OpError):  # the server ends in any case when its last reference is dropped
                 server.stop()

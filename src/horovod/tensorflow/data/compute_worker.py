@@ -1,7 +1,7 @@
 """The program of a compute job: ``horovodrun -np 4 python -m horovod.tensorflow.data.compute_worker CONFIGFILE``.
 
 Rank 0 runs the compute service and writes the file with its address for training jobs. Every rank is a tf.data worker. The job
-ends when a training script calls ``config.compute_client().shutdown()``, or when it is interrupted. Then the file is removed.
+ends when a training script calls ``config.compute_client().shutdown()``, or when it is interrupted. It then removes the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from horovod.tensorflow.lifecycle import init, shutdown
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _options(arguments)
-    signal.signal(signal.SIGTERM, _leave)  # horovodrun ends a rank by this signal; the file must be removed
+    signal.signal(signal.SIGTERM, _leave)  # horovodrun ends a rank with this signal; the file must be removed
     init()
     try:
         with _compute_service(options) as config:

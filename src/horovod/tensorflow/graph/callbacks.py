@@ -1,8 +1,8 @@
 """Python functions that graphs call under fixed names.
 
-``tf.py_function`` numbers functions per process, so a graph that is saved calls no function, or another one, in the process
-that loads it. Horovod's functions are called by name, as TensorFlow calls a library's operations: a SavedModel that contains
-collectives runs in every process that has imported ``horovod.tensorflow``.
+``tf.py_function`` numbers functions within one process, so in the process that loads it, a saved graph calls a wrong function
+or none. Graphs call Horovod's functions by name, as they call a library's operations: a SavedModel that contains collectives
+runs in every process that has imported ``horovod.tensorflow``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import script_ops
 
 _called: list[_Callback] = []
-"""TensorFlow's own table refers to them weakly."""
+"""Keeps the functions alive: TensorFlow's own table refers to them weakly."""
 
 
 class _Callback(script_ops.EagerFunc):  # type: ignore[misc]  # untyped base
-    """An entry of TensorFlow's table of functions. It gets eager tensors, and returns one or a list of them, in host memory."""
+    """An entry of TensorFlow's table of functions. It takes eager tensors, and returns one or several, in host memory."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function, [], is_grad_func=False)
@@ -33,7 +33,7 @@ class Callback:
     """A Python function that graphs call by a fixed name.
 
     Args:
-        name: of the function in graphs. Saved graphs have it, so it must not change.
+        name: the name of the function in graphs. Saved graphs contain it, so it must not change.
         function: takes eager tensors, and returns an eager tensor in host memory, or a list of them.
     """
 
@@ -47,7 +47,9 @@ class Callback:
         """Add a call to the graph that is being built. Returns its outputs.
 
         Args:
-            name: of the operation; one that ends with a slash is complete.
+            inputs: the tensors that the function gets.
+            types: the dtypes of the outputs.
+            name: the name of the operation. TensorFlow uses a name that ends with a slash as it is, without the scope.
         """
         found: list[Any] = tf.raw_ops.EagerPyFunc(
             input=list(inputs), token=self._name, is_async=False, Tout=list(types), name=name

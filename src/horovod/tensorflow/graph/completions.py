@@ -25,7 +25,7 @@ _lock = threading.Lock()
 
 
 def start() -> None:
-    """Start the thread, unless it runs."""
+    """Start the thread, unless it already runs."""
     global _thread
     if _thread is None:
         with _lock:
@@ -35,12 +35,12 @@ def start() -> None:
 
 
 def complete(handle: Any, ticket: int) -> None:
-    """Put ``ticket`` into the queue with this handle, soon. Called on any thread; returns at once."""
+    """Have the thread put ``ticket`` into the queue with this handle. Any thread may call it; it returns at once."""
     _waiting.put((handle, ticket))
 
 
 def stop() -> None:
-    """Put the remaining tickets into their queues, and end the thread."""
+    """Put the remaining tickets into their queues, and end the thread. Logs a warning if it does not end in time."""
     global _thread
     with _lock:
         thread, _thread = _thread, None
@@ -62,7 +62,7 @@ def _run() -> None:
         try:
             tf.raw_ops.QueueEnqueueV2(handle=handle, components=[tf.constant(ticket, tf.int64)])
         except Exception as error:  # the graph, and its queue, no longer exist
-            _log.debug("ticket %d found no queue: %s", ticket, error)
+            _log.debug("could not put ticket %d into its queue: %s", ticket, error)
 
 
 def _after_fork() -> None:
@@ -71,5 +71,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-# The runtime registers its end later than this module, so it runs before stop(): then all collectives are complete.
+# Exit handlers run in reverse order. init() registers the end of the runtime after this module has registered stop(), so all
+# collectives are complete when stop() runs.
 atexit.register(stop)

@@ -1,4 +1,4 @@
-"""TensorFlow's decorators with the types that it leaves out."""
+"""Typed decorators of TensorFlow: one turns off AutoGraph, the other sets a custom gradient."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def unconverted(function: _F) -> _F:
-    """Keep AutoGraph from rewriting a function, and what it calls, when it is called inside ``tf.function``.
+    """Keep AutoGraph from rewriting a function, and the functions that it calls, inside ``tf.function``.
 
-    The function itself is marked and returned. TensorFlow's ``do_not_convert`` returns another function, which has neither
+    Marks and returns the function itself. TensorFlow's ``do_not_convert`` returns another function, which has neither
     the defaults nor the code that scripts read and set.
     """
     autograph_artifact(function)
@@ -23,9 +23,10 @@ def unconverted(function: _F) -> _F:
 
 
 def with_gradient(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Callable[..., Any]:
-    """Of a function that returns its outputs and a function of their gradients, make one that TensorFlow differentiates so.
+    """Make a differentiable function of one that returns its outputs and its gradient function.
 
-    Gradients that TensorFlow passes as ``tf.IndexedSlices``, as that of ``tf.gather``, are dense when the function gets them.
+    The gradient function takes the gradients of the outputs, and returns the gradients of the arguments. It always gets dense
+    tensors: ``tf.IndexedSlices``, which for example ``tf.gather`` passes back, are made dense first.
     """
 
     def with_dense_gradients(*tensors: Any) -> Any:
@@ -34,7 +35,7 @@ def with_gradient(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Ca
 
     def differentiable(*tensors: Any) -> Any:
         recorded = could_possibly_record() or not tf.executing_eagerly()
-        # Recording by TensorFlow takes longer than a small collective, so it is left out if no tape listens.
+        # Recording by TensorFlow takes longer than a small collective, so it is left out if no tape records.
         return tf.custom_gradient(with_dense_gradients)(*tensors) if recorded else function(*tensors)[0]
 
     return differentiable

@@ -1,7 +1,7 @@
 """The names of collectives: of their operations in a graph, and of their requests, which must be the same on all ranks.
 
-In a graph the name is derived from that of the tensor. It is the same each time a function is traced, whenever that is. Eager
-tensors have no names: the n-th unnamed calls of all ranks belong together.
+In a graph, a collective's name is derived from the name of its tensor. Every trace of a function gives the same name, whenever
+it happens. Eager tensors have no names, so the n-th unnamed call of one rank matches the n-th unnamed call of every other rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Name(NamedTuple):
 
     Attributes:
         node: the complete name of the operation in the graph. In eager execution, the name in errors.
-        negotiated: the name in requests, without the kind of operation. None: the call is counted.
+        negotiated: the name in requests, without the kind of operation. None: the core numbers the call.
     """
 
     node: str
@@ -45,8 +45,11 @@ def collective_name(kind: str, name: str | None, tensors: list[Any], ignore_name
     Args:
         kind: for example ``HorovodAllreduce``.
         name: the name that the user gave, or None.
-        tensors: its inputs.
+        tensors: the inputs of the collective.
         ignore_name_scope: whether the graph's name scopes are left out of ``negotiated``.
+
+    Raises:
+        as :func:`~horovod.core.submission.arguments.full_name`.
     """
     name = full_name(kind, name).removeprefix(f"{kind}.") or None  # raises if it is not a name
     if tf.executing_eagerly():
@@ -66,7 +69,7 @@ def collective_name(kind: str, name: str | None, tensors: list[Any], ignore_name
 
 
 def _tensor_name(tensor: Any) -> str:
-    """The tensor's name. A tensor from outside of the function has a number, which differs between ranks and is not used."""
+    """The tensor's name, or "captured" for a tensor from outside of the function: its number differs between ranks."""
     return "captured" if _NUMBERED.fullmatch(tensor.name) else str(tensor.name)
 
 
@@ -101,7 +104,7 @@ def _once(graph: Any, kind: str, name: str) -> str:
 
 
 def _being_traced() -> list[weakref.ref[Any]]:
-    """The functions that are being traced, innermost first. Their names are not unique."""
+    """References to the functions that are being traced, innermost first. Their names would not identify them."""
     found: list[weakref.ref[Any]] = []
     frame = sys._getframe()
     while frame.f_back is not None:

@@ -1,25 +1,25 @@
 """One operation of Horovod in a TensorFlow graph: one or several collectives that the graph waits for together.
 
-In a graph that functions (``tf.function``) run, it is made of these TensorFlow operations:
+In the graph of a function (``tf.function``), it consists of these TensorFlow operations::
 
-    queue     creates or finds a queue by its name, which belongs to this operation.
-    submit    calls Python, which submits its inputs to the core and returns a ticket. It never blocks.
-    wait      a dequeue of the tickets from the queue. TensorFlow waits; no thread does.
-    collect   calls Python, which returns the outputs, which have arrived, or raises.
+    queue     creates this operation's queue, or finds it by its name
+    submit    calls Python, which submits the inputs to the core and returns a ticket; it never blocks
+    wait      dequeues the tickets from the queue; TensorFlow waits without occupying a thread
+    collect   calls Python, which returns the outputs or raises the error of the collective
 
-When the core has finished a collective, its ticket is put into the queue (:mod:`horovod.tensorflow.graph.completions`). So
-any number of collectives may be in flight in a graph, in a different order on every rank, even if TensorFlow runs operations on
-a single thread. Submit, wait and collect take the queue as an input: TensorFlow keeps operations with side effects on one
+When the core has finished a collective, :mod:`horovod.tensorflow.graph.completions` puts its ticket into the queue. So any
+number of collectives may be in flight in a graph, in a different order on every rank, even if TensorFlow runs operations on a
+single thread. Submit, wait and collect take the queue as an input: TensorFlow keeps operations with side effects on one
 resource in order, and runs those on different resources concurrently. Python functions without a resource would run one after
 the other.
 
-The graph contains all that the calls need (:mod:`horovod.tensorflow.graph.recorded`), and refers to no object of this process.
-So it can be saved, and run in another process.
+The graph contains everything that the calls need (:mod:`horovod.tensorflow.graph.recorded`), and refers to no object of this
+process. So it can be saved, and run in another process.
 
-A graph that a session runs (TensorFlow 1) cannot be reached by a queue from outside. There the wait is a loop
+In TensorFlow 1, nothing outside of a session can put a ticket into a queue of the session. There the wait is a loop
 (:mod:`horovod.tensorflow.graph.session_loop`), and the calls are functions of this process.
 
-Several submissions may share one wait and one collect. That is how buckets of gradients overlap with backward.
+Several submissions may share one wait and one collect. Buckets of gradients do, which is how they overlap with backward.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Submission(NamedTuple):
     """One collective, to be submitted to the core at once or when a graph runs.
 
     Attributes:
-        inputs: tensors, all of the graph that is being built, or all eager.
-        collective: submits them.
-        outputs: shapes and types of the results. A dimension that depends on other ranks is None.
+        inputs: the tensors: all of the graph that is being built, or all eager.
+        collective: the collective, which submits them.
+        outputs: the shapes and dtypes of the results. A dimension that depends on other ranks is None.
     """
 
     inputs: Sequence[Any]
@@ -60,28 +60,29 @@ class Submission(NamedTuple):
 
 
 _RUNS_KEPT = 8
-"""A submission that was not collected within this many runs of its graph counts as cancelled."""
+"""A submission that is not collected within this many runs of its graph counts as cancelled."""
 
 _tickets = itertools.count(1)
 _operation_numbers = itertools.count(1)
 _process = uuid.uuid4().hex
-"""In the names of queues, which may be saved and loaded into another process."""
+"""Part of the names of queues. A process that loads a saved graph keeps the names, so they must be unique across processes."""
 
-_lock = threading.RLock()  # TensorFlow's graphs may be collected, and their queues destroyed, at any moment
+_lock = threading.RLock()  # reentrant: garbage collection may end a graph, and destroy its queue, at any moment
 _in_flight: dict[str, _InFlight] = {}
 """The submissions in flight, by operation (see :class:`GraphSubmission`).
 
-An operation has an entry only while something of it is in flight."""
+An operation has an entry only while one of its submissions is in flight."""
 _queues: dict[str, Any] = {}
-"""Handles of queues that were used, by name."""
+"""The handles of the queues that submissions have used, by name."""
 
 
 class _Pending(NamedTuple):
     """A collective that is submitted and not yet collected.
 
     Attributes:
-        number: counts the submissions of one operation.
-        mismatch: as of :class:`~horovod.tensorflow.graph.recorded.Collective`.
+        handle, outputs: as :meth:`~horovod.tensorflow.graph.recorded.Collective.start` returns them.
+        number: which submission of its operation it is, from 1.
+        mismatch: as in :class:`~horovod.tensorflow.graph.recorded.Collective`.
     """
 
     handle: Handle
@@ -90,7 +91,7 @@ class _Pending(NamedTuple):
     mismatch: str
 
     def wait(self) -> None:
-        """Return if the collective has succeeded, and raise its error otherwise. It is done."""
+        """Raise the error of the collective if it has failed. The collective must be done."""
         try:
             self.handle.wait()
         except MismatchError as error:
@@ -107,7 +108,7 @@ class _InFlight:
         self.pending: dict[int, _Pending] = {}
 
     def add(self, ticket: int, handle: Handle, outputs: Outputs, per_run: int, mismatch: str) -> list[int]:
-        """Returns the tickets of old submissions that nothing collects, because another operation of the graph has failed."""
+        """Add a submission. Returns the tickets of old ones that nothing will collect, because another operation failed."""
         self.submitted += 1
         self.pending[ticket] = _Pending(handle, outputs, self.submitted, mismatch)
         cancelled = []
@@ -124,8 +125,9 @@ def build(name: str, submissions: Sequence[Submission], in_functions: bool) -> l
     """Add the operations to the graph that is being built. Returns the outputs of each submission.
 
     Args:
-        name: of the operation that collects; complete and unused in the graph.
-        in_functions: functions run the graph, not a session.
+        name: the complete name of the collecting operation, not yet used in the graph.
+        submissions: one or several collectives, which share one wait.
+        in_functions: whether the graph is part of a function; otherwise a session runs it.
     """
     labels = [
         f"{name}_submit" if len(submissions) == 1 else f"{name}_submit_{number}" for number in range(len(submissions))
@@ -151,7 +153,7 @@ def _build_in_function(
         component_types=[tf.int64], shapes=[()], capacity=-1, shared_name=operation, name=_exactly(f"{name}_queue")
     )
     if graph.experimental_acd_manager is not None:
-        # It would run after the Python functions that stand before it, which may need what other ranks do first.
+        # TensorFlow would run it after all earlier Python functions of the graph, which may wait for what other ranks do first.
         graph.experimental_acd_manager.run_independently(queue.op)
     while getattr(graph.outer_graph, "building_function", False):
         graph = graph.outer_graph
@@ -209,7 +211,7 @@ def _build_in_session(
     return found
 
 
-# The functions below run when the graph runs, on TensorFlow's threads.
+# The functions from here to _catch_up() run when the graph runs, on TensorFlow's threads.
 
 
 def _submit(recorded: GraphSubmission, inputs: Sequence[Any]) -> tuple[int, Handle]:
@@ -274,9 +276,9 @@ def _catch_up(operation: str, queue: Any, pendings: Sequence[_Pending]) -> None:
 
 
 def _destroy(operation: str) -> None:
-    """Forget what a graph that no longer exists has not collected, and destroy its queue.
+    """Discard the submissions that a graph has not collected, and destroy its queue. Called when the graph no longer exists.
 
-    A copy of the graph that was loaded makes the queue again. While collectives of such a copy run, nothing is destroyed.
+    A copy of the graph, loaded from a file, creates the queue again. While collectives of a copy run, nothing is destroyed.
     """
     with _lock:
         in_flight = _in_flight.get(operation)

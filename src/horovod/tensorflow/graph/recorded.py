@@ -16,12 +16,12 @@ Outputs = Callable[[], list[Any]]
 
 
 class Collective(msgspec.Struct, frozen=True):
-    """One collective without its tensors. A subclass has the arguments as fields, which msgspec can write and read.
+    """One collective without its tensors. The fields of a subclass are the arguments, of types that msgspec can encode.
 
-    Its name is part of saved graphs, as are those of the fields.
+    Saved graphs contain the names of the subclass and its fields, so these must not change.
 
     Attributes:
-        mismatch: what to add to the error if the ranks disagree on ``Request.alike`` in a graph.
+        mismatch: the text to add to the error if the ranks disagree on ``Request.alike`` in a graph.
     """
 
     @property
@@ -35,10 +35,14 @@ class Collective(msgspec.Struct, frozen=True):
         Collective.kinds[cls.__name__] = cls
 
     def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
-        """Submit eager tensors to the core. Raises what the core raises.
+        """Submit eager tensors to the core, and return the handle and the function that makes the outputs.
 
         Args:
+            inputs: the tensors.
             awaited: as in :mod:`horovod.core.submission.collectives`.
+
+        Raises:
+            as the functions of :mod:`horovod.core.submission.collectives`.
         """
         raise NotImplementedError
 
@@ -47,10 +51,11 @@ class GraphSubmission(msgspec.Struct, frozen=True):
     """A submission in a graph.
 
     Attributes:
-        operation: identifies the operation that it belongs to: the name of its queue, or a number of this process.
+        operation: identifies the operation of the graph that submits. It is the name of the operation's queue, or, if a session
+            runs the graph, a name that is unique in this process.
         per_run: how many submissions this operation makes in one run of the graph.
         line: ``file:line`` of the user's code that made the operation.
-        collective: what is submitted.
+        collective: the collective to submit.
     """
 
     operation: str
@@ -82,7 +87,7 @@ class _SetOfRanks(ProcessSet):
 
 
 def _ranks_of(process_set: Any) -> list[int]:
-    """A process set as its ranks; the global one as none, because it has others in another job."""
+    """The ranks of a process set. Of the global one, whose ranks differ between jobs, an empty list."""
     if process_set is global_process_set:
         return []
     if not isinstance(process_set, ProcessSet) or process_set.ranks is None:

@@ -17,10 +17,11 @@ from horovod.tensorflow.graph.operation import Submission, build
 
 
 def run(name: str, submissions: Sequence[Submission]) -> list[list[Any]]:
-    """Run one or several collectives. All are submitted before the first is waited for.
+    """Run one or several collectives. Submits all of them before it waits for the first.
 
     Args:
-        name: of the operation in a graph: ``node`` of :func:`horovod.tensorflow.graph.names.collective_name`.
+        name: the name of the operation in a graph: ``node`` of :func:`horovod.tensorflow.graph.names.collective_name`.
+        submissions: the collectives, at least one.
 
     Returns:
         The outputs of each submission.

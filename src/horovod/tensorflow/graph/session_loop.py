@@ -1,9 +1,9 @@
 """How a graph that a session runs (TensorFlow 1) waits for collectives.
 
-Nothing outside of a session can put tickets into its queues, so the wait is a loop: each iteration looks at the handles for a
-moment, and lets TensorFlow do other things in between. All collectives of a graph share the two functions that the loop
-consists of. A session looks at the whole graph and all its functions each time the graph has grown, so a collective adds
-few nodes and no functions.
+Nothing outside of a session can put tickets into its queues, so the wait is a loop: each iteration waits for a handle for a
+moment, and lets TensorFlow run other operations in between. All collectives of a graph share the two functions of the loop:
+each time the graph has grown, a session processes the whole graph with all its functions, so a collective adds only a few nodes
+and no functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from horovod.core.requests.handle import Handle
 
 _MOMENT = 0.001
-"""Seconds that a session's thread looks for the end of a collective before it does something else."""
+"""How many seconds a session's thread waits for a collective before it runs other operations."""
 
 _lock = threading.Lock()
 _handles: dict[int, Handle] = {}
@@ -25,11 +25,11 @@ _handles: dict[int, Handle] = {}
 
 
 class _Loop(NamedTuple):
-    """Shared by the loops of one graph.
+    """The parts that all loops of one graph share.
 
     Attributes:
-        pauses: an iterator. See :func:`_pause`.
-        condition, body: functions of the tickets and ``pauses``.
+        pauses: an iterator, see :func:`_pause`.
+        condition, body: the functions of the loop. They take the tickets and ``pauses``.
     """
 
     pauses: Any
@@ -38,23 +38,23 @@ class _Loop(NamedTuple):
 
 
 def expect(ticket: int, handle: Handle) -> None:
-    """Let :func:`wait` know what a ticket stands for. Called when the graph is run."""
+    """Record the handle of a ticket, which the loop of :func:`wait` looks up. Called when the graph runs."""
     with _lock:
         _handles[ticket] = handle
 
 
 def forget(ticket: int) -> None:
-    """A ticket has been collected, or never will be."""
+    """Forget the handle of a ticket that was collected, or never will be."""
     with _lock:
         _handles.pop(ticket, None)
 
 
 def wait(tickets: Sequence[Any], name: str) -> Any:
-    """Add the loop to the graph that is being built. Its output is the tickets with their signs reversed, when all are done.
+    """Add a loop to the graph that is being built. When all tickets are done, it returns them with their signs reversed.
 
     Args:
         tickets: int64 scalars, greater than 0.
-        name: of the operation.
+        name: the name of the operation.
     """
     waiting = tickets[0] if len(tickets) == 1 else tf.stack(tickets)
     loop = _loop_of(waiting.graph)
@@ -100,7 +100,7 @@ def _pause(pauses: Any) -> Any:
 
 
 def _look(tickets: Any) -> Any:
-    """The tickets; with their signs reversed if all are done. Runs when the graph does, on TensorFlow's threads."""
+    """Return the tickets, with their signs reversed if all are done. Runs when the graph runs, on TensorFlow's threads."""
     for ticket in tickets.numpy().reshape(-1).tolist():
         try:
             _handles[ticket].wait(_MOMENT)

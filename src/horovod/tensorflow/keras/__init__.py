@@ -1,9 +1,11 @@
-"""Horovod for ``tf.keras``: Keras 3 on its TensorFlow backend, or Keras 2 with ``TF_USE_LEGACY_KERAS=1``::
+"""Horovod for ``tf.keras``: Keras 3 on its TensorFlow backend, or Keras 2 with ``TF_USE_LEGACY_KERAS=1``.
 
-import horovod.tensorflow.keras as hvd
-hvd.init()
-model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss=...)
-model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
+Every rank runs a script with these lines::
+
+    import horovod.tensorflow.keras as hvd
+    hvd.init()
+    model.compile(optimizer=hvd.DistributedOptimizer(optimizer), loss=...)
+    model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()])
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def DistributedOptimizer(
     """Make an optimizer like ``optimizer`` whose steps use gradients that are reduced over the ranks. Every rank must call it.
 
     Arguments and errors as :func:`horovod.keras.DistributedOptimizer`. With Keras 2, gradients are reduced in ``minimize``,
-    which ``fit`` calls, but not in ``apply_gradients``: a custom training loop uses
+    which ``fit`` calls, and in ``apply_gradients`` if they are not reduced by then, for example by a
     :func:`horovod.tensorflow.DistributedGradientTape`. The state of a Keras 2 optimizer is not copied.
     """
     return _distribute(

@@ -30,7 +30,7 @@ def distribute(optimizer: Any, settings: KerasSettings) -> Any:
 
 
 def load(filepath: Any, custom_optimizers: Any, custom_objects: Any, settings: KerasSettings) -> Any:
-    """Load a model with the version that ``tf.keras`` is."""
+    """Load a model with the version of Keras that ``tf.keras`` is, and make its optimizer distributed."""
     if LEGACY:
         from horovod._keras.legacy import optimizer as legacy_optimizer
 

@@ -78,6 +78,7 @@ def own_rows(grads: Sequence[Any], rows: Any, process_set: ProcessSet) -> list[A
     """This rank's rows of the gradients, averaged over the ranks. The adjoint is a sum, but scripts rely on the average.
 
     Args:
+        grads: the gradients of the gathered tensors.
         rows: int32 (tensors, ranks): the number of rows of each tensor that each rank contributed.
     """
     dense = [tf.convert_to_tensor(grad) for grad in grads]

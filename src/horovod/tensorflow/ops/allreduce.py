@@ -85,7 +85,7 @@ def allreduce(
         TypeError: the elements are of a type that cannot be communicated.
         tf.errors.FailedPreconditionError, which is a HorovodInternalError too: the ranks disagree, or not initialised.
         tf.errors.UnknownError, which is a HorovodInternalError too: the job has failed or was shut down.
-        In a graph, when it is run: InvalidArgumentError for the first, UnknownError for the last two.
+        In a graph, when it runs: InvalidArgumentError for a wrong value, UnknownError if ranks disagree or the job failed.
     """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
@@ -131,7 +131,7 @@ def grouped_allreduce(
     of :func:`allreduce`.
 
     Args:
-        tensors: the tensors may differ in shape and dtype. Each ``tf.IndexedSlices`` is reduced in a request of its own.
+        tensors: the tensors may differ in shape and dtype. Each ``tf.IndexedSlices`` is reduced in a separate request.
 
     Returns:
         A list of new tensors in the order of ``tensors``. An empty list is returned unchanged.

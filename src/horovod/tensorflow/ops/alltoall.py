@@ -83,7 +83,7 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send ``splits[r]`` consecutive rows of ``tensor`` to each set rank r. Differentiable.
+    """Send ``splits[r]`` consecutive rows of ``tensor`` to rank r of ``process_set``, for each r. Differentiable.
 
     Every member must call it with the same name. Without splits the rows are divided evenly. The dtype and all dimensions but
     the first must agree.

@@ -20,7 +20,7 @@ _LARGEST_SPLIT = np.iinfo(np.int32).max
 
 
 def root(value: Any, process_set: ProcessSet) -> int:
-    """A root rank.
+    """Check a root rank, and return it as an int.
 
     Raises:
         TypeError: ``value`` is not a whole number, or ``process_set`` is not a process set.
@@ -44,7 +44,7 @@ def checked_reduction(
 
 
 def compressor(compression: Any) -> type[Compressor]:
-    """A compressor; None means ``Compression.none``. Raises TypeError if it lacks ``compress`` or ``decompress``."""
+    """Check a compressor. None means ``Compression.none``. Raises TypeError if it lacks ``compress`` or ``decompress``."""
     if compression is None:
         return Compression.none
     if not callable(getattr(compression, "compress", None)) or not callable(getattr(compression, "decompress", None)):
@@ -56,7 +56,7 @@ def compressor(compression: Any) -> type[Compressor]:
 
 
 def splits(given: Any, tensor: Any, process_set: ProcessSet) -> Any:
-    """The splits of an alltoall as an int32 tensor.
+    """Check the splits of an alltoall, and return them as an int32 tensor.
 
     Raises:
         InvalidArgument: the splits have another type or shape, or their values are known and do not fit the tensor.

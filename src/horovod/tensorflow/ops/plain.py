@@ -1,6 +1,6 @@
-"""The operations under the private names by which projects for gradient compression call them.
+"""The operations under private names that projects for gradient compression call.
 
-They take a tensor, reduce it with ``hvd.Sum`` unless told otherwise, and neither compress nor average.
+Their default reduction is ``hvd.Sum``, and they do not compress.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def _submission(kind: str, name: str | None, tensors: Sequence[Any], how: Reduct
 
 
 def _reduce(kind: str, name: Name, tensors: Sequence[Any], how: ReductionArguments) -> list[Any]:
-    """The gradient gathers the rows of all ranks, and multiplies them by both factors, and for a Sum by the number of ranks."""
+    """The reduction. Its gradient gathers the rows of all ranks, times both factors and, for a Sum, the number of ranks."""
 
     @with_gradient
     def reduce(*tensors: Any) -> Any:
@@ -100,9 +100,9 @@ def reducescatter(
 ) -> Any:
     """This rank's rows of the reduction of ``tensor``. Differentiable.
 
-    Of n rows over s ranks, each rank keeps n // s, and the first n % s ranks keep one more. ``op`` is hvd.Average or hvd.Sum.
-    Name, shape, dtype, op and factors must agree. Errors are those of :func:`horovod.tensorflow.ops.allreduce.allreduce`, and
-    InvalidArgumentError for a tensor without dimensions.
+    Of n rows over s ranks, each rank keeps n // s, and the first n % s ranks keep one more. Every member of ``process_set``
+    must call it with the same name, shape, dtype, op and factors. Errors are those of
+    :func:`horovod.tensorflow.ops.allreduce.allreduce`, and InvalidArgumentError for a tensor without dimensions.
 
     Args:
         tensor: a tensor or variable of at least one dimension.
@@ -111,6 +111,9 @@ def reducescatter(
         op: ``hvd.Average`` or ``hvd.Sum``.
         name, ignore_name_scope, process_set, prescale_factor, postscale_factor: as for
             :func:`horovod.tensorflow.ops.allreduce.allreduce`.
+
+    Returns:
+        A new tensor of the same dtype with this rank's rows.
     """
     how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)

@@ -22,7 +22,7 @@ DATA_TYPES: dict[tf.DType, DataType] = {
 DATA_TYPES[tf.bfloat16] = DataType.BFLOAT16
 
 _ALIGNMENT = 64
-"""Bytes. TensorFlow takes over memory without a copy if its address is a multiple of this."""
+"""In bytes. TensorFlow takes over memory without a copy if its address is a multiple of this."""
 
 
 def dimensions(tensor: Any) -> list[Any] | None:
@@ -44,7 +44,7 @@ def check_type(tensor: Any, what: str) -> None:
     """Check that a tensor's elements can be communicated. This also works while a graph is being built.
 
     Raises:
-        UnsupportedType: they cannot, for example strings, quantised numbers and resources.
+        UnsupportedType: they cannot be. Strings, quantised numbers and resources cannot.
     """
     if tensor.dtype not in DATA_TYPES:
         supported = ", ".join(sorted(data_type.label for data_type in DataType))
@@ -54,10 +54,10 @@ def check_type(tensor: Any, what: str) -> None:
 
 
 def view(tensor: Any) -> Tensor:
-    """An eager tensor as the core takes it. The result keeps the tensor's memory alive."""
+    """An eager tensor as a tensor of the core, which keeps the memory alive."""
     try:
         array = np.asarray(tensor)
-    except ValueError:  # of a bfloat16 without dimensions, which has no buffer
+    except ValueError:  # a bfloat16 without dimensions has no buffer
         array = np.asarray(tensor.numpy())
     return Tensor(array.reshape(-1), DATA_TYPES[tensor.dtype], array.shape)
 
@@ -79,7 +79,7 @@ class HostRoom:
         self._dtype = dtype
 
     def described(self) -> Tensor:
-        """This memory as the core takes it."""
+        """This memory as a tensor of the core."""
         return Tensor(self.vector, DATA_TYPES[self._dtype], self._shape)
 
     def tensor(self) -> Any:

@@ -1,4 +1,4 @@
-"""Ranks and sizes as operations. They are evaluated when the graph is run, so they are right in every elastic round."""
+"""Ranks and sizes as operations. A graph evaluates them in every run, so they are right in every round of an elastic job."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _ASK = Callback("HorovodTopology", _answer)
 
 
 def _scalar(kind: str, name: str | None, process_set_id: int = 0) -> Any:
-    """The answer of this kind as an int32 scalar. In a graph, an operation that asks in every run."""
+    """The value of this kind as an int32 scalar. In a graph, an operation that reads the value in every run."""
     name = full_name(kind, name).removeprefix(f"{kind}.") or None  # raises if it is not a name
     if tf.executing_eagerly():
         with of_both_kinds():
@@ -66,31 +66,53 @@ def _scalar(kind: str, name: str | None, process_set_id: int = 0) -> Any:
 
 @unconverted
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """The number of ranks of a process set."""
+    """The number of ranks of a process set, as an int32 scalar.
+
+    Args:
+        process_set_id: the number of the process set; 0 is the global one.
+        name: the name of the operation in a graph.
+    """
     process_set_id = whole(process_set_id, "process_set_id")
     return _scalar("HorovodSize", name, process_set_id)
 
 
 @unconverted
 def local_size_op(name: str | None = None) -> Any:
-    """The number of processes of the job on this host."""
+    """The number of processes of the job on this host, as an int32 scalar.
+
+    Args:
+        name: the name of the operation in a graph.
+    """
     return _scalar("HorovodLocalSize", name)
 
 
 @unconverted
 def rank_op(name: str | None = None) -> Any:
-    """This process's number in the job, from 0."""
+    """This process's number in the job, from 0, as an int32 scalar.
+
+    Args:
+        name: the name of the operation in a graph.
+    """
     return _scalar("HorovodRank", name)
 
 
 @unconverted
 def local_rank_op(name: str | None = None) -> Any:
-    """This process's number on its host, from 0."""
+    """This process's number on its host, from 0, as an int32 scalar.
+
+    Args:
+        name: the name of the operation in a graph.
+    """
     return _scalar("HorovodLocalRank", name)
 
 
 @unconverted
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
-    """1 if this process is a member of the process set, 0 if not. -1 if Horovod is not initialised, -3 for an unknown set."""
+    """1 if this process is a member of the process set, 0 if not, -1 without ``hvd.init()``, -3 for an unknown set (int32).
+
+    Args:
+        process_set_id: the number of the process set; 0 is the global one.
+        name: the name of the operation in a graph.
+    """
     process_set_id = whole(process_set_id, "process_set_id")
     return _scalar("HorovodProcessSetIncluded", name, process_set_id)

@@ -25,6 +25,8 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
 
     Args:
         optimizer: the wrapped optimizer.
+        name: the name of this optimizer. None: ``DistributedDelta`` and the class of ``optimizer``.
+        use_locking: as for ``tf.compat.v1.train.Optimizer``.
         compression: compresses the changes before they are sent.
         passes: the number of local steps from one combination to the next.
     """
@@ -42,7 +44,7 @@ class _DistributedAdasumOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore
 
     @unconverted
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """The wrapped optimizer's gradients of this rank."""
+        """The wrapped optimizer's gradients, which are those of this rank alone."""
         return self._optimizer.compute_gradients(*args, **kwargs)
 
     @unconverted

@@ -43,12 +43,12 @@ from horovod.tensorflow.training.watching import StepWatch, shown
 
 KIND = "HorovodAllreduce"
 _OTHER_VARIABLES = (
-    "The ranks ask for the gradients of different variables, or in another order. Ask for those of the same variables on every "
-    "rank: what a rank has no gradient of counts as zeros."
+    "The ranks ask for the gradients of different variables, or in another order. Ask for the gradients of the same variables "
+    "in the same order on every rank; a gradient that is None on some ranks counts as zeros there."
 )
 _IN_A_GRAPH = (
-    "Ranks have gradients of different variables, and a graph cannot take zeros for those that it has been built without. Make "
-    "them part of every rank's loss (add 0.0 * tf.reduce_sum(output) of each head that this rank leaves out), pass "
+    "Ranks have gradients of different variables, and a graph cannot take zeros for gradients that it was built without. Make "
+    "the variables part of every rank's loss (add 0.0 * tf.reduce_sum(output) of each head that this rank leaves out), pass "
     "unconnected_gradients=tf.UnconnectedGradients.ZERO to tape.gradient, or run the step eagerly (Keras: "
     "model.compile(..., run_eagerly=True))."
 )
@@ -56,7 +56,7 @@ _IN_A_GRAPH = (
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFlowReduction(ReductionSettings):
-    """How TensorFlow's gradients are reduced. The arguments are checked here.
+    """How TensorFlow's gradients are reduced. Checks its arguments.
 
     Attributes:
         device_dense, device_sparse: the devices that dense and sparse results are put on.
@@ -100,7 +100,7 @@ def reduce_gradients(
         reduction: how gradients are reduced. The default is an average over all ranks.
         name: the name of the operation in a graph. The ranks match gradients by this name, their order, types and shapes.
         ignore_name_scope: leave a graph's name scopes out of the name, because they may differ from rank to rank.
-        watch: looks at each step.
+        watch: the functions that look at each step. None: nothing looks at it.
 
     Returns:
         The reduced gradients, in the order of ``gradients``.
@@ -138,7 +138,7 @@ def reduce_gradients(
 
 
 class _Call:
-    """One call of :func:`reduce_gradients`: all but the gradients."""
+    """The arguments of one call of :func:`reduce_gradients`, except for the gradients."""
 
     def __init__(
         self,
@@ -154,17 +154,17 @@ class _Call:
         self._at_start = at_start
 
     def reduce(self, gradients: Sequence[Any]) -> list[Any]:
-        """Reduce these gradients, of which every rank has the same.
+        """Reduce ``gradients``. Every rank must have the gradients of the same variables.
 
         Raises:
-            MismatchError: the ranks have different ones.
+            MismatchError: the ranks have gradients of different variables.
         """
         results = list(gradients)
         dense = [index for index, each in enumerate(results) if each is not None and not _is_sparse(each)]
         reduced, done = self._reduce_dense({index: results[index] for index in dense}, _kinds(results))
         for index, gradient in reduced.items():
             results[index] = gradient
-        # Afterwards, so that a rank with other gradients is found before any rank waits for it.
+        # After the dense ones, whose requests show whether ranks have different gradients: then no rank waits here in vain.
         for index, gradient in enumerate(results):
             if _is_sparse(gradient):
                 with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
@@ -184,10 +184,10 @@ class _Call:
         return tf.IndexedSlices(values, reduced.indices, reduced.dense_shape)
 
     def _reduce_dense(self, gradients: Mapping[int, Any], kinds: Sequence[int]) -> tuple[dict[int, Any], Any]:
-        """Reduce the dense gradients among those of the ``kinds``, by index. There may be none.
+        """Reduce the dense gradients, by index. Even if there are none, the ranks compare ``kinds``, those of all gradients.
 
         Returns:
-            The results by index, and a tensor that is ready when the ranks are known to have the same gradients.
+            The results by index, and a tensor that is ready when the ranks have found that they have the same gradients.
         """
         reduction = self._reduction
         compressed = {index: reduction.compression.compress(gradient) for index, gradient in gradients.items()}
@@ -205,7 +205,7 @@ class _Call:
             return [
                 _submission(
                     f"{negotiated}.{signature}.{number}",
-                    # Without a gradient, a zero shows the others what this rank has.
+                    # A bucket without gradients sends a zero, so that other ranks see which gradients this rank has.
                     [self._labels[index] for index in bucket] or ["no gradient"],
                     [tensors[index] for index in bucket] or [tf.zeros([1])],
                     reduction,
@@ -234,7 +234,7 @@ class _Call:
         return results, outputs[0]
 
     def _of_upstream(self, order: Sequence[int], upstream: Sequence[Any]) -> list[Any]:
-        """The gradients of reduced gradients: those of sums and averages are reduced in the same way."""
+        """The gradients of the reduction. If it is a sum or an average, they are reduced in the same way."""
         if self._reduction.op not in (Average, Sum):
             raise NotImplementedError(
                 f"gradients that were reduced with hvd.{self._reduction.op.label} cannot be differentiated; use hvd.Average or "
@@ -264,7 +264,7 @@ def _kinds(gradients: Sequence[Any]) -> list[presence.GradientKind]:
 
 
 def _filled(gradient: Any, kind: presence.GradientKind, source: Any) -> Any:
-    """The gradient as this kind; where it is missing, zeros of the variable's shape, or no rows."""
+    """Convert a gradient to ``kind``. A missing one becomes zeros of the variable's shape or, if sparse, has no rows."""
     if kind == presence.GradientKind.ABSENT:
         return None
     shape, data_type = source.shape, tf.as_dtype(source.dtype)
@@ -278,7 +278,7 @@ def _filled(gradient: Any, kind: presence.GradientKind, source: Any) -> Any:
 
 
 def _not_differentiable(tensor: Any, label: str) -> Any:
-    """The tensor; to differentiate what is made of it is an error."""
+    """The same tensor. Differentiating a result of it raises an error."""
 
     @with_gradient
     def passed(tensor: Any) -> Any:
@@ -341,9 +341,13 @@ class ReduceGradients(Collective, frozen=True):
     """Reduces the gradients of one bucket in one request.
 
     Attributes:
-        alike: which gradients there are, as of :class:`~horovod.core.negotiation.messages.Request`.
-        lacking: which there are not, for the error in a graph.
-        at_start: what to call first, as a number of :mod:`horovod.tensorflow.training.in_graph`; 0: nothing.
+        name: identifies the bucket on all ranks.
+        labels: the names of the gradients, for errors.
+        how: the reduction, its factors and its process set.
+        line: the line of the user's code that reduces the gradients.
+        alike: the gradients that exist, as in :class:`~horovod.core.negotiation.messages.Request`.
+        lacking: the gradients that do not exist, for the error in a graph.
+        at_start: the function to call first, as a number of :mod:`horovod.tensorflow.training.in_graph`; 0: none.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Functions that the operations of a graph call while it exists. A graph that was saved and loaded calls none of them."""
+"""Functions that the operations of a graph call while the graph exists, by numbers that are valid only in this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _numbers = itertools.count(1)
 
 
 def number(function: Callable[[], None] | None) -> int:
-    """A number for a function, by which the graph that is being built can record it. 0: there is none, or no graph."""
+    """A number by which the graph that is being built can record a function. 0: there is no function, or no graph."""
     if function is None or tf.executing_eagerly():
         return 0
     graph = tf.compat.v1.get_default_graph()
@@ -26,7 +26,7 @@ def number(function: Callable[[], None] | None) -> int:
 
 
 def call(own: int) -> None:
-    """Call the function with this number, if it is one of this process."""
+    """Call the function with this number, if this process has one."""
     function = _functions.get(own)
     if function is not None:
         function()

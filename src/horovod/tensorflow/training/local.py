@@ -1,4 +1,4 @@
-"""Variables whose gradients are not reduced, because each rank has a part of the model of its own."""
+"""Variables whose gradients are not reduced, because each rank has its own part of the model."""
 
 from __future__ import annotations
 

@@ -16,8 +16,10 @@ _GUARD = "_horovod_guard"
 
 
 def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> StepWatch | None:
-    """The watch of the steps that reduce the gradients of these sources. None if they are not variables, or of TensorFlow 1.
-    The guard belongs to the variables, because each step makes a new tape.
+    """The functions that watch steps in which the gradients of ``sources`` are reduced. None unless all sources are
+    floating-point variables of TensorFlow 2.
+
+    The guard is an attribute of the first variable, because each step makes a new tape.
     """
     variables = [getattr(each, "_value", each) if hasattr(each, "path") else each for each in sources]
     if not variables or not all(_readable(each) for each in variables):
@@ -46,7 +48,7 @@ def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> StepWatch | N
 
 
 def _readable(source: Any) -> bool:
-    """Whether a source is a variable that has a value outside of graphs."""
+    """Whether a source is a floating-point variable that has a value outside of graphs."""
     return (
         isinstance(source, tf.Variable)
         and hasattr(getattr(source, "handle", None), "numpy")

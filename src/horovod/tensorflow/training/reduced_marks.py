@@ -1,8 +1,8 @@
-"""Marks gradients, so that a distributed optimizer knows what it gets: :class:`~horovod._models.arrival.Arrival`.
+"""Marks gradients, so that a distributed optimizer knows their state (:class:`~horovod._models.arrival.Arrival`).
 
-``tf.GradientTape`` marks its results as local, once :func:`watch_tapes` has been called. Reductions mark their results, and the
-variables of these (:func:`mark`). A gradient loses its mark when the script computes with it, for example clips it, or returns
-it from a function. Then the mark of the variable still shows that its latest gradient was reduced.
+``tf.GradientTape`` marks its results as local, once :func:`watch_tapes` has been called. Reductions mark their results, and
+the variables of their results (:func:`mark`). A gradient loses its mark when the script computes with it, for example clips
+it, or returns it from a function. Then the mark of the variable still shows that its latest gradient was reduced.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class _OfVariable(NamedTuple):
     """The mark of a variable whose latest gradient was reduced.
 
     Attributes:
-        moment: when, see :func:`next_number`.
-        taken: an optimizer has applied the gradient. It may come again from a graph, which marks only while it is traced.
+        moment: when it was reduced, see :func:`next_number`.
+        taken: whether an optimizer has applied the gradient. A graph marks only while it is traced, so gradients of its later
+            runs may be reduced, too.
     """
 
     process_set: ProcessSet
@@ -101,14 +102,14 @@ def check_sum(variables: Sequence[Any], process_set: ProcessSet, since: int) -> 
     """Check that the gradients of no variable were reduced over ``process_set`` since :func:`next_number` returned ``since``.
 
     Raises:
-        ValueError: they were.
+        ValueError: the gradient of a variable was.
     """
     for variable in variables:
         marked = _of(variable)
         if marked is not None and marked.process_set is process_set and marked.moment > since:
             name = getattr(variable, "path", None) or getattr(variable, "name", "a variable")
             raise ValueError(
-                f"the gradient of {name} has been reduced already, in another function than the one that applies it; "
+                f"the gradient of {name} has been reduced already, in a different function from the one that applies it; "
                 "DistributedOptimizer(op=hvd.Sum) would add it up over the ranks once more, and multiply it by their number. "
                 "Reduce and apply in one function, or use one of them: tf.GradientTape with the distributed optimizer, or "
                 "DistributedGradientTape with the original optimizer"

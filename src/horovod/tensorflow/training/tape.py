@@ -41,8 +41,8 @@ class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untype
 
         Args:
             target: the tensor, or structure of tensors, to differentiate.
-            output_gradients: as for ``tf.GradientTape.gradient``.
             sources: variables or tensors, in any structure. The result has the same structure.
+            output_gradients: as for ``tf.GradientTape.gradient``.
             use_generic_names: accepted for compatibility. Names do not depend on the graph.
             options: further arguments of the wrapped tape's ``gradient``, for example ``unconnected_gradients``.
 
@@ -95,7 +95,7 @@ def DistributedGradientTape(
         compression: one of ``hvd.Compression``; dense gradients are compressed before they are sent.
         sparse_as_dense: make ``tf.IndexedSlices`` dense before they are reduced. Otherwise they are gathered.
         op: ``hvd.Average``, ``hvd.Sum`` or another reduction. ``hvd.Adasum`` combines the gradients themselves.
-        gradient_predivide_factor: f: an Average divides gradients by f before the sum, and by size / f afterwards.
+        gradient_predivide_factor: a number f. An Average divides gradients by f before the sum, and by size / f afterwards.
         num_groups: deprecated; the same as an integer for ``groups``.
         groups: a number of buckets, or lists of variables whose gradients form one request. The default cuts by size.
         process_set: the ranks that reduce. Other ranks keep their own gradients.
@@ -127,7 +127,7 @@ def DistributedGradientTape(
     }
     derived: Any = type(kind.__name__, (_DistributedGradientTape, kind), own)
     wrapped = derived.__new__(derived)
-    # One dictionary for both: with a copy, this tape would not know that the block of the other has ended.
+    # Both tapes share one dictionary: with a copy, this tape would not know that the block of the other has ended.
     wrapped.__dict__ = vars(gradtape)
     return wrapped
 

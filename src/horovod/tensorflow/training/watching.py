@@ -1,4 +1,4 @@
-"""Shows gradients to ``HOROVOD_DEBUG`` before they are reduced: at once in eager execution, or when a graph is run."""
+"""Passes gradients to the checks of ``HOROVOD_DEBUG`` before the reduction: eagerly at once, or when the graph runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class StepWatch(NamedTuple):
     """Functions that look at each step of an optimizer or a tape.
 
     Attributes:
-        begin: is called before anything is sent; in a graph, when it is run. It may raise.
-        see: gets each gradient of this rank with its name, on any thread; None if gradients are not needed.
+        begin: called before anything is sent; in a graph, when the graph runs. It may raise.
+        see: called with the name and the elements of each gradient of this rank, on any thread. None if nothing needs them.
     """
 
     begin: Callable[[], None]
@@ -43,7 +43,7 @@ def _shown(tensor: Any, name: str, see: Callable[[str, Array], None]) -> Any:
 
     @with_gradient
     def passed(tensor: Any) -> Any:
-        # Without a state, so that gradients are looked at as they become ready, and in no order of their own.
+        # Stateless, so that TensorFlow calls it as soon as a gradient is ready, and keeps no order among gradients.
         with tf.device("CPU:0"):
             found = tf.numpy_function(look, [tensor], tensor.dtype, stateful=False)
         found.set_shape(tensor.shape)

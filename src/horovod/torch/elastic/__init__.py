@@ -1,12 +1,14 @@
-"""Elastic training with PyTorch::
+"""Elastic training with PyTorch.
 
-@hvd.elastic.run
-def train(state):
-    for state.epoch in range(state.epoch, 10):
-        ...
-        state.commit()
+Every rank runs a script with these lines::
 
-train(hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0))
+    @hvd.elastic.run
+    def train(state):
+        for state.epoch in range(state.epoch, 10):
+            ...
+            state.commit()
+
+    train(hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0))
 """
 
 from __future__ import annotations
