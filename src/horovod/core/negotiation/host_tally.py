@@ -4,8 +4,8 @@ A relay keeps one (:mod:`horovod.core.worker.relay`). A name goes up
 
 1. once for the whole host, when all members of the host that have not joined have announced the same;
 2. once for each member, when all have announced it and their requests differ;
-3. of each member by itself, from the moment on in which one of them joins after it has announced the name, and from
-   :data:`HELD_SECONDS` after the first announcement. So the coordinator knows which members a name waits for.
+3. once for each member, as they announce it, after a member that has announced it has joined, and when :data:`HELD_SECONDS`
+   have passed since the first announcement. So the coordinator knows which members a name waits for.
 
 The announcements of one member may overtake each other, but not its joining, which comes behind everything that the member has
 announced before. Its leaving ends the process set, so it waits for nothing.

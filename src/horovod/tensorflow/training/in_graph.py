@@ -1,15 +1,19 @@
-"""Functions that the operations of a graph call while the graph exists, by numbers that are valid only in this process."""
+"""Functions that the operations of a graph call while the graph exists, by numbers that are valid only in this process.
+
+The numbers begin at a random one, so those in a graph that another process has saved call nothing here.
+"""
 
 from __future__ import annotations
 
 import itertools
+import secrets
 import weakref
 from collections.abc import Callable
 
 import tensorflow as tf
 
 _functions: dict[int, Callable[[], None]] = {}
-_numbers = itertools.count(1)
+_numbers = itertools.count(1 + secrets.randbits(62))
 
 
 def number(function: Callable[[], None] | None) -> int:
