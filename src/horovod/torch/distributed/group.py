@@ -78,7 +78,7 @@ class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
     """
 
     def __init__(self, options: Any, submitter: Submitter) -> None:
-        super().__init__(options.group_rank, options.group_size)  # the constructor with a store does not suit a subclass
+        super().__init__(options.group_rank, options.group_size)  # the one with a store does not suit subclasses
         self._join(options.store, submitter)
         if backend.AVAILABLE:
             self._backend = HorovodBackend(options, submitter)  # kept alive here: PyTorch holds only the C++ object
