@@ -24,7 +24,7 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send ``splits[r]`` consecutive rows of ``tensor`` to each rank r of the process set. Every member must call it. It blocks.
+    """Send ``splits[r]`` consecutive rows of ``tensor`` to rank r of the process set. Every member must call it. It blocks.
 
     Without ``splits`` the rows are divided evenly. The dtype and all dimensions but the first must agree.
 

@@ -21,7 +21,7 @@ def whole(value: Any, what: str) -> int:
     try:
         return whole_number(value, what)
     except TypeError as error:
-        raise ValueError(str(error)) from None  # of_both_kinds() converts ValueErrors to errors of MXNet, but not TypeErrors
+        raise ValueError(str(error)) from None  # of_both_kinds() converts ValueErrors, but not TypeErrors
 
 
 def factor(value: Any, what: str) -> float:
