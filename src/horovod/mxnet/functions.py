@@ -18,18 +18,18 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """As :func:`horovod.common.objects.broadcast_object`.
+    """As :func:`horovod.common.objects.broadcast_object`, over all ranks. Every rank must call it.
 
-    It always takes in all ranks; there is no argument ``process_set``.
+    There is no argument ``process_set``.
     """
     with of_both_kinds():
         return objects.broadcast_object(obj, whole(root_rank, "root_rank"), name)
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """As :func:`horovod.common.objects.allgather_object`.
+    """As :func:`horovod.common.objects.allgather_object`, over all ranks. Every rank must call it.
 
-    It always takes in all ranks; there is no argument ``process_set``.
+    There is no argument ``process_set``.
     """
     with of_both_kinds():
         return objects.allgather_object(obj, name)
@@ -38,8 +38,8 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
     """Overwrite parameters on every rank with those of rank ``root_rank``, in place. Every rank must call it.
 
-    It returns immediately. MXNet's engine lets later operations on a parameter wait. A Gluon parameter of unknown shape is
-    broadcast when the first forward pass has initialised it. Other ranks may know its shape earlier.
+    It returns immediately. MXNet's engine makes later operations on a parameter wait for the broadcast. A Gluon parameter of
+    unknown shape is broadcast when the first forward pass has initialised it. Other ranks may know its shape earlier.
 
     Args:
         params: a dict of NDArrays, such as each of the two that ``Module.get_params()`` returns, or of Gluon parameters,
@@ -48,8 +48,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
         prefix: a prefix of the names. It is needed if two models have parameters of the same name.
 
     Raises:
-        ValueError: ``params`` is something else.
-        as ``hvd.broadcast_``.
+        ValueError: ``params`` is something else. Otherwise as :func:`horovod.mxnet.ops.broadcast.broadcast_`.
     """
     if not isinstance(params, Mapping | mx.gluon.ParameterDict):
         raise ValueError(f"invalid params of type: {type(params)}; pass a dict or a gluon.ParameterDict")

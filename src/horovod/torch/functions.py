@@ -88,8 +88,8 @@ def _raise_different(names: list[set[str]]) -> NoReturn:
         if len(having) < len(names):
             missing = [number for number, each in enumerate(names) if name not in each]
             raise ValueError(
-                f"broadcast_parameters: the ranks have different parameters: {list_ranks(having)} has {name!r}, and "
-                f"{list_ranks(missing)} has not. Pass the same parameters on every rank."
+                f"broadcast_parameters: the ranks have different parameters: on {list_ranks(having)} there is {name!r}, but "
+                f"not on {list_ranks(missing)}. Pass the same parameters on every rank."
             )
     raise ValueError(
         "broadcast_parameters: the ranks have the same parameters in different orders, or some of them twice"
@@ -137,7 +137,7 @@ class _Slot:
 
 
 def _replaced(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """A copy of ``value``, with ``change`` applied to every ``kind`` in its dictionaries, lists and tuples."""
+    """A copy of ``value``, with ``change`` applied to every object of type ``kind`` in its dictionaries, lists and tuples."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, dict):
@@ -151,8 +151,8 @@ def _replaced(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
     """Broadcast the hyper-parameters and the state of rank ``root_rank``'s optimizer. Every rank must call it.
 
-    Ranks other than the root need no state yet. The state is sent through host memory and copied to the devices
-    of each rank's parameters.
+    Ranks other than the root need no state yet. The state is sent through host memory. Each rank copies it to the devices of
+    its parameters.
 
     Args:
         optimizer: a ``torch.optim.Optimizer``, also a distributed one. Every rank passes the same parameters in the

@@ -133,13 +133,13 @@ def join(device: int = -1) -> int:
     barrier              Waits only for the ranks that have not joined.
     ===================  =============================================================================================
 
-    A collective that fails raises on all ranks that called it, with a text that names the ranks, and the job goes on. Only the
-    global process set is concerned: complete the collectives of other sets before. Afterwards unnamed calls are counted from
-    the beginning, so ranks may have made different numbers of them.
+    A collective that fails raises on all ranks that called it, with a text that names the ranks, and the job goes on.
+    ``join()`` only concerns the global process set: complete the collectives of other sets before. After a join, the count of
+    unnamed calls restarts, so ranks may have made different numbers of them.
 
     Args:
-        device: the number of the GPU on which zeros are made, should an engine move the memory of GPUs and this rank have used
-            none for collectives yet; negative: the current one.
+        device: the number of the GPU on which zeros are made, if an engine moves the memory of GPUs and this rank has used no
+            GPU for collectives yet; negative: the current one.
 
     Returns:
         The global rank that joined last.
@@ -149,7 +149,7 @@ def join(device: int = -1) -> int:
     """
     if running().device_engine:
         torch_devices.use(None if device < 0 else torch.device("cuda", device))
-    staging.drain()  # what was submitted before comes before
+    staging.drain()  # earlier submissions must be announced first
     handle = collectives.join()
     handle.wait()
     running().all_joined()

@@ -1,11 +1,11 @@
-"""Excludes from PyTorch's compiler the engine, when a waiting thread executes a collective itself, and hooks of gradients.
+"""Excludes two kinds of code from PyTorch's compiler: collectives that a waiting thread executes itself, and gradient hooks.
 
-Inside a compiled function the compiler traces every Python function that runs on the thread, also after a graph break. The code
-of the engine must not be compiled.
+Inside a compiled function the compiler traces every Python function that runs on the thread, also after a graph break. It must
+not compile the code that executes collectives.
 
-With compiled autograd a whole backward pass is such a function, hooks included. PyTorch calls nothing at its end, so nothing
-can reduce what it leaves before the script uses it. To leave the compiled code in every hook takes the compiler a minute for
-16 parameters. So such passes are refused.
+With compiled autograd, a whole backward pass is such a function, hooks included. PyTorch calls nothing at its end, so nothing
+can reduce the gradients before the script uses them. Leaving the compiled code in every hook is no solution: compiling this
+takes a minute for 16 parameters. So such passes are refused.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from horovod.core.requests.handle import Driver, Handle
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
-"""Whether the compiler traces the calling function. PyTorch before 2.3 has it under a private name."""
+"""Whether the compiler traces the calling function. PyTorch before 2.3 has this function under a private name."""
 
 is_traced: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", None) or is_compiling
-"""The same, for hooks: it costs less if nothing is compiled. PyTorch before 2.3 does not have it."""
+"""The same, for hooks: it takes less time if nothing is compiled. PyTorch before 2.3 does not have this function."""
 
 _COMPILED_BACKWARD = (
     "The gradient of {name!r} comes from a backward pass with compiled autograd, which does not report its end, so "
@@ -42,16 +42,16 @@ def drive(driver: Driver, handle: Handle) -> None:
 
 
 def refuse_compiled(name: str) -> None:
-    """Called by the hook of a parameter's gradient that is being traced.
+    """Called by a gradient hook that is being traced, with the name of the parameter.
 
     Raises:
-        AssertionError: when the compiled code runs.
+        AssertionError: raised when the compiled code runs.
     """
     _call(refuse_backward, name)
 
 
 def refuse_backward(name: str) -> None:
-    """Raises AssertionError: the gradient comes from compiled autograd."""
+    """Raise AssertionError, because the gradient of the parameter ``name`` comes from compiled autograd."""
     raise AssertionError(_COMPILED_BACKWARD.format(name=name))
 
 
@@ -74,6 +74,6 @@ def _drive(driver: Driver, handle: Handle) -> None:
 
 
 def _traces_this_thread() -> bool:
-    """Whether the compiler, which is loaded, traces this thread. True if PyTorch is too old to tell."""
+    """Whether the compiler traces this thread. True if PyTorch is too old to tell. The compiler must be loaded."""
     callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
     return callback is None or callback() is not None

@@ -155,7 +155,7 @@ def test_parameters_of_different_names_are_refused_with_the_ranks_that_lack_them
         return str(found.value)
 
     texts = job(3, check)
-    assert len(set(texts)) == 1 and "rank 0 has 'layer.weight', and ranks 1-2 has not" in texts[0]
+    assert len(set(texts)) == 1 and "on rank 0 there is 'layer.weight', but not on ranks 1-2" in texts[0]
 
 
 def test_parameters_whose_elements_share_memory_are_broadcast_where_that_is_possible(job: Any) -> None:

@@ -160,7 +160,7 @@ def test_wrong_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="micro_batch=0"):
         job.ranks(1)
     make[0] = lambda: GlobalBatchSampler(range(9), 2)
-    with pytest.raises(ValueError, match="each of the 3 ranks"):
+    with pytest.raises(ValueError, match="3 ranks need at least one sample each"):
         job.ranks(3)
     with pytest.raises(NotImplementedError, match="record_step"):
         job.ranks(2)[0].record_batch(0, 1)

@@ -1,4 +1,4 @@
-"""allgather and its grouped form: concatenate the arrays of all ranks along the first dimension. They block."""
+"""allgather and its grouped form: they concatenate the arrays of all ranks along the first dimension, and block."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def allgather(
 ) -> Any:
     """Concatenate the arrays of all members of ``process_set`` along dimension 0 in rank order, as a new NDArray.
 
-    First dimensions may differ between ranks. The others and the dtype must agree. It returns when it is done.
+    First dimensions may differ between ranks. The other dimensions and the dtype must agree. The call blocks until the result
+    is complete.
 
     Args:
         tensor: an NDArray of at least one dimension, of a dtype as for :func:`horovod.mxnet.ops.allreduce.allreduce`.
@@ -50,7 +51,7 @@ def allgather(
 
     Raises:
         AssertionError: ``tensor`` is not an NDArray.
-        as :func:`horovod.mxnet.ops.allreduce.allreduce`, but all errors are raised by this call.
+        as :func:`horovod.mxnet.ops.allreduce.allreduce`, but this call itself raises all errors.
     """
     return _gather([tensor], name, priority, process_set)[0]
 
@@ -58,5 +59,13 @@ def allgather(
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """:func:`allgather` of several arrays in one request. Returns a list. An empty list is returned unchanged."""
+    """:func:`allgather` of several arrays in one request, with the same errors.
+
+    Args:
+        tensors: the arrays may differ in shape and dtype. Every member passes the same number of them in the same order.
+        name, priority, process_set: as for :func:`allgather`.
+
+    Returns:
+        A list of new arrays in the order of ``tensors``. An empty list is returned unchanged.
+    """
     return _gather(list(tensors), name, priority, process_set) if tensors else tensors

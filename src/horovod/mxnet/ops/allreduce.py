@@ -54,8 +54,8 @@ def allreduce(
 ) -> Any:
     """``postscale_factor * reduce(op, prescale_factor * tensor)`` over the ranks of ``process_set``, as a new NDArray.
 
-    Every member must call it with the same name, shape, dtype, op and factors. It returns immediately. MXNet's engine starts it
-    when ``tensor`` is computed. Reading the result waits for it.
+    Every member must call it with the same name, shape, dtype, op and factors. It returns immediately. MXNet's engine starts
+    the collective when ``tensor`` is computed. Reading the result waits for the collective.
 
     Args:
         tensor: an NDArray of float16, float32, float64, int8, uint8, int32 or int64.
@@ -70,6 +70,7 @@ def allreduce(
     Raises:
         ValueError, which is an MXNetError too: a bad argument, or this rank is not a member.
         HorovodInternalError, which is an MXNetError too: not initialised.
+        TypeError: ``average`` is not a flag, or ``process_set`` is not a process set.
         AssertionError: ``op`` is Adasum.
         From ``wait_to_read()``, ``asnumpy()`` and everything that waits for the result: HorovodInternalError if the ranks
         disagree or the job has failed, ValueError if the name is still in use. Both are MXNetErrors too.
@@ -135,7 +136,10 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
     op: Any = None,
 ) -> Any:
-    """:func:`grouped_allreduce` in place. Returns ``tensors``."""
+    """:func:`grouped_allreduce` in place, with the same arguments and errors. Returns ``tensors``.
+
+    The content of the arrays is undefined after a failure.
+    """
     if not tensors:
         return tensors
     with of_both_kinds():

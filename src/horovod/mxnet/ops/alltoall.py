@@ -24,9 +24,9 @@ def alltoall(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send ``splits[r]`` consecutive rows of ``tensor`` to each set rank r. Every member must call it. It blocks.
+    """Send ``splits[r]`` consecutive rows of ``tensor`` to rank r of the process set. Every member must call it. It blocks.
 
-    Without splits the rows are divided evenly. The dtype and all dimensions but the first must agree.
+    Without ``splits`` the rows are divided evenly. The dtype and all dimensions but the first must agree.
 
     Args:
         tensor: an NDArray of at least one dimension, of a dtype as for :func:`horovod.mxnet.ops.allreduce.allreduce`.

@@ -1,4 +1,4 @@
-"""Checks the arguments of the operations: ranks, factors, splits and reductions."""
+"""Checks of the operations' arguments: ranks, factors, splits and reductions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from horovod.core.submission.arguments import real_number, set_id, whole_number
 
 
 def whole(value: Any, what: str) -> int:
-    """A whole number of Python, NumPy or MXNet as an int.
+    """A whole number of Python, NumPy or MXNet, as an int.
 
     Raises:
         ValueError: ``value`` is not a whole number.
@@ -21,11 +21,11 @@ def whole(value: Any, what: str) -> int:
     try:
         return whole_number(value, what)
     except TypeError as error:
-        raise ValueError(str(error)) from None  # of_both_kinds() makes errors of MXNet of ValueErrors
+        raise ValueError(str(error)) from None  # of_both_kinds() converts ValueErrors, but not TypeErrors
 
 
 def factor(value: Any, what: str) -> float:
-    """A number of Python, NumPy or MXNet as a float.
+    """A number of Python, NumPy or MXNet, as a float.
 
     Raises:
         ValueError: ``value`` is not a finite number.
@@ -43,7 +43,7 @@ def split_rows(splits: Any) -> list[int] | None:
         splits: None, an int32 NDArray, or a sequence of whole numbers.
 
     Raises:
-        ValueError: not one-dimensional, or not of (32-bit) integers.
+        ValueError: ``splits`` is not one-dimensional, an NDArray of another type, or has entries that are not whole numbers.
     """
     if splits is None:
         return None

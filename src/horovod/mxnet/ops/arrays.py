@@ -28,16 +28,16 @@ _HOST_CONTEXTS = {"cpu", "cpu_pinned", "cpu_shared"}
 
 
 def check(array: Any, name: str) -> DataType:
-    """The data type of an array that can be communicated.
+    """The data type of an array, which is checked.
 
     Raises:
-        ValueError: it is not an NDArray, or it is sparse or of an unsupported type.
+        ValueError: ``array`` is not an NDArray, or it is sparse or of an unsupported type.
     """
     if not isinstance(array, mx.nd.NDArray):
         raise ValueError(f"{name}: expected an mxnet.nd.NDArray, not {type(array).__name__}")
     if array.stype != "default":
         raise ValueError(
-            f"{name}: sparse arrays ({array.stype}) cannot be communicated; call .tostype('default') on it first, or "
+            f"{name}: sparse arrays ({array.stype}) cannot be communicated; call .tostype('default') on the array first, or "
             "make the layer with sparse_grad=False"
         )
     data_type = DATA_TYPES.get(np.dtype(array.dtype).type)
@@ -68,9 +68,9 @@ def variable(array: Any) -> int:
 
 
 # oneDNN's operators store some arrays in other layouts: results of convolutions, and in inference their weights. The function
-# of the C API that restores the layout waits for the engine, and an operation of the engine must not. So this calls the C++
-# functions that it uses.
-_NDARRAY_BYTES = 1024  # more than it has
+# of the C API that restores the default layout waits for the engine, which an operation of the engine must not do. So this
+# module calls the C++ functions that the function of the C API uses.
+_NDARRAY_BYTES = 1024  # more than the size of an NDArray
 _exported: Any = _LIB
 try:
     _new = ctypes.CDLL("libstdc++.so.6")["_Znwm"]  # operator new(unsigned long)
@@ -86,9 +86,9 @@ except AttributeError:  # a build without oneDNN has only one layout
 
 
 def readable(array: Any) -> Any:
-    """The array in the default layout: an array of the same memory, or a copy if the memory has another layout.
+    """The array in the default layout: a new NDArray of the same memory, or a copy if the memory has another layout.
 
-    Call it only inside an engine operation that reads the array.
+    Call this only inside an engine operation that reads the array.
     """
     if _copy_to_default is None:
         return array
@@ -98,7 +98,7 @@ def readable(array: Any) -> Any:
 
 
 def writable(array: Any) -> Any:
-    """Change the array to the default layout, and return it. Call it only inside an engine operation that writes it."""
+    """Change the array to the default layout, and return it. Call this only inside an engine operation that writes to it."""
     if _change_to_default is not None:
         _change_to_default(variable(array))
     return array
@@ -120,12 +120,12 @@ def flat(array: Any) -> Array:
 
 
 def view(array: Any) -> Tensor:
-    """An array as the core takes it. As :func:`flat`. Raises as :func:`check`."""
+    """An array as a tensor of the core. :func:`flat` says which arrays it takes. Raises as :func:`check`."""
     return Tensor(flat(array), check(array, "view"), tuple(array.shape))
 
 
 def empty(shape: Sequence[int], like: Any) -> Any:
-    """A new array in host memory, of the class and type of ``like``. It may be called on any thread."""
+    """A new array in host memory, of the class and type of ``like``. Any thread may call it."""
     kind = mx.np.ndarray if isinstance(like, mx.np.ndarray) else mx.nd.NDArray
     return kind(_new_alloc_handle(tuple(shape), mx.cpu(), False, np.dtype(like.dtype)))
 
@@ -134,7 +134,8 @@ def allocator(like: Sequence[Any], outputs: dict[int, Any]) -> Callable[[int, in
     """A function that makes an output when its number of rows is known, and stores it in ``outputs``.
 
     Args:
-        like: an array for each output, which has the same type and dimensions but for the first.
+        like: for each output, an array of its type whose dimensions other than the first are those of the output.
+        outputs: gets the outputs, by index.
     """
 
     def allocate(index: int, rows: int) -> Array:

@@ -22,10 +22,9 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The array of global rank ``root_rank`` as a new NDArray on every member of ``process_set``, which must all call it.
+    """The array of global rank ``root_rank``, as a new NDArray on every member of ``process_set``. Every member must call it.
 
-    Shapes and dtypes must agree. Like :func:`horovod.mxnet.ops.allreduce.allreduce` it returns immediately, and it raises the
-    same errors, and ValueError if the root is not a member.
+    Shapes and dtypes must agree. Like :func:`horovod.mxnet.ops.allreduce.allreduce` it returns immediately.
 
     Args:
         tensor: an NDArray of a dtype as for :func:`horovod.mxnet.ops.allreduce.allreduce`.
@@ -33,6 +32,9 @@ def broadcast(
         name: identifies the call. Calls without a name are matched by their order.
         priority: the priority in MXNet's engine.
         process_set: the ranks that take part. This rank must be a member.
+
+    Raises:
+        ValueError: the root is not a member. Otherwise as :func:`horovod.mxnet.ops.allreduce.allreduce`.
     """
     with of_both_kinds():
         specs([tensor], name or PREFIX)
@@ -46,7 +48,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """:func:`broadcast` in place. Returns ``tensor``. The root's array is not changed."""
+    """:func:`broadcast` in place, with the same arguments and errors. Returns ``tensor``. The root's array does not change."""
     with of_both_kinds():
         root, priority = whole(root_rank, "root_rank"), whole(priority, "priority")
         described = specs([tensor], name or PREFIX)

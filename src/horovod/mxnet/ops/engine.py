@@ -1,4 +1,4 @@
-"""Runs asynchronous operations in MXNet's dependency engine. They finish later, on a thread of the core.
+"""Runs asynchronous operations in MXNet's dependency engine. A thread of the core finishes them later.
 
 The engine starts an operation when all earlier writes of the arrays that it reads, and all earlier reads and writes of the
 arrays that it writes, are done. Later uses of these arrays wait for the operation. MXNet's C API takes operations as function
@@ -38,9 +38,11 @@ Start = Callable[[Finish], None]
 
 _Pointer = ctypes.c_void_p
 _CPU_PRIORITIZED = ctypes.c_int(3)
-"""``FnProperty::kCPUPrioritized``: not queued behind computations, which may occupy all of their threads."""
+"""``FnProperty::kCPUPrioritized``: the operation is not queued behind computations, which may occupy all of their threads."""
 _EXIT_SECONDS = 30.0
+"""How long the exit of the process waits for the engine's operations."""
 _RETURN_SECONDS = 5.0
+"""How long :func:`drain` waits for the engine's threads to return from Python functions."""
 
 
 class _Context(ctypes.Structure):
@@ -50,7 +52,7 @@ class _Context(ctypes.Structure):
 
 
 class _OnComplete(ctypes.Structure):
-    """``mxnet::engine::CallbackOnComplete``. The engine passes one that is valid until the operation's function returns."""
+    """``mxnet::engine::CallbackOnComplete``. The one that the engine passes is valid until the operation's function returns."""
 
     _fields_ = [("callback", _Pointer), ("engine", _Pointer), ("parameter", _Pointer)]
 
@@ -65,7 +67,7 @@ _make_error = _cpp["_ZNSt13runtime_errorC1EPKc"]  # std::runtime_error::runtime_
 _make_error.argtypes, _make_error.restype = [_Pointer, ctypes.c_char_p], None
 _destroy_error = _cpp["_ZNSt13runtime_errorD1Ev"]
 _destroy_error.argtypes, _destroy_error.restype = [_Pointer], None
-_ERROR_BYTES = 64  # more than its size
+_ERROR_BYTES = 64  # more than the size of a std::runtime_error
 
 
 class _Operation:
@@ -76,7 +78,7 @@ class _Operation:
     def __init__(self, start: Start, arrays: Sequence[Any], left_out: Callable[[], None]) -> None:
         self.start = start
         self.left_out = left_out
-        self.arrays = arrays  # the engine keeps their memory, but not their handles
+        self.arrays = arrays  # the engine keeps their memory alive, but not their handles
         self.error: BaseException | None = None
         self.thread = 0  # the thread that called ``start``
         self.on_complete = _OnComplete()
@@ -118,7 +120,7 @@ def _run(_: int, on_complete: int, number: int) -> None:
 
 @_Deleter  # type: ignore[untyped-decorator]  # as above
 def _forget(number: int) -> None:
-    """The engine deletes an operation. It may not have run it: the engine skips operations that depend on a failed one."""
+    """Called when the engine deletes an operation. It may not have run it: it skips operations that depend on a failed one."""
     operation = _pushed.pop(number)
     if not operation.thread:
         _engine_threads.add(threading.get_ident())
@@ -146,7 +148,7 @@ def push(
         reads, writes: NDArrays in host memory. An array may be in both.
         priority: of several operations that could start, those with a higher priority start earlier.
         name: a name for MXNet's profiler.
-        left_out: is called instead of ``start`` if the computation of one of the arrays has failed.
+        left_out: called instead of ``start`` if the computation of one of the arrays has failed.
 
     Raises:
         the operation's error, if MXNet's engine runs operations immediately (``MXNET_ENGINE_TYPE=NaiveEngine``).
@@ -175,13 +177,13 @@ def push(
         )
     )
     if operation.error is not None and operation.thread == threading.get_ident():
-        raise operation.error  # a synchronous engine does not report their errors
+        raise operation.error  # a synchronous engine does not report the errors of its operations
 
 
 class Reading:
-    """A block in which arrays are computed and are not changed.
+    """A context in which arrays are computed and do not change.
 
-    Waiting until they are computed is not enough: a later operation that reads an array may change its layout.
+    Waiting until they are computed is not enough: a later operation that reads an array may change its layout in memory.
 
     Args:
         arrays: NDArrays in host memory.
@@ -203,7 +205,8 @@ class Reading:
 
         def start(finish: Finish) -> None:
             with self._lock:
-                # A synchronous engine waits in push() for the end of the operation, and does not change the arrays later.
+                # A synchronous engine waits in push() for the end of the operation, so the operation must end at once. Such an
+                # engine does not change the arrays later.
                 at_once = self._over or threading.get_ident() == pusher
                 if not at_once:
                     self._finish = finish
@@ -234,26 +237,30 @@ class Reading:
 
 
 def drain(timeout: float | None = None) -> None:
-    """Wait until the engine has deleted all operations, and none of its threads executes a Python function."""
+    """Wait until the engine has deleted all operations, and none of its threads executes a Python function.
+
+    Args:
+        timeout: how many seconds to wait for the operations; None: without limit.
+    """
     with _all_gone:
         _all_gone.wait_for(lambda: not _pushed, timeout)
     others = _engine_threads - {threading.get_ident()}
     deadline = time.monotonic() + _RETURN_SECONDS
-    # The thread that called the last function needs Python's lock again to return from it. Then it has no frame.
+    # The thread that called the last function needs the interpreter lock to return from it. After that it has no Python frame.
     while others & sys._current_frames().keys() and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
-# Before a fork, MXNet waits for all operations of its engine while it holds Python's lock. Our operations need this lock, so
-# this waits for them first.
+# Before a fork, MXNet waits for all operations of its engine while it holds the interpreter lock. The operations of this module
+# need that lock, so drain() waits for them first.
 os.register_at_fork(before=drain)
 
 
 def _end() -> None:
     """Called at the end of the process, after ``hvd.shutdown()``, so no operation waits for other ranks.
 
-    The engine must not call Python functions after the interpreter has ended. And if an array has an error that the script has
-    not waited for, MXNet aborts the process when it exits.
+    The engine must not call Python functions after the interpreter has ended. And MXNet aborts an exiting process if an array
+    has an error that the script has not waited for.
     """
     drain(_EXIT_SECONDS)
     try:

@@ -1,4 +1,4 @@
-"""The errors of the operations. Each is an error of MXNet and an error of all bindings, so scripts can catch either.
+"""The errors of the operations. Each is both an error of MXNet and an error of all bindings, so scripts can catch either.
 
 An operation in MXNet's engine can only report the text of an error. When the script waits for the array, MXNet raises an
 exception of the class that is registered for the first word of the text. :func:`text_of` writes this word.
@@ -29,7 +29,7 @@ class _Named:
 
 
 class HorovodInternalError(_Named, MXNetError, errors.HorovodInternalError):  # type: ignore[misc]  # untyped base
-    """A collective failed: ranks disagree, a rank failed or left, or Horovod is not initialised."""
+    """A collective failed because ranks disagree, or because a rank failed or left; or Horovod is not initialised."""
 
 
 class MismatchError(HorovodInternalError, errors.MismatchError):
@@ -45,7 +45,7 @@ class RankRaisedError(RankLostError, errors.RankRaisedError):
 
 
 class CollectiveTimeoutError(HorovodInternalError, errors.CollectiveTimeoutError):
-    """A rank has not done its part within a time limit."""
+    """A rank has not taken part in a collective within a time limit."""
 
 
 class EngineFailureError(HorovodInternalError, errors.EngineFailureError):
@@ -83,14 +83,14 @@ def both_kinds(error: BaseException) -> BaseException:
 
 
 def text_of(error: BaseException) -> str:
-    """The text from which MXNet makes the same error again."""
+    """The text from which MXNet makes an error of the same class again."""
     error = both_kinds(error)
     return f"{type(error).__name__}: {error}".replace("\n ", _INDENTED)
 
 
 @contextmanager
 def of_both_kinds() -> Iterator[None]:
-    """A block whose errors are converted to those of this module."""
+    """A context that converts the errors raised in it to those of this module."""
     try:
         yield
     except (errors.HorovodInternalError, ValueError) as error:

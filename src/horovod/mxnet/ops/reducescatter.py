@@ -1,4 +1,4 @@
-"""reducescatter and its grouped form: reduce over the ranks; each rank keeps its rows of the result. They block."""
+"""reducescatter and its grouped form: they reduce over the ranks, and each rank keeps its rows of the result. They block."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """This rank's rows of the reduction of ``tensor``, as a new NDArray. Every member must call it. It returns when it is done.
+    """This rank's rows of the reduction of ``tensor``, as a new NDArray. Every member must call it. It blocks.
 
     Of n rows over s ranks, each rank keeps n // s, and the first n % s ranks keep one more. Name, shape, dtype, op and factors
     must agree.
@@ -87,7 +87,15 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """:func:`reducescatter` of several arrays in one request. Returns a list. An empty list is returned unchanged."""
+    """:func:`reducescatter` of several arrays in one request, with the same errors.
+
+    Args:
+        tensors: the arrays may differ in shape and dtype. Every member passes the same number of them in the same order.
+        op, name, priority, process_set, prescale_factor, postscale_factor: as for :func:`reducescatter`.
+
+    Returns:
+        A list of new arrays in the order of ``tensors``. An empty list is returned unchanged.
+    """
     if not tensors:
         return tensors
     with of_both_kinds():

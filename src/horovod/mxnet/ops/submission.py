@@ -35,7 +35,14 @@ def submit(
     """Let the engine submit ``request`` when the arrays are ready. Later uses of ``writes`` wait for it, and raise its error.
 
     Args:
+        process_set: the ranks that take part. This rank must be a member.
+        request: the checked request.
         reads, writes: an array for each tensor of the request, in host memory. ``reads`` may be ``writes``, or empty.
+        priority: the priority in MXNet's engine.
+
+    Raises:
+        ValueError: this rank is not a member.
+        HorovodInternalError: not initialised, or the job has failed.
     """
     generation, set_id = context.running(), process_set.process_set_id
     request = context.worker_of(set_id, request.operation).number(request)  # in the order of the script's calls
@@ -54,7 +61,7 @@ def submit(
 
 @contextmanager
 def reading(arrays: Sequence[Any], name: str) -> Iterator[list[Tensor]]:
-    """A block in which arrays in host memory are computed and are not changed. Yields them as the core takes them.
+    """A context in which arrays in host memory are computed and do not change. Yields them as tensors of the core.
 
     Raises:
         ValueError: as :func:`horovod.mxnet.ops.arrays.check`.
@@ -67,7 +74,7 @@ def reading(arrays: Sequence[Any], name: str) -> Iterator[list[Tensor]]:
 
 
 def in_place(arrays: Sequence[Any], act: Callable[[list[Any]], None]) -> None:
-    """Let ``act`` write the arrays. Arrays on other devices are copied to host memory and back."""
+    """Call ``act`` with the arrays in host memory, for it to write them. Arrays on other devices are copied there and back."""
     hosts = on_host(arrays)
     act(hosts)
     for array, host in zip(arrays, hosts, strict=True):
@@ -76,7 +83,7 @@ def in_place(arrays: Sequence[Any], act: Callable[[list[Any]], None]) -> None:
 
 
 def to_new(arrays: Sequence[Any], act: Callable[[list[Any]], Sequence[Any]]) -> list[Any]:
-    """The results of ``act`` for the arrays in host memory, copied to the devices of the arrays."""
+    """Call ``act`` with the arrays in host memory, and copy its results to the devices of the arrays."""
     if all(map(is_host, arrays)):
         return list(act(list(arrays)))
     return to_devices_of(act(on_host(arrays)), arrays)

@@ -29,13 +29,15 @@ from horovod.observe.call_site import caller
 class Gradients:
     """Adds up the gradients of one optimizer over a process set.
 
-    Each optimizer has its own requests, so two optimizers whose parameters have the same names do not mix. Every rank must use
-    its optimizers of the same kind for the first time in the same order.
+    Each optimizer has its own requests, so those of two optimizers whose parameters have the same names are never confused. If
+    a script has several optimizers of one kind, every rank must use them for the first time in the same order.
 
     Args:
         kind: a name for this kind of optimizer, the same on all ranks.
         predivide: gradients are divided by it before they are added up, and multiplied afterwards.
-        num_groups: the number of requests for the gradients of one call. 0: Horovod decides.
+        num_groups: the number of groups into which the gradients of one call are divided; each group is one request per dtype.
+            0: Horovod cuts by size.
+        process_set: the ranks that train together.
 
     Raises:
         ValueError: an argument is wrong, or the process set is not registered.
@@ -55,10 +57,12 @@ class Gradients:
         self._guard = Guard(process_set, self._settings.line)
 
     def compare(self, optimizer: Any, weights: Mapping[str, Any]) -> None:
-        """Compare hyper-parameters and a sample of the weights with the other ranks', once in each step, before :meth:`reduce`.
+        """Compare hyper-parameters and a sample of the weights with those of the other ranks. Every member must call it once in
+        each step, before :meth:`reduce`.
 
         Args:
-            weights: by name. They are read in the second step alone, and with ``HOROVOD_DEBUG`` now and then.
+            optimizer: the optimizer with the hyper-parameters.
+            weights: by name. They are read only in the second step, and with ``HOROVOD_DEBUG`` at intervals.
 
         Raises:
             MismatchError: ranks differ, and ``HOROVOD_CHECK=error``.
@@ -87,18 +91,19 @@ class Gradients:
         return self._settings.active()
 
     def rescale(self) -> float:
-        """The factor for ``rescale_grad`` that makes averages of the sums."""
+        """The factor for ``rescale_grad`` that turns sums into averages."""
         settings = self._settings
         return settings.predivide / (settings.process_set.size() or 1) if self.active() else 1.0
 
     def reduce(self, names: Sequence[str], gradients: Sequence[Any]) -> None:
         """Add up gradients over the ranks, in place. Every member must call it with the same names, types and shapes.
 
-        It returns immediately, and raises the errors of :func:`horovod.mxnet.ops.allreduce.allreduce_`. Gradients are sent in
-        as many requests as the user asked for, each of one type. By default they are cut by size.
+        It returns immediately, and raises the errors of :func:`horovod.mxnet.ops.allreduce.allreduce_`. Each request contains
+        gradients of one type. The class says how the gradients are divided into requests.
 
         Args:
             names: the names of the parameters, for errors and the timeline.
+            gradients: the gradient of each parameter, a dense NDArray.
         """
         if self._guard.debugs:
             for name, gradient in zip(names, gradients, strict=True):
@@ -110,7 +115,7 @@ class Gradients:
                 for spec in specs([gradient], f"gradient of {name}")
             ]
             own, settings = self._name.of(self._kind), self._settings
-            prescale, _ = settings.scales()  # rescale_grad does what an average does after the sum
+            prescale, _ = settings.scales()  # the update multiplies by rescale_grad, in place of the postscale factor
             for number, members in enumerate(self._cut(tensors)):
                 described = [tensors[index] for index in members]
                 called = f"{own}.{names[0]}.{number}"

@@ -13,7 +13,8 @@ _OWN = {"_optimizer", "_gradients", "_settings", "_first"}
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # untyped base
-    """Wraps an optimizer: ``update`` first averages the gradients over the ranks of ``process_set``, in place.
+    """Wraps an optimizer: ``update`` first averages the gradients over the ranks of ``process_set``, in place. Every member
+    must call it.
 
     All attributes, such as ``learning_rate``, are those of the wrapped optimizer. Gradients are added up, and the optimizer's
     ``rescale_grad`` is divided by the number of ranks when it is wrapped. A script that sets ``rescale_grad`` later must divide
@@ -22,7 +23,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # unt
     Args:
         optimizer: an optimizer of MXNet.
         gradient_predivide_factor: gradients are divided by it before they are added up, and multiplied afterwards.
-        num_groups: the number of requests for the gradients of one call, each of one type. 0: Horovod decides.
+        num_groups: the number of groups into which the gradients of one call are divided; each group is one request per dtype.
+            0: Horovod cuts by size.
         process_set: the ranks that train together.
 
     Raises:
@@ -51,7 +53,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # unt
         self._first: Any = None  # the index whose update begins a step
 
     def unwrap(self) -> Any:
-        """The wrapped optimizer, to be used without this one."""
+        """Undo the change of ``rescale_grad``, and return the wrapped optimizer, for use without this one."""
         self._optimizer.rescale_grad /= self._gradients.rescale()
         return self._optimizer
 

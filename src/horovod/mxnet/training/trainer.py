@@ -15,11 +15,11 @@ from horovod.mxnet.training.optimizer import DistributedOptimizer
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped base
-    """A ``gluon.Trainer`` whose ``step`` averages the gradients over the ranks of ``process_set``.
+    """A ``gluon.Trainer`` whose ``step`` averages the gradients over the ranks of ``process_set``. Every member must call it.
 
-    ``step(batch_size)`` takes the number of samples of this rank. ``allreduce_grads()`` makes gradients sums over the ranks,
-    and ``update(batch_size)`` divides them by the number of ranks, so code that clips gradients in between gets sums. On ranks
-    that are not members of the set, this is a plain trainer. Each rank has one device.
+    ``step(batch_size)`` takes the number of samples of this rank. ``allreduce_grads()`` turns gradients into sums over the
+    ranks, and ``update(batch_size)`` divides them by the number of ranks, so code that clips gradients in between gets sums. On
+    ranks that are not members of the set, this is a plain trainer. Each rank has one device.
 
     Args:
         params: a ``ParameterDict``, dict or list of Gluon parameters, the same on every rank. A list is sorted by name.
@@ -28,7 +28,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped bas
         compression: compresses gradients before they are sent. ``hvd.Compression.fp16`` adds them up in 16 bits.
         gradient_predivide_factor: gradients are divided by it before they are added up, and multiplied afterwards.
         prefix: a prefix of the parameters' numbers in errors and in the timeline.
-        num_groups: the number of requests for the gradients of a step, each of one type. 0: Horovod decides.
+        num_groups: the number of groups into which the gradients of a step are divided; each group is one request per dtype.
+            0: Horovod cuts by size.
         process_set: the ranks that train together.
 
     Raises:
@@ -48,7 +49,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped bas
         process_set: ProcessSet = global_process_set,
     ) -> None:
         if not (prefix is None or isinstance(prefix, str)):
-            raise AssertionError(f"prefix={prefix!r}: expected a text or None")
+            raise AssertionError(f"prefix={prefix!r}: expected a str or None")
         if isinstance(optimizer, DistributedOptimizer):
             warnings.warn(
                 "DistributedTrainer does not take DistributedOptimizer as its optimizer. It has been unwrapped for you.",
@@ -67,8 +68,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped bas
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         if len(self._contexts or ()) > 1:
             raise ValueError(
-                f"the parameters are on several devices, {', '.join(map(str, self._contexts))}; each rank trains on one of its "
-                "own, such as mx.gpu(hvd.local_rank())"
+                f"the parameters are on several devices, {', '.join(map(str, self._contexts))}; a rank trains on one device. "
+                "Initialise them with one, such as ctx=mx.gpu(hvd.local_rank())"
             )
         self._scale *= self._gradients.rescale()
 

@@ -2,17 +2,19 @@
 
 A :class:`~horovod.torch.compression.Compressor` compresses one tensor, and keeps no state. A :class:`BucketCompressor` reduces
 a bucket of gradients itself. It keeps its state (the error of the last step, a basis to start from) in a dictionary for each
-parameter. The optimizer has these dictionaries, and saves them in its ``state_dict()``.
+parameter. The optimizer owns these dictionaries, and saves them in its ``state_dict()``.
 
-Its one method is a generator. It starts a collective and yields it. The optimizer resumes the generator with the results of
-the collective. Meanwhile backward and other buckets go on. For example, a reduction without compression is::
+Its only method is a generator. It starts a collective and yields it. The optimizer resumes the generator with the results of
+the collective. Meanwhile backward and the reductions of other buckets continue. For example, a reduction without compression
+is::
 
     class Plain(hvd.BucketCompressor):
         def reduce(self, gradients, memory, collectives):
             yield collectives.allreduce(list(gradients.values()), "plain")
 
-The first collective of a bucket starts inside backward, when its last gradient is ready. The others start in ``step()`` or
-``synchronize()``, which resume the generators of all buckets in turn until all have ended.
+The first collective of a bucket starts inside backward, when its last gradient is ready. The others start at the end of the
+backward pass; for gradients that the script has set itself, they start in ``step()`` or ``synchronize()``. There the optimizer
+resumes the generators of all buckets, one after another, until all have ended.
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ class BucketCompressor(ABC):
         """Overwrite this rank's gradients with their average or sum over the ranks, or with an approximation of it.
 
         Called without gradient tracking. It must write the same bits and run the same collectives on every rank, so its
-        decisions depend on shapes and on reduced values, never on this rank's own gradients. A rank that has joined misses
-        steps of the others. Afterwards the values of ``common`` may differ between ranks.
+        decisions may depend on shapes and on reduced values, never on this rank's own gradients. A rank that has joined
+        (``hvd.join()``) misses steps of the others. Afterwards the values of ``common`` may differ between ranks.
 
         Args:
             gradients: by parameter name; dense and contiguous, with the same names, shapes and dtypes on every rank.
@@ -94,13 +96,13 @@ class BucketCompressor(ABC):
             ValueError: always. The text says where to pass the compressor.
         """
         raise ValueError(
-            f"{type(self).__name__} keeps state from step to step, so it compresses the gradients of an optimizer only: "
+            f"{type(self).__name__} keeps state from step to step, so it can only compress the gradients of an optimizer: "
             "pass it to DistributedOptimizer"
         )
 
 
 class BucketReduction:
-    """The running reduction of one bucket by a compressor."""
+    """The running reduction of one bucket by a compressor. Creating it starts the first collective."""
 
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
@@ -109,7 +111,7 @@ class BucketReduction:
         self._resume(None)
 
     def advance(self) -> bool:
-        """Wait for the running collective, and start the next. Returns False if there is none, or if it failed."""
+        """Wait for the running collective, and start the next one. Returns whether a collective is running then."""
         if self._pending is None:
             return False
         try:

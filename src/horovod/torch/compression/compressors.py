@@ -38,7 +38,7 @@ class BF16Compressor(_TorchCast):
 
 
 class Compression:
-    """The choices for ``compression=``. ``powersgd(rank=2)`` and ``topk(ratio=0.01)`` are for optimizers only."""
+    """The choices for ``compression=``. Only optimizers accept ``powersgd(rank=2)`` and ``topk(ratio=0.01)``."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

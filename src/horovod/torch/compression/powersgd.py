@@ -42,7 +42,7 @@ class PowerSGD(BucketCompressor):
             raise ValueError(f"the rank of PowerSGD must be a positive integer, not {rank!r}")
         self.rank = rank
 
-    # Equal on all ranks, except for one step after a join. Any right factor gives a correct result, only a less exact one.
+    # The same on all ranks, except in the step after a join. Any right factor gives a correct result, only a less exact one.
     common = frozenset(["factor"])
 
     def reduce(

@@ -56,7 +56,7 @@ class TopK(BucketCompressor):
             values.append(waiting[chosen])
             indices.append(chosen + start)
             waiting[chosen] = 0
-            memory[name]["unsent"] = waiting.nan_to_num_(0, 0, 0)  # an overflow has been sent; it must not stay
+            memory[name]["unsent"] = waiting.nan_to_num_(0, 0, 0)  # an overflow must not affect later steps
             start += waiting.numel()
         narrow = torch.int32 if total <= 2**31 else torch.int64
         counts = sum(len(each) for each in values)

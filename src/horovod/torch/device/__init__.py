@@ -1,1 +1,1 @@
-"""Host memory that stands for device memory in a collective: copies, their streams, and the pool of page-locked buffers."""
+"""The memory of a collective's tensors: host memory, device memory that an engine moves, and staged copies of device memory."""

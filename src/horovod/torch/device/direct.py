@@ -1,17 +1,17 @@
-"""Tensors on a device whose memory an engine moves. They are passed in place, and the host never waits for the device.
+"""Tensors on a device whose memory an engine moves. The engine uses them in place, and the host never waits for the device.
 
     caller's stream   ──kernels──┐ready      ┌── arrive() ──▶ kernels that use the result
     engine's stream              └──collective┘event
 
-* A submission is announced at once. The engine's stream waits for the point that the caller's current stream had reached
-  then, so the host does not.
-* The handle is done when the collective is queued. ``synchronize()`` makes the caller's current stream wait for the event
-   behind it.
-* The core holds the tensors until that event is over, or until ``arrive()``. From then on the caller's stream comes after the
-  event, so the next user of their memory on that stream does, too. The memory of a gradient that the script releases after its
-  step can be reused in the next one, even if the device is late.
-* If ``arrive()`` finds another current stream than that of the submission, it marks the tensors for this stream
-  (``record_stream``). It also marks outputs that were allocated on the engine's stream.
+* A submission is announced at once. The engine's stream waits for the point that the caller's current stream had reached at the
+  submission, so the host need not wait.
+* The handle is done when the collective is queued. ``synchronize()`` makes the caller's current stream wait for the event that
+  follows the collective.
+* The core holds the tensors until that event has completed, or until ``arrive()``. After ``arrive()``, later work of the
+  caller's stream waits for the event, and so does the next user of the tensors' memory on that stream. So the memory of a
+  gradient that the script releases after a step can be reused in the next step, even if the device is late.
+* If the current stream in ``arrive()`` is not that of the submission, ``arrive()`` marks the tensors for the current stream
+  (``record_stream``). It always marks outputs that were allocated on the engine's stream.
 """
 
 from __future__ import annotations
@@ -34,7 +34,16 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class TorchDeviceMemory(InPlace):
-    """One submission of device memory; implements :class:`horovod.torch.device.base.TorchMemory`."""
+    """One submission of device memory; implements :class:`horovod.torch.device.base.TorchMemory`.
+
+    Args:
+        runtime: the device.
+        engine: the name of the engine.
+        stream: the engine's stream, on which outputs of unknown size are allocated.
+
+    Raises:
+        ValueError: the caller's current stream is being captured into a graph.
+    """
 
     def __init__(self, runtime: TorchRuntime, engine: str, stream: object) -> None:
         refuse_in_capture(runtime.capturing())

@@ -1,4 +1,4 @@
-"""The memory of one submission's tensors, as the core reads and writes it.
+"""Chooses the memory of one submission's tensors, which the core reads and writes.
 
 An operation calls :func:`memory_of` for its tensors and submits what ``read``, ``write``, ``reduce`` or ``grow`` return. When
 the handle is done, it calls ``arrive``. The core gets host memory directly, and device memory directly if an engine moves it
@@ -55,7 +55,8 @@ def memory_of(tensors: Sequence[torch.Tensor], how: ReductionArguments | None = 
     stream.
 
     Args:
-        how: the reduction that is wanted; None for a collective that only moves elements.
+        tensors: the tensors, on one device.
+        how: the reduction; None for a collective that only moves elements.
 
     Raises:
         ValueError: the first tensor cannot be communicated. The others are checked when they are read or written.

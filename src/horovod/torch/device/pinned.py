@@ -1,7 +1,7 @@
-"""A pool of page-locked host memory, with which a device copies asynchronously.
+"""A pool of page-locked host memory. A device can copy to and from such memory asynchronously.
 
-Locking pages costs as much as many copies, so buffers are reused. Their sizes are powers of two, so that a few of them serve
-tensors of many sizes. A buffer that is never returned is forgotten with its last reference.
+Locking pages takes as long as many copies, so buffers are reused. Their sizes are powers of two, so that a few of them serve
+tensors of many sizes. A buffer that is never returned to the pool is freed with the last reference to it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ class StreamEvent(Protocol):
     """A point in a stream's work, like ``torch.cuda.Event``."""
 
     def query(self) -> bool:
-        """Whether everything before it is done."""
+        """Whether all work before this point is done."""
 
 
 class Buffer:
-    """Page-locked memory: ``memory`` is a one-dimensional uint8 tensor. ``until``: the event after which a device is done."""
+    """Page-locked memory.
+
+    Attributes:
+        memory: a one-dimensional uint8 tensor.
+        until: the event after which the device does not use the memory any more; None: it does not use it now.
+    """
 
     __slots__ = ("__weakref__", "memory", "until")
 
@@ -35,7 +40,7 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return self.memory.numel()
 
 
@@ -45,13 +50,13 @@ def page_locked(size: int) -> torch.Tensor:
 
 
 class PinnedPool:
-    """The pool of buffers. For any thread.
+    """The pool of buffers. Any thread may call any method.
 
     Args:
-        allocate: makes the memory of a new buffer.
-        limit: the bytes of idle buffers to keep beside those in use. It is checked when a new buffer is made, so a job that
-            does the same in every step keeps all buffers of a step. When needs change, the buffers that were idle for longest
-            are freed.
+        allocate: makes the memory of a new buffer of the given size in bytes.
+        limit: how many bytes of idle buffers to keep besides the buffers in use. The pool checks the limit only when it makes a
+            new buffer, so a job that does the same in every step keeps all buffers of a step. When the needs change, the pool
+            frees the buffers that were idle for longest.
     """
 
     def __init__(self, allocate: Callable[[int], torch.Tensor] = page_locked, limit: int = IDLE_BYTES) -> None:
@@ -62,7 +67,7 @@ class PinnedPool:
         self._in_use: weakref.WeakSet[Buffer] = weakref.WeakSet()
 
     def take(self, size: int) -> Buffer:
-        """A buffer of at least ``size`` bytes that no device uses any more."""
+        """Take a buffer of at least ``size`` bytes that no device uses any more."""
         wanted = max(SMALLEST, 1 << (size - 1).bit_length())
         with self._lock:
             buffer = self._find(wanted)
@@ -77,14 +82,14 @@ class PinnedPool:
         return buffer
 
     def give(self, buffer: Buffer, until: StreamEvent | None = None) -> None:
-        """Return ``buffer``, which is free once the device has reached ``until``."""
+        """Return ``buffer`` to the pool. It can be taken again once the device has reached ``until``."""
         buffer.until = until
         with self._lock:
             self._in_use.discard(buffer)
             self._idle.append(buffer)
 
     def bytes_in_use(self) -> int:
-        """The bytes of buffers that were taken, and neither returned nor forgotten."""
+        """The total size of the buffers that were taken, and neither returned nor freed."""
         with self._lock:
             return sum(buffer.size for buffer in self._in_use)
 

@@ -1,7 +1,7 @@
 """Access to PyTorch's devices for engines that move device memory: streams, events, allocator and copies.
 
-Everything a device must do is in ``torch.cuda`` (which is ROCm's name in PyTorch too), or in the module of another kind of
-device with the same functions.
+It uses the functions of ``torch.cuda``, which PyTorch also provides for ROCm, or the same functions in the module of another
+kind of device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from horovod.torch.ops.tensors import DATA_TYPES
 
 _TORCH_TYPES = {data_type.numpy: dtype for dtype, data_type in DATA_TYPES.items()}
 _INTEGERS = {1: (torch.uint8, "|u1"), 2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}
-"""Copies treat elements as integers of their size, in bytes."""
+"""By element size in bytes, the integers as which copies treat elements: PyTorch's type and the type of the array interface."""
 _HIGHEST = -1
 
 _log = logging.getLogger("horovod.torch")
@@ -36,7 +36,7 @@ does not keep the memory alive."""
 
 
 class _CudaArray:
-    """Memory of a CUDA device, as its array interface describes it."""
+    """Memory of a CUDA device, described by the CUDA array interface."""
 
     def __init__(self, address: int, length: int, typestr: str) -> None:
         self.__cuda_array_interface__ = {
@@ -50,12 +50,12 @@ class _CudaArray:
 
 @lru_cache(maxsize=8192)
 def _in_cuda_memory(device: torch.device, address: int, length: int, itemsize: int) -> torch.Tensor:
-    """Cached, because gradients usually keep their addresses from step to step."""
+    """The ``in_memory`` function of CUDA. It is cached, because gradients usually keep their addresses from step to step."""
     return torch.as_tensor(_CudaArray(address, length, _INTEGERS[itemsize][1]), device=device)
 
 
 IN_MEMORY: dict[str, InMemory] = {"cuda": _in_cuda_memory}
-"""By kind of device whose memory an engine can move, its maker of tensors."""
+"""The kinds of devices whose memory an engine can move, each with its ``in_memory`` function."""
 
 
 class TorchRuntime(DeviceRuntime):
@@ -139,7 +139,7 @@ class TorchRuntime(DeviceRuntime):
 
     @contextmanager
     def on(self, stream: Any) -> Iterator[None]:
-        """A context in which the stream is the thread's current one. Tensors that are made in it are ordinary tensors."""
+        """A context in which the stream is the thread's current one. Tensors made in it are no inference tensors."""
         with self.chosen(), self._module.stream(stream), torch.inference_mode(False):
             yield
 
@@ -150,7 +150,7 @@ def _plain(dtype: np.dtype[Any], value: Any) -> Any:
 
 
 class Devices:
-    """The devices of this process, for the core. The first that is used in a generation serves all its collectives."""
+    """The devices of this process, for the core. The first device that a generation uses carries out all its collectives."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -174,7 +174,8 @@ class Devices:
         return self.use(None)
 
     def use(self, device: torch.device | None) -> TorchRuntime:
-        """The device of this rank's collectives. If there is none yet, it becomes ``device``, or the thread's current one."""
+        """The device of this rank's collectives. The first call in a generation chooses it: ``device``, or by default the
+        thread's current one."""
         with self._lock:
             if self._runtime is None:
                 if device is None:
@@ -184,13 +185,14 @@ class Devices:
             return self._runtime
 
     def forget(self) -> None:
-        """A generation ends; the next may use another device."""
+        """Called when a generation ends: the next one may use another device."""
         with self._lock:
             self._runtime = None
 
 
 def _guard(kind: str) -> Callable[[], AbstractContextManager[None]]:
-    """Returns a maker of blocks whose calls do not disturb graph captures on this kind of device. HIP has none."""
+    """A function that makes contexts in which calls do not disturb graph captures on this kind of device. With HIP, which has
+    no such mode, the contexts do nothing."""
     if kind != "cuda" or not torch.version.cuda:
         return nullcontext
     try:
@@ -206,8 +208,7 @@ def _count(kind: str) -> int:
 
 
 def _names(kind: str) -> list[str]:
-    """Identifiers of the visible devices of a kind, found without using memory on any: their UUIDs if NVIDIA's library knows
-    them."""
+    """Identifiers of the visible devices of a kind: their UUIDs if NVIDIA's library provides them. Uses no device memory."""
     count = _count(kind)
     known = nvml.visible_gpus() if kind == "cuda" and torch.version.cuda else None
     return known if known is not None and len(known) == count else names_in_view(kind, count)

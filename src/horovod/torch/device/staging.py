@@ -14,13 +14,14 @@ has a :class:`Port`: one stream for copies to the host, one for copies to the de
   device: other submissions overtake a late one, and a rank whose device computes for minutes does not look stuck in a
   collective.
 * The worker thread starts the copy back at the end of the collective, which takes it some microseconds. The waiting thread
-  may be waiting for a much later gradient. The directions have separate streams for the same reason.
-* ``synchronize()`` makes the caller's current stream wait for the copies back. The host waits for the collective, and never
+  does not do it, because it may be waiting for a much later gradient. The directions have separate streams for the same
+  reason.
+* ``synchronize()`` makes the caller's current stream wait for the copies back. The host waits only for the collective, never
   for the device.
 * Memory must not be reused while a stream works on it. Inputs are held until their copy is complete. Outputs are marked with
   ``record_stream``: the caller's tensors for the back stream, tensors made here for the caller's stream.
 
-The functions used are those of ``torch.cuda``, which serves ROCm too, or of the module of another kind of device.
+Like :mod:`horovod.torch.device.runtime`, it uses the functions of ``torch.cuda``, or those of another kind of device's module.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ pool = PinnedPool()
 
 
 class _Departure(NamedTuple):
-    """Copies to the host that are complete at the event ``complete``. ``copies`` keeps their memory alive."""
+    """Copies to the host, complete at the event ``complete`` (None: at once). ``copies`` keeps their memory alive."""
 
     complete: Any
     copies: Copies
@@ -80,7 +81,7 @@ class Port:
         self._thread.start()
 
     def mark(self) -> Any:
-        """The present point in the caller's current stream, as an event.
+        """An event at the present point of the caller's current stream.
 
         Raises:
             ValueError: that stream is being captured into a graph.
@@ -89,7 +90,7 @@ class Port:
         return self._module.current_stream(self.device).record_event()
 
     def leave(self, after: Any, copies: Copies, proceed: Proceed) -> None:
-        """Copy from the device, after the event ``after``; call ``proceed`` when that is complete."""
+        """Start copies from the device, after the event ``after``. Calls ``proceed`` when they are complete or have failed."""
         with self._on(self._out):
             self._out.wait_event(after)
             for source, target in copies:
@@ -99,7 +100,7 @@ class Port:
         self._departures.put(_Departure(complete, copies, proceed))
 
     def enter(self, after: Any, copies: Copies) -> Any:
-        """Copy to the device, after the event ``after``; the event of completion."""
+        """Start copies to the device, after the event ``after``. Returns the event of their completion."""
         with self._on(self._back):
             self._back.wait_event(after)
             for source, target in copies:
@@ -129,21 +130,21 @@ class Port:
         """Return when all earlier copies have arrived, however long the device computes.
 
         Raises:
-            HorovodInternalError: the thread that waits for the device has ended, so this rank cannot know.
+            HorovodInternalError: the thread that waits for the device has ended, so the copies' completion stays unknown.
         """
         arrived = threading.Event()
         self._departures.put(_Departure(None, [], lambda _: arrived.set()))
         while not arrived.wait(_LOOK_SECONDS):
             if not self._thread.is_alive():
-                raise EngineFailureError(f"the thread that waits for {self.device} has ended; its output says why")
+                raise EngineFailureError(f"the thread that waits for {self.device} has ended; see this rank's output")
 
     def close(self) -> None:
-        """End the thread, when all copies have arrived."""
+        """Wait until all copies have arrived, 30 seconds at most, and end the thread."""
         self._departures.put(None)
         self._thread.join(_END_SECONDS)
 
     def chosen(self) -> AbstractContextManager[Any]:
-        """A block with this device as the current one: otherwise a thread that never used a device would use the first one."""
+        """A context in which this device is the current one. By default a thread uses the first device."""
         chosen: AbstractContextManager[Any] = self._module.device(self.device)
         return chosen
 
@@ -163,16 +164,23 @@ class Port:
                 error = _blocked(self.device, "from", failure)
             try:
                 departure.proceed(error)
-            except Exception:  # the thread waits for others, too
+            except Exception:  # the thread goes on: it waits for other copies, too
                 _log.exception("the copy of a tensor from %s could not be submitted", self.device)
-            del departure  # holds memory
+            del departure  # it holds memory
 
 
 class Staged:
-    """The tensors of one submission on a device: a transfer for the core, and the memory that the operations ask for.
+    """The tensors of one submission on a device. To operations it is a :class:`horovod.torch.device.base.TorchMemory`, to the
+    core a :class:`horovod.core.requests.tensor.Transfer`.
+
+    The copies to the host wait for the work that the caller's current stream was given before this object was made. Later work
+    must not change the tensors until :meth:`arrive` has been called.
 
     Args:
-        port: the port of their device. Later work of the caller's current stream on the tensors must not affect the copies.
+        port: the port of the tensors' device.
+
+    Raises:
+        ValueError: the caller's current stream is being captured into a graph.
     """
 
     device = "gpu"
@@ -202,7 +210,7 @@ class Staged:
     def reduce(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        views = self.read(inputs)  # reduced in place in any case: the copies belong to this object
+        views = self.read(inputs)  # the copies are reduced in place in any case, as they belong to this object
         self._returning += [(copy, output.detach()) for (_, copy), output in zip(self._leaving, outputs, strict=True)]
         return views, views
 
@@ -257,7 +265,7 @@ class Staged:
         return self._room([(tensor.shape, tensor.dtype) for tensor in tensors])
 
     def _room(self, wanted: Sequence[tuple[torch.Size, torch.dtype]]) -> list[torch.Tensor]:
-        """Tensors in one page-locked buffer, of these shapes and types."""
+        """Make tensors of these shapes and types in one page-locked buffer."""
         starts, stop = [], 0
         for shape, dtype in wanted:
             starts.append(stop)
@@ -265,7 +273,7 @@ class Staged:
         with self._port.chosen():
             buffer = pool.take(max(stop, 1))
         self._buffers.append(buffer)
-        with torch.inference_mode(False):  # copies are made by threads that are in no such mode
+        with torch.inference_mode(False):  # the threads that copy are not in inference mode
             return [
                 buffer.memory[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)
                 for start, (shape, dtype) in zip(starts, wanted, strict=True)
@@ -295,13 +303,13 @@ def port(device: torch.device) -> Port:
 
 
 def drain() -> None:
-    """Return when every submission that was made before now is announced."""
+    """Wait until every earlier submission can be announced, because its copy is complete. Raises as :meth:`Port.drain`."""
     for each in list(_ports.values()):
         each.drain()
 
 
 def close() -> None:
-    """Close all ports and keep no memory. They open again when they are needed."""
+    """Close all ports, and free all idle buffers. A port opens again when it is needed."""
     with _opening:
         ports = list(_ports.values())
         _ports.clear()
@@ -310,4 +318,4 @@ def close() -> None:
     pool.clear()
 
 
-atexit.register(close)  # before the interpreter ends under a thread that waits for a device
+atexit.register(close)  # so that no thread still waits for a device when the interpreter ends

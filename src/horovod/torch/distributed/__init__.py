@@ -2,16 +2,18 @@
 
     registration    gives PyTorch the back end's name
     making          makes a group when PyTorch asks for one
-    store           the ranks of a group find each other through the group's store
-    membership      a group becomes a process set of the runtime, which it starts if that does not run
-    base            what a group is: its operations, its time limit, its end
+    store           exchanges data among the ranks of a group through the group's store
+    membership      makes a group a process set of the runtime, and starts the runtime if it does not run
+    base            the common base of groups: operations, time limit, end
     group           a ProcessGroup in Python
-    backend         a Backend in Python, from PyTorch 2.15 on: one of those of a group, or what such a ProcessGroup has in C++
-    splitting       a group of some ranks of another
-    operations      each operation of c10d as a collective of the core; sparse has one of its own
+    backend         a Backend in Python, from PyTorch 2.15 on: one of several back ends of a group, or the one that such a
+                    ProcessGroup registers for C++ code
+    splitting       makes a group from some ranks of another group
+    operations      each operation of c10d as a collective of the core; sparse has the sum of sparse tensors
     submission      makes requests of tensors, and submits them
-    work, futures   what a call returns
-    point_to_point  send and recv, which need no other rank
+    plain           a shorter path for plain tensors in host memory
+    work, futures   the return values of calls
+    point_to_point  send and recv, which involve only two ranks
 
-Calls have no names. A group counts all of them together, so ranks that call different operations get an error at once.
+Calls have no names. A group counts all calls together, so ranks that call different operations get an error at once.
 """

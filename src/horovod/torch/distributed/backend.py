@@ -1,9 +1,8 @@
 """The back end that PyTorch gets from 2.15 on: a Backend in Python, one of those that a ProcessGroup has for its devices.
 
-All operations reach it from Python and from C++ alike, under the names by which Python calls them. PyTorch takes ``wait()`` and
-``get_future()`` alone from the works that it returns, and of a future what C++ knows of it. So where it is one of several of
-its group, a work cannot tell the source of a message, and the calls that a callback of a future makes cannot be named after
-that future; both are errors.
+Python code and C++ code call its operations by the same names. PyTorch uses only ``wait()`` and ``get_future()`` of the works
+that it returns, and only the C++ part of a future. So if the group has several back ends, a work cannot tell the source of a
+message, and collectives that a callback of a future calls cannot be named after that future. Both raise NotImplementedError.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ class HorovodBackend(BackendGroup, _BackendBase):  # type: ignore[misc]  # C++, 
     """The operations of a group on Horovod's engines.
 
     Args:
-        options: what PyTorch says of the group.
-        submitter: of the group.
+        options: PyTorch's ``_DistributedBackendOptions``, or an object with its ``group_rank``, ``group_size``, ``store`` and
+            ``timeout``.
+        submitter: submits the calls of the group.
     """
 
     def __init__(self, options: Any, submitter: Submitter) -> None:
@@ -43,17 +43,28 @@ class HorovodBackend(BackendGroup, _BackendBase):  # type: ignore[misc]  # C++, 
     supports_splitting = True
 
     def split(self, store: Any, ranks: Sequence[int], options: Any) -> HorovodBackend:
-        """The back end of a group of some of the ranks, which call it. PyTorch splits each back end of a group with several."""
+        """Make the back end of a group of some of the ranks. Every member of the new group must call it.
+
+        If a group has several back ends, PyTorch splits each of them.
+
+        Args:
+            store: the store of the new group.
+            ranks: the members: their ranks in this group, in their order in the new one.
+            options: PyTorch's options of the back end, with the time limit.
+
+        Raises:
+            TimeoutError, RuntimeError: a member is missing, or could not take part; the message says which and why.
+        """
         timeout = options._timeout
         index, submitter = split(self._submitter, store, ranks, timeout, names_callbacks=False)
         group = SimpleNamespace(group_rank=index, group_size=len(ranks), store=store, timeout=timeout)
         return HorovodBackend(group, submitter)
 
     def eager_connect_single_device(self, device: Any) -> None:
-        """Connections are made when the group is."""
+        """Does nothing: the ranks connect when the group is made."""
 
     def perform_nocolor_split(self, device: Any) -> None:
-        """A rank that is not in a new group has no part in it."""
+        """Does nothing: ranks outside a new group take no part in making it."""
 
     @property
     def options(self) -> Any:
@@ -61,7 +72,7 @@ class HorovodBackend(BackendGroup, _BackendBase):  # type: ignore[misc]  # C++, 
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> HorovodWork:
         raise NotImplementedError(
-            f'recv() from any source: in a group of several back ends PyTorch does not ask "{NAME}" where a message came from. '
+            f'recv() from any source: in a group of several back ends PyTorch does not ask "{NAME}" which rank sent a message. '
             f'Name the source, or make a group with backend="{NAME}" alone.'
         )
 

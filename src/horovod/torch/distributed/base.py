@@ -1,4 +1,4 @@
-"""The common base of groups, for each of PyTorch's classes that they derive from."""
+"""The common base of groups: of PyTorch's ProcessGroup in ``group``, and of its Backend in ``backend``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NAME = "horovod"
 
 
 class BackendGroup(Operations, PointToPoint):
-    """A group of ranks: its operations, its time limit and its end. PyTorch's class is the other base of a subclass."""
+    """A group of ranks: its operations, its time limit and its end. A subclass also derives from one of PyTorch's classes."""
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
     def _join(self, store: Any, submitter: Submitter) -> None:
-        """Begin.
+        """Set the attributes. A subclass calls it in its constructor.
 
         Args:
-            store: of the group.
-            submitter: of its calls.
+            store: the store of the group.
+            submitter: submits the calls of the group.
         """
         self._store = store
         self._submitter = submitter
@@ -36,16 +36,21 @@ class BackendGroup(Operations, PointToPoint):
     getBackendName = _get_backend_name = name
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The time limit of sends and receives. The time limit of collectives is fixed when the group is made."""
+        """Set the time limit of sends and receives. The time limit of collectives is fixed when the group is made."""
         self._submitter.seconds = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
     def monitored_barrier(self, options: Any = None, wait_all_ranks: bool = False) -> None:
-        """Return when all ranks have called it. It goes through the store, so it works where a collective does not.
+        """Return when all ranks of the group have called it. It uses the store, so it works even if collectives do not.
+
+        Args:
+            options: the time limit, as a timedelta or as the attribute ``timeout`` of an object; by default that of the group.
+            wait_all_ranks: has no effect: the message always lists the missing ranks.
 
         Raises:
-            TimeoutError: some have not within the time limit; the message names them all, on all ranks.
+            TimeoutError: ranks are missing after the time limit; the message names them (the first 16), on all ranks.
+            RuntimeError: the store cannot be used.
         """
         submitter = self._submitter
         timeout = options if isinstance(options, timedelta) else getattr(options, "timeout", None)
@@ -61,7 +66,7 @@ class BackendGroup(Operations, PointToPoint):
         return False
 
     def _set_sequence_number_for_group(self) -> None:
-        """The runtime counts the calls of a group itself."""
+        """Does nothing: the runtime counts the calls of a group."""
 
     def shutdown(self) -> None:
         """End the group: ``destroy_process_group()`` calls it."""
@@ -70,7 +75,7 @@ class BackendGroup(Operations, PointToPoint):
             threads.end()
 
     def abort(self) -> None:
-        """Fail what the group has in flight, on all its ranks, and end it."""
+        """Fail the collectives that the group has in flight, on all its ranks, and end the group."""
         memberships.abort(self._submitter.membership, "its script aborted the process group")
         if self._submitter.membership.number == 0:
             threads.end()

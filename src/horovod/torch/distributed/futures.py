@@ -1,7 +1,7 @@
 """Futures of PyTorch that are completed when a collective is done.
 
-Anything may wait for a future: DistributedDataParallel, or a function of the script, which may wait for another collective. So
-separate threads complete futures. A worker thread that ran such a function would wait for itself.
+A future runs its callbacks on the thread that completes it. A callback may be a function of the script that waits for another
+collective. So separate threads complete futures: a worker thread that ran this callback would wait for itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _log = logging.getLogger("horovod.torch")
 
 
 class CompletionThreads:
-    """Threads that call functions without delay: if all are busy, another one is started. Idle threads end by themselves."""
+    """Threads that call functions without delay: if all are busy, another thread starts. After 5 idle seconds a thread ends."""
 
     _IDLE_SECONDS = 5.0
 
@@ -42,7 +42,7 @@ class CompletionThreads:
     def _run(self, function: Callable[[], None] | None) -> None:
         while function is not None:
             function()
-            function = None  # holds tensors
+            function = None  # its closure holds tensors
             with self._lock:
                 self._idle += 1
             function = self._next()
@@ -55,7 +55,7 @@ class CompletionThreads:
         except queue.Empty:
             pass
         with self._lock:
-            if self._idle:  # no call has been counted on this thread
+            if self._idle:  # no call is assigned to this thread
                 self._idle -= 1
                 return None
         return self._calls.get()
@@ -77,10 +77,10 @@ threads = CompletionThreads()
 
 
 class Origin:
-    """The source of names for calls that a callback makes: the future that it follows, and the number of earlier calls.
+    """Names the calls that a callback makes: after the future that the callback belongs to, with a number.
 
-    Callbacks run when a collective is done, on any thread, and between any two calls of the script. So calls that they make
-    cannot be counted together with those of the script.
+    Callbacks run when a collective is done, on any thread, and between any two calls of the script. So their calls cannot share
+    the counter of the script's calls.
     """
 
     def __init__(self, path: str) -> None:
@@ -88,13 +88,13 @@ class Origin:
         self._count = 0
 
     def next(self) -> str:
-        """The name of the next call, or of the next thing that follows; the same on all ranks."""
+        """The name of the next call or of the next callback; the same on all ranks."""
         self._count += 1
         return f"{self._path}.{self._count}"
 
 
 class _Unnamed(Origin):
-    """Of callbacks of futures whose callbacks are not counted."""
+    """The origin in callbacks that run in no order that is the same on all ranks."""
 
     def next(self) -> str:
         raise NotImplementedError(
@@ -116,10 +116,10 @@ def present_origin() -> Origin | None:
 
 
 class CollectiveFuture(torch.futures.Future[Any]):
-    """A future whose callbacks make calls under names of their own.
+    """A future that names the calls of its callbacks after itself.
 
     Args:
-        origin: of its callbacks.
+        origin: names the callbacks.
         devices: the devices other than the CPU that the values may be on.
     """
 
@@ -155,14 +155,14 @@ def future_of(
     """A future of a collective's outputs, or of the error that ``outputs`` raises.
 
     Args:
-        then: calls the function that it gets when the collective is done.
+        then: registers a function, which is called when the collective is done.
         outputs: returns the outputs; called when the collective is done.
-        origin: of callbacks in Python; None where C++ has asked, whose callbacks call nothing.
+        origin: names the future's callbacks; None: collectives that its callbacks call raise NotImplementedError.
         devices: the devices other than the CPU that the outputs are on.
     """
     if origin is None:
         first: torch.futures.Future[None] = torch.futures.Future(devices=list(devices))
-        # An error that a callback raises is one for C++, too; one that Python sets is not.
+        # C++ code sees an error that a callback raises, but not one that Python code sets with set_exception().
         second = first.then(lambda _: outputs())
 
         def begin() -> None:

@@ -1,8 +1,8 @@
 """The group that PyTorch gets if this is its only back end: a ProcessGroup in Python, which replaces PyTorch's own.
 
-PyTorch calls it from Python, and from C++ (DistributedDataParallel, functional collectives) for the operations that its
-trampoline knows. Python code gets the works that the group has made, with all their methods, which those of a Backend lack in
-Python.
+Python code of PyTorch calls it, and so does C++ code (DistributedDataParallel, functional collectives) for the operations that
+the trampoline of the C++ class knows. Python code gets the works that the group has made, with all their methods. The works of
+a Backend reach Python code without most of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _DEVICES = ("cpu", "cuda")
 
 
 class _WithoutBackend:
-    """PyTorch's data in the back ends of a group. Before 2.15 a group in Python can have none."""
+    """The names and devices that PyTorch keeps in the back ends of a group. Before 2.15 a group in Python can have no back end,
+    so the group keeps them itself."""
 
     _group_name = _group_description = ""
 
@@ -57,7 +58,7 @@ class _WithoutBackend:
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The kinds of devices whose tensors it takes."""
+        """The kinds of devices whose tensors the group accepts."""
         return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
 
     def _get_backend(self, device: Any) -> Any:
@@ -71,15 +72,16 @@ class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
     """A group of ranks whose operations run on Horovod's engines.
 
     Args:
-        options: what PyTorch says of the group, its ``_DistributedBackendOptions``.
-        submitter: of the group.
+        options: PyTorch's ``_DistributedBackendOptions``, or an object with its ``group_rank``, ``group_size``, ``store`` and
+            ``timeout``.
+        submitter: submits the calls of the group.
     """
 
     def __init__(self, options: Any, submitter: Submitter) -> None:
-        super().__init__(options.group_rank, options.group_size)  # the constructor with a store makes no subclass
+        super().__init__(options.group_rank, options.group_size)  # the one with a store does not suit subclasses
         self._join(options.store, submitter)
         if backend.AVAILABLE:
-            self._backend = HorovodBackend(options, submitter)  # kept: PyTorch holds the half of it that is in C++
+            self._backend = HorovodBackend(options, submitter)  # kept alive here: PyTorch holds only the C++ object
             kind = _ProcessGroup.BackendType.CUSTOM
             for device in _DEVICES:
                 self._register_backend(torch.device(device), kind, self._backend)
@@ -97,13 +99,21 @@ class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
         group_desc: str = "",
         device_types: Any = None,
     ) -> HorovodProcessGroup | None:
-        """A group of some of its ranks: ``torch.distributed.split_group()`` calls it from PyTorch 2.15 on.
+        """Make a group of some of its ranks: ``torch.distributed.split_group()`` calls it from PyTorch 2.15 on.
+
+        Every member of the new group must call it; other ranks may.
 
         Args:
-            ranks: in this group, in their order in the new one. Each of them calls it.
+            ranks: the members: their ranks in this group, in their order in the new one.
+            timeout: the time limit of the new group; by default that of this one.
+            group_name: also the prefix of the new group's keys in the store.
+            opts, device_types: have no effect.
 
         Returns:
-            None on a rank that is not among them.
+            The new group; None on a rank that is not a member.
+
+        Raises:
+            TimeoutError, RuntimeError: a member is missing, or could not take part; the message says which and why.
         """
         parent = self._submitter
         if parent.index not in ranks:

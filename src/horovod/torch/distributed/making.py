@@ -15,13 +15,13 @@ from horovod.torch.distributed.submission import Submitter
 
 
 def make(options: Any) -> HorovodProcessGroup | HorovodBackend:
-    """A group of all ranks, or of those that the options list. Every member must call it.
+    """Make a group of all ranks, or of the ranks that the options list. Every member must call it.
 
     Args:
         options: PyTorch's ``_DistributedBackendOptions``.
 
     Raises:
-        ValueError: another back end is to serve other devices of the group, and this PyTorch would leave it out.
+        ValueError: the caller asks for several back ends, and this PyTorch would use only this one.
         ValueError, TimeoutError, RuntimeError: the ranks do not find each other, or contradict each other.
     """
     wanted = _wanted()
@@ -44,8 +44,8 @@ def make(options: Any) -> HorovodProcessGroup | HorovodBackend:
 
 
 def _wanted() -> dict[str, str]:
-    """The back ends that the caller wants for the group, by device; empty if that is not known. Only the calling function knows
-    it."""
+    """By device, the back ends that the caller wants for the group; empty if unknown. PyTorch does not pass them, so they are
+    read from its function on the stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
         frame = frame.f_back

@@ -1,7 +1,7 @@
-"""How a process group becomes a process set of the runtime.
+"""Makes a process group a process set of the runtime.
 
-The group of all ranks is the global process set. It starts the runtime where that does not run, and then ends it as well,
-unless the script calls ``hvd.init()`` too. A group of some ranks is a process set that its members make alone.
+The group of all ranks is the global process set. If the runtime runs on no rank, the group starts it, and also ends it unless
+the script calls ``hvd.init()``, too. A group of some ranks is a process set that only its members make.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _ABORT_SECONDS = 5.0
 
 
 class GroupMembership(NamedTuple):
-    """A group in the runtime.
+    """A group as a process set of the runtime.
 
     Attributes:
-        generation: the runtime that it is a process set of.
-        number: of the process set.
-        worker: of the process set, on this rank.
-        ranks: the global ranks of its members, in the order of the group.
-        store: of the default group.
+        generation: the runtime.
+        number: the number of the process set.
+        worker: this rank's worker of the process set.
+        ranks: the global ranks of the members, in the order of the group.
+        store: the store of the default group.
     """
 
     generation: Generation
@@ -49,10 +49,10 @@ class GroupMembership(NamedTuple):
     store: Any
 
     def check(self) -> None:
-        """Raise if the runtime that it belongs to has ended; another one may run meanwhile.
+        """Check that the group's runtime still runs; after its end, another runtime may be running.
 
         Raises:
-            HorovodInternalError: it has.
+            HorovodInternalError: the group's runtime has ended.
         """
         if context.running() is not self.generation:
             raise HorovodInternalError(
@@ -65,8 +65,8 @@ class _Standing(msgspec.Struct, array_like=True):
     """A rank's message to the others before the runtime starts.
 
     Attributes:
-        generation, rank, size: of the runtime in its process; 0, -1 and 0 if none runs.
-        launched: its number in a job of horovodrun of as many ranks; -1 if it belongs to none.
+        generation, rank, size: of the runtime in the rank's process; 0, -1 and 0 if none runs.
+        launched: the rank that horovodrun has given the process, if the job has as many ranks as the group; -1 otherwise.
     """
 
     generation: int
@@ -78,14 +78,20 @@ class _Standing(msgspec.Struct, array_like=True):
 _decode = msgspec.msgpack.Decoder(_Standing).decode
 
 _stores: WeakKeyDictionary[Generation, Any] = WeakKeyDictionary()
-"""Of the default group, by runtime."""
+"""The store of the default group, by runtime."""
 
 
 def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> GroupMembership:
-    """The membership of the default group. Every rank must call it.
+    """Make the default group: start the runtime, or share the one that runs. Every rank must call it.
+
+    Args:
+        store: the store of the group.
+        rank, size: this rank's number in the group, and the number of ranks.
+        time_limit: how long to wait for the other ranks; also the time after which a collective that some ranks have not
+            submitted ends the job, if the group starts the runtime and no setting says otherwise.
 
     Raises:
-        ValueError: the runtime runs on some ranks only, or with other numbers; the message is the same on all ranks.
+        ValueError: the runtime runs on some ranks only, or numbers the ranks differently; the message is the same on all ranks.
         TimeoutError, RuntimeError: the ranks did not find each other; the message names the missing ranks.
     """
     exchange = StoreExchange(store, rank, size, INIT)
@@ -108,12 +114,15 @@ def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> Gro
 def of_some_ranks(
     store: Any, rank: int, size: int, ranks: Sequence[int], time_limit: timedelta, description: str
 ) -> GroupMembership:
-    """The membership of a group of some ranks. Every member must call it, and no other rank.
+    """Make a group of some ranks. Every member must call it, and no other rank.
 
     Args:
-        rank, size: in the group.
+        store: the store of the group.
+        rank, size: this rank's number in the group, and the number of members.
         ranks: the global ranks of the members, in the order of the group.
-        description: of the group, for errors.
+        time_limit: how long to wait for the other members; also the time after which a collective that some members have not
+            submitted ends the job, if no setting says otherwise.
+        description: the group's description for error messages.
 
     Raises:
         TimeoutError, RuntimeError: a member is missing, or could not take part; the message says which and why.
@@ -132,7 +141,13 @@ def of_some_ranks(
 
 
 def leave(membership: GroupMembership, reason: str) -> None:
-    """End a group on this rank, and so on all of its members. Does nothing if its runtime has ended."""
+    """End a group. Every member must call it. Does nothing if its runtime has ended.
+
+    For the default group this ends the runtime, unless the script has called ``hvd.init()``, too.
+
+    Args:
+        reason: what this rank did, with "it" as the subject; errors of the other members quote it.
+    """
     generation, number = membership.generation, membership.number
     if not context.is_initialized() or context.current() is not generation:
         return
@@ -143,7 +158,7 @@ def leave(membership: GroupMembership, reason: str) -> None:
         try:
             generation.end_worker(number, reason)
         except HorovodInternalError:
-            pass  # the job has failed; calls that use it raise that error
+            pass  # the job has failed; calls of other groups raise that error
 
 
 def _own_standing(size: int) -> _Standing:
@@ -194,7 +209,7 @@ def _identity(rank: int, size: int) -> ProcessIdentity:
 
 
 def abort(membership: GroupMembership, reason: str) -> None:
-    """Fail what a group has in flight, on all of its members, and end it."""
+    """Fail the collectives that a group has in flight, on all of its members, and end the group."""
     generation, number = membership.generation, membership.number
     if not context.is_initialized() or context.current() is not generation:
         return

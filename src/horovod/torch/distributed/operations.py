@@ -36,7 +36,7 @@ def _listed(tensors: Any) -> list[Any]:
 
 
 def _nested(lists: Any) -> list[Any]:
-    """A list of lists of tensors, of which one list may be passed alone."""
+    """A list of lists of tensors; a single list of tensors becomes a list of one list."""
     lists = list(lists)
     return [lists] if lists and isinstance(lists[0], torch.Tensor) else lists
 
@@ -48,7 +48,7 @@ def _one(what: str, tensors: Sequence[Any]) -> Any:
 
 
 def _operation(options: Any) -> Any:
-    """The reduction in the options, or given instead of them; a sum if there is none."""
+    """The reduction in the options, or the reduction that was passed instead of options; a sum if there is none."""
     if options is None:
         return dist.ReduceOp.SUM
     return getattr(options, "reduceOp", options)
@@ -59,7 +59,12 @@ def _root(options: Any) -> int:
 
 
 class Operations:
-    """The operations of a group. The subclass makes ``_submitter``."""
+    """The operations of a group. The subclass makes ``_submitter``.
+
+    Every rank of the group must call the same operations in the same order, with tensors of the same types. Each operation
+    returns a work; the results are in the output tensors once its ``wait()`` has returned. Arguments that do not fit together
+    raise ValueError on the rank that passes them.
+    """
 
     _submitter: Submitter
 
@@ -137,7 +142,7 @@ class Operations:
             raise ValueError(f"reduce_scatter: {len(parts)} tensors for {submitter.size} ranks")
         if parts[submitter.index].numel() != output.numel():
             raise ValueError(
-                f"reduce_scatter: the output has {output.numel()} elements, and this rank's input "
+                f"reduce_scatter: the output has {output.numel()} elements, but this rank's input has "
                 f"{parts[submitter.index].numel()}"
             )
         if all(part.numel() == parts[0].numel() for part in parts):
@@ -145,7 +150,7 @@ class Operations:
         return self._reduce_scatter_uneven(output, parts, opts)
 
     def _reduce_scatter_uneven(self, output: torch.Tensor, parts: Tensors, opts: Any) -> HorovodWork:
-        """Of parts of different sizes, which the core does not deal: an allreduce of all."""
+        """Reduce-scatter of parts of different sizes, which the core does not support: an allreduce of all parts together."""
         whole = as_flat(parts, output)
         start = sum(part.numel() for part in parts[: self._submitter.index])
         how = checked_reduction(_operation(opts))
@@ -155,7 +160,7 @@ class Operations:
         finish = writes_back([output], [whole[start : start + output.numel()]])
         return self._submitter.work(handle, memory, [output], "reduce_scatter", finish, opts)
 
-    # Movements
+    # Data movement
 
     def broadcast(self, tensors: Any, opts: Any = 0, *_: Any) -> HorovodWork:
         tensors, root = _listed(tensors), _root(opts)
@@ -275,14 +280,14 @@ class Operations:
         return self._submitter.exchange("all_to_all_single", source, splits, target, [output], opts, finish)
 
     def _all_to_all_evenly(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> HorovodWork | None:
-        """Of plain tensors without splits; None for others."""
+        """Alltoall of plain tensors without splits, on the shorter path; None if it does not apply."""
         size = self._submitter.size
         source, target = elements_of(input), elements_of(output)
         if source is None or target is None or not source.size or output.dtype is not input.dtype:
             return None
         rows = input.shape[0] if input.dim() else 1
         if rows % size or (output.shape[0] if output.dim() else 1) % size:
-            return None  # an error, which is reported elsewhere
+            return None  # all_to_all_single() raises the error
         row_elements = source.size // rows
         return self._submitter.start_plain(
             "all_to_all_single",
@@ -301,7 +306,7 @@ class Operations:
         handle = self._submitter.submit(Operation.BARRIER, (), awaited=is_awaited(opts))
         return HorovodWork(handle, host_memory, [], "barrier", seconds=limit_of(opts))
 
-    # Names that PyTorch has given up, and still calls in some functions.
+    # Old names that some functions of PyTorch still call.
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HorovodWork:
         return self.all_gather_single(output, input, opts)
@@ -320,7 +325,8 @@ class Operations:
 
 
 def _room(parts: Tensors, like: torch.Tensor) -> torch.Tensor:
-    """A flat tensor for results that are then copied to ``parts``: their own memory where they lie one after another."""
+    """A flat tensor for results of the total size of ``parts``: the memory of a single part, otherwise new memory, from which
+    the results are then copied to ``parts``."""
     elements = sum(part.numel() for part in parts)
     source = flat(like)
     if len(parts) == 1:

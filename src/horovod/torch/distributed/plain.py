@@ -1,7 +1,7 @@
-"""Calls with plain tensors in host memory, which go to the core in fewer steps than others.
+"""A shorter path to the core for calls with plain tensors in host memory.
 
-They do the same as calls that take all steps (:mod:`horovod.torch.distributed.submission`), and make the same requests, so one
-rank may go this way and another not. The steps in Python take most of the time of a small collective.
+It makes the same requests as the general path (:mod:`horovod.torch.distributed.submission`), so ranks may take different paths
+for one collective. It exists because the steps in Python take most of the time of a small collective.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _STRIDED = torch.strided
 
 
 def elements_of(tensor: torch.Tensor) -> Array | None:
-    """The elements in the tensor's own memory, in one dimension; None where the tensor is not plain or not in host memory."""
+    """A flat view of the tensor's own memory; None if the tensor is not plain (contiguous, dense, of a type that the core
+    supports, of no other subclass of Tensor than Parameter) or not in host memory."""
     if (
         tensor.__class__ not in _CLASSES
         or not tensor.is_cpu
@@ -34,15 +35,16 @@ def elements_of(tensor: torch.Tensor) -> Array | None:
         return None
     try:
         return flat_array(tensor)
-    except (RuntimeError, ValueError):  # lazily negated: to ask beforehand takes longer
+    except (RuntimeError, ValueError):  # lazily negated: checking beforehand would take longer
         return None
 
 
 def results_into(target: Array, row_elements: int = 1) -> Allocate:
-    """Results of an allgather or alltoall go to ``target``.
+    """A function that provides ``target`` as the output of an allgather or alltoall. It raises ValueError if the size differs.
 
     Args:
-        row_elements: how many elements a row of the request has.
+        target: the flat output.
+        row_elements: the number of elements of one row of the request.
     """
 
     def allocate(index: int, rows: int) -> Array:
@@ -53,13 +55,14 @@ def results_into(target: Array, row_elements: int = 1) -> Allocate:
 
 
 def check_room(elements: int, room: int) -> None:
-    """Raises ValueError if the ranks send more or less than the output has room for."""
+    """Raise ValueError if the ranks send more or fewer elements than the output has room for."""
     if elements != room:
         raise ValueError(f"the ranks send {elements} elements, and the output has room for {room}")
 
 
 def room_in(target: Array) -> Array:
-    """``target``, an output that is about to be filled. It is often new, so a large one asks for huge pages, as results do."""
+    """Return ``target``, an output that is about to be filled. It is often new memory, so huge pages are requested if it is
+    large, as for results that the core allocates."""
     if target.nbytes >= huge_pages.LEAST_BYTES:
         huge_pages.prefer_huge(address_of(target), target.nbytes)
     return target
@@ -69,5 +72,5 @@ Key = tuple[Any, ...]
 
 
 def key_of(what: str, tensor: torch.Tensor, root: int, splits: Sequence[int], line: str) -> Key:
-    """Shared by calls with the same request, apart from the reduction."""
+    """The key under which calls share a request. It does not contain the reduction, which is compared separately."""
     return what, tensor.dtype, tensor.shape, root, splits, line

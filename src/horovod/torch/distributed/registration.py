@@ -1,4 +1,4 @@
-"""Gives PyTorch the name ``horovod`` of the back end, if no entry point has done that."""
+"""Registers the back end with PyTorch under the name ``horovod``, unless an entry point has done so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAME = "horovod"
 
 
 def register() -> None:
-    """Register the back end, if this PyTorch has ``torch.distributed``; once."""
+    """Register the back end, if this PyTorch has ``torch.distributed``. Further calls do nothing."""
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
 

@@ -1,4 +1,4 @@
-"""The sum of sparse gradients: an allgather of the indices and one of the values of all ranks."""
+"""The sum of sparse gradients: one grouped allgather of all ranks' indices and values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from horovod.torch.distributed.work import HorovodWork
 
 
 def allreduce_sparse(submitter: Submitter, tensor: torch.Tensor, how: ReductionArguments, options: Any) -> HorovodWork:
-    """Sum a sparse COO tensor over the ranks, in place. Sizes must agree; each rank has its own number of elements.
+    """Sum or average a sparse COO tensor over the ranks, in place. Every rank of the group must call it.
+
+    The tensors must have the same shape on all ranks. The number of their elements may differ.
 
     Raises:
-        ValueError: the reduction is not a sum.
+        ValueError: the reduction is neither a sum nor an average.
     """
     if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE) or how.prescale != 1.0:
         raise ValueError("allreduce of a sparse tensor: only ReduceOp.SUM and ReduceOp.AVG are supported")
@@ -29,7 +31,7 @@ def allreduce_sparse(submitter: Submitter, tensor: torch.Tensor, how: ReductionA
     memory = memory_of(parts)
     made: dict[int, torch.Tensor] = {}
     grow = memory.grow(parts, made)
-    # One request: both become ready together, and no rank takes the indices of one call with the values of another.
+    # One request: both become ready together, so indices and values always belong to the same call.
     handle = submitter.submit(Operation.ALLGATHER, memory.read(parts), allocate=grow, awaited=is_awaited(options))
 
     def finish(_: Handle) -> None:

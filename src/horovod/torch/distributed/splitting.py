@@ -1,4 +1,4 @@
-"""A group of some ranks of another, which its members make without the others."""
+"""Makes a group from some ranks of another group. Only the members take part."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from horovod.torch.distributed.submission import Submitter
 def split(
     parent: Submitter, store: Any, ranks: Sequence[int], timeout: timedelta, names_callbacks: bool = True
 ) -> tuple[int, Submitter]:
-    """This rank's number in the new group, and what submits its calls. Every member must call it.
+    """Make a group from some ranks of ``parent``. Every member must call it, and no other rank.
 
     Args:
-        store: of the new group alone.
-        ranks: in the parent, in their order in the new group; this rank is among them.
+        parent: the submitter of the other group.
+        store: a store that only the new group uses.
+        ranks: the members: their ranks in the parent group, in their order in the new one. This rank is a member.
+        timeout: the time limit of the new group.
         names_callbacks: see :class:`Submitter`.
+
+    Returns:
+        This rank's number in the new group, and the submitter of its calls.
 
     Raises:
         TimeoutError, RuntimeError: a member is missing, or could not take part; the message says which and why.

@@ -1,10 +1,10 @@
-"""The ranks of a process group exchange data through the store that ``torch.distributed`` gives the group.
+"""Exchanges data among the ranks of a process group through the store that ``torch.distributed`` gives the group.
 
-The first rank collects the values of all and publishes them together, so n ranks make O(n) requests of the store. It alone
-waits for the others. If ranks are missing, it publishes their numbers, and every rank raises the same error.
+Rank 0 of the group collects the values of all ranks and publishes them together, so n ranks make O(n) requests to the store. If
+ranks are missing, rank 0 publishes their numbers, and every rank raises the same error.
 
-A store may have been used before, by a group of the same name in the same or an earlier process. So each rank counts its starts
-in the store; all ranks start a group equally often.
+A group of the same name, in this or an earlier process, may have used the store before. So each rank counts in the store how
+often it has started the group, and the keys contain that number. All ranks start a group equally often.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from horovod.control.rendezvous.interface import AllGather, Rendezvous
 from horovod.control.rendezvous.messages import RendezvousError
 
 _PAUSE_SECONDS = (0.0005, 0.05)
-"""Between two looks into the store, at first and at last. The store's own blocking wait would hold up Ctrl-C."""
+"""The first and the longest pause between two checks of the store. The store's own blocking wait would delay Ctrl-C."""
 _PATIENCE_SECONDS = 10.0
-"""How much longer the other ranks wait for the first, which has the same limit and tells them when it is over."""
+"""How much longer than the time limit the other ranks wait for rank 0, which has the same limit and publishes who is missing.
+Also how long rank 0 waits in :meth:`StoreExchange.end`."""
 
 
 class _Answer(msgspec.Struct, array_like=True):
-    """The first rank's message: the values of all ranks, or the reason why there are none."""
+    """Rank 0's message: the values of all ranks, or an error."""
 
     values: list[bytes] = []
     error: str = ""
@@ -37,13 +38,13 @@ _decode = msgspec.msgpack.Decoder(_Answer).decode
 
 
 class StoreExchange:
-    """All-gathers among the ranks of one group.
+    """All-gathers among the ranks of one group. Every rank must make one.
 
     Args:
-        store: of the group; a ``torch.distributed.Store``.
-        rank, size: in the group.
-        what: the call that the ranks make, for errors.
-        purpose: calls for one purpose are counted together.
+        store: the group's ``torch.distributed.Store``.
+        rank, size: this rank's number in the group, and the number of ranks.
+        what: the call that the ranks make, for error messages.
+        purpose: part of the keys; exchanges for the same purpose share a counter.
     """
 
     def __init__(self, store: Any, rank: int, size: int, what: str, purpose: str = "groups") -> None:
@@ -56,11 +57,11 @@ class StoreExchange:
         self._count = 0
 
     def all_gather(self, subject: str, value: bytes, seconds: float) -> list[bytes]:
-        """Every rank gives a value for the same subject, and gets those of all, by rank.
+        """Gather the values of all ranks, by rank. Every rank must call it with the same subject.
 
         Raises:
-            TimeoutError: ranks are missing after ``seconds``; the message names them.
-            RendezvousError: the store cannot be used, or was not filled by this version of Horovod.
+            TimeoutError: ranks are missing after ``seconds``; the message names them (the first 16).
+            RendezvousError: the store cannot be used, or rank 0 runs another version of Horovod.
         """
         if self._size == 1:
             return [value]
@@ -78,8 +79,10 @@ class StoreExchange:
         return answer.values
 
     def end(self) -> None:
-        """Every rank calls it after its last all-gather. The first waits for the others: it may run the store, and be about
-        to end."""
+        """End the exchange. Every rank must call it after its last all-gather.
+
+        Rank 0 waits up to 10 seconds for the others, because the store may run in its process, which may end next.
+        """
         if self._size == 1:
             return
         key, deadline = f"horovod/{self._purpose}/{self._round}/left", time.monotonic() + _PATIENCE_SECONDS
@@ -115,7 +118,7 @@ class StoreExchange:
         shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
         return (
             f"rank{'s' if len(missing) > 1 else ''} {shown} of {self._size} did not call {self._what} within {seconds:.3g} "
-            "seconds. Look at the output there; if more time is all that is needed, give the call a longer timeout"
+            "seconds. See the output of the missing ranks; if they only need more time, pass a longer timeout to the call"
         )
 
     def _wait(self, keys: Sequence[str], deadline: float) -> bool:
@@ -142,17 +145,17 @@ class StoreExchange:
             said = str(error).splitlines()
             raise RendezvousError(
                 f"the store of the process group cannot be used in {self._what}: {said[0] if said else type(error).__name__}. "
-                "The process that runs it may have ended; look at the output of rank 0"
+                "The process that runs it may have ended; see the output of rank 0"
             ) from error
 
 
 class StoreRendezvous(Rendezvous):
-    """How the ranks of a job find each other that a process group starts.
+    """The rendezvous of a runtime that a process group starts.
 
     Args:
-        exchange: among all ranks of the job.
-        secret: the one that the user has given all ranks; empty if none. The store is trusted, as ``torch.distributed`` trusts
-            it.
+        exchange: the exchange among all ranks of the job.
+        secret: the secret that the user has given all ranks; empty if none: rank 0 then sends one through the store, which is
+            trusted, as ``torch.distributed`` trusts it.
     """
 
     def __init__(self, exchange: StoreExchange, secret: bytes = b"") -> None:

@@ -30,7 +30,8 @@ from horovod.torch.distributed.work import Finish, HorovodWork
 from horovod.torch.ops.tensors import DATA_TYPES, flat_array, plain
 
 PREFIX = "torch.distributed"
-"""In the names of all calls of a group: they are counted together, so every rank must call the same operations in one order."""
+"""The first part of the names of all calls. The calls of a group share one counter, so all ranks must make the same calls in
+the same order."""
 
 _OPERATIONS = {
     "SUM": ReduceOp.SUM,
@@ -44,19 +45,19 @@ _OPERATIONS = {
 }
 _NO_LIMIT = timedelta(0)
 _MOVED = ReductionArguments()
-"""Of a collective that reduces nothing."""
+"""The reduction arguments of a collective that reduces nothing."""
 _REMEMBERED = 1024
-"""How many requests a group keeps."""
+"""How many requests of each of both kinds, general and plain, a group keeps."""
 _FOLDER = str(Path(__file__).parent)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""The substitutes, by size, for types of elements that the core does not know; they cannot be reduced."""
+"""By element size in bytes, the type as which elements of other types are sent. They cannot be reduced."""
 
 
 def checked_reduction(op: Any) -> ReductionArguments:
-    """How ``op`` reduces, a ``torch.distributed.ReduceOp`` or a member of it.
+    """The arguments of a reduction by ``op``, which is a ``torch.distributed.ReduceOp`` or a member of it.
 
     Raises:
-        ValueError: the core has no such reduction.
+        ValueError: the core has no such reduction, or the factor of PREMUL_SUM is a tensor of several elements.
     """
     kind = getattr(op, "op", op)
     known = _REDUCING.get(kind)
@@ -84,15 +85,16 @@ def limit_of(options: Any) -> float:
 
 
 def is_awaited(options: Any) -> bool:
-    """Whether the caller waits for the operation next."""
+    """Whether the caller will wait for the operation at once."""
     return not getattr(options, "asyncOp", True)
 
 
 def flat(tensor: torch.Tensor, reduced: bool = False) -> torch.Tensor:
-    """The elements of a tensor in one dimension: its own memory if it is contiguous, else a copy.
+    """A tensor in one dimension: a view of its memory if it is contiguous and not lazily conjugated or negated, else a copy.
 
     Args:
-        reduced: they are to be reduced; otherwise types that the core does not know travel as their bits.
+        reduced: whether the elements will be reduced. If not, elements of a type that the core does not support are viewed as
+            integers of the same size.
 
     Raises:
         ValueError: the tensor is sparse, or of a type that cannot be communicated.
@@ -112,7 +114,7 @@ def flat(tensor: torch.Tensor, reduced: bool = False) -> torch.Tensor:
 
 
 def as_flat(tensors: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """The elements of all tensors, one after another, as :func:`flat` has them; of the type of ``like`` if there are none."""
+    """All tensors as one flat tensor, see :func:`flat`. Without tensors it is empty, of the type of ``like``."""
     parts = [flat(tensor) for tensor in tensors]
     if not parts:
         return flat(like)[:0]
@@ -120,7 +122,7 @@ def as_flat(tensors: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor
 
 
 def writes_back(targets: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Finish | None:
-    """A function that copies flat results to the tensors; None if they are there already."""
+    """A function that copies the flat results ``parts`` to ``targets``; None if all share their memory already."""
     copies = [
         (target, part) for target, part in zip(targets, parts, strict=True) if target.data_ptr() != part.data_ptr()
     ]
@@ -135,12 +137,14 @@ def writes_back(targets: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) 
 
 
 class Results:
-    """The memory for the results of an allgather or alltoall, whose sizes the ranks' decision determines. In host memory the
-    results go to the existing flat tensors. On a device the collective makes new ones, which are copied.
+    """The memory for the results of an allgather or alltoall, whose sizes are known only once the ranks have agreed.
+
+    In host memory the collective writes to ``targets``. For a device it makes new tensors, which are then copied to
+    ``targets``.
 
     Args:
         memory: the memory of the collective.
-        sources: its inputs.
+        sources: the inputs of the collective.
         targets: flat tensors, one for each result.
     """
 
@@ -151,7 +155,11 @@ class Results:
         self._grow = None if memory is host_memory else memory.grow(sources, self._grown)
 
     def allocate(self, index: int, rows: int) -> Any:
-        """See :data:`horovod.core.requests.tensor.Allocate`."""
+        """The :data:`horovod.core.requests.tensor.Allocate` of the collective.
+
+        Raises:
+            ValueError: the target has another size.
+        """
         target = self._targets[index]
         elements = rows * math.prod(self._sources[index].shape[1:])
         check_room(elements, target.numel())
@@ -159,7 +167,7 @@ class Results:
 
     @property
     def finish(self) -> Finish | None:
-        """Copies what is made on a device; None where nothing is."""
+        """A function that copies new tensors to the targets; None if the collective writes to the targets."""
         return None if self._grow is None else self._copy
 
     def _copy(self, _: Handle) -> None:
@@ -172,9 +180,13 @@ class Submitter:
 
     Args:
         membership: the membership of the group.
-        seconds: the time limit of sends and receives; that of collectives ends the job.
-        names_callbacks: Python code gets the futures that are made here, so what their callbacks call is named after them.
-            Elsewhere such calls are errors.
+        seconds: the time limit of a wait for a send or a receive. The time limit of collectives is the runtime's.
+        names_callbacks: whether Python code gets the futures of calls. Then collectives that their callbacks call are named
+            after the future. Otherwise such collectives raise NotImplementedError.
+
+    Attributes:
+        size: the number of ranks in the group.
+        index: this rank's number in the group.
     """
 
     def __init__(self, membership: GroupMembership, seconds: float, names_callbacks: bool = True) -> None:
@@ -198,14 +210,21 @@ class Submitter:
         splits: Sequence[int] = (),
         awaited: bool = False,
     ) -> Handle:
-        """Submit one collective.
+        """Submit one collective. Every rank of the group must submit the same.
 
         Args:
+            inputs: the memory to read; empty for a broadcast.
+            outputs: the memory to write, if its sizes are known.
+            allocate: makes the outputs, if their sizes are known only once the ranks have agreed.
+            how: the reduction.
             root: the rank in the group that receives or sends the data; -1 if there is none. All ranks must agree.
+            splits: of an alltoall: the number of rows for each rank.
+            awaited: whether the caller will wait for the handle at once.
 
         Raises:
-            ValueError: the reduction has no meaning for a type.
+            ValueError: the reduction does not support a type.
             HorovodInternalError: the runtime that the group belongs to has ended, or the job has failed.
+            NotImplementedError: a callback whose calls cannot be named has called this.
         """
         membership = self.membership
         membership.check()
@@ -238,12 +257,18 @@ class Submitter:
         splits: tuple[int, ...] = (),
         allocate: Allocate | None = None,
     ) -> HorovodWork | None:
-        """Submit the call of a plain tensor in host memory in few steps; None, and nothing has happened, inside a callback.
+        """Submit a call with a plain tensor in host memory, on the shorter path. Call it directly in the operation's method.
 
         Args:
-            tensor: what the request describes, as of ``shape``.
-            inputs, outputs: the elements of ``tensor`` or of ``result``.
-            result: the tensor in which the caller finds the results.
+            what: the operation, for error messages.
+            tensor: the tensor that the request describes, as one of ``shape``.
+            inputs, outputs: flat views of ``tensor`` or ``result``.
+            result: the tensor with the results for the caller.
+            options: the options of the call.
+            how, root, splits, allocate: as in :meth:`submit`.
+
+        Returns:
+            None inside a callback of a future; then nothing was submitted.
 
         Raises:
             as :meth:`submit`.
@@ -272,7 +297,7 @@ class Submitter:
         device: str,
         name: str | None,
     ) -> Request:
-        """The request of a call, before it is counted. Calls of one line with tensors of one kind have the same."""
+        """Make the request of a call. It has no number yet, so calls of one line with tensors of one kind share it."""
         if operation in (Operation.ALLREDUCE, Operation.REDUCESCATTER):
             named = [(PREFIX, tensor.data_type) for tensor in tensors]
             check_reduction(operation.name.capitalize(), named, how.op, how.prescale, how.postscale)
@@ -288,13 +313,13 @@ class Submitter:
         finish: Finish | None,
         options: Any,
     ) -> HorovodWork:
-        """The call's return value for PyTorch. It must be two frames below the call, which shows whether Python code has made
-        it."""
+        """The return value of a call. Call this before the operation's method returns: the stack shows whether Python code has
+        called the group."""
         follow = self._follow if self._names_callbacks and _is_called_by_python() else None
         return HorovodWork(handle, memory, outputs, what, finish, limit_of(options), follow)
 
     def _follow(self) -> Origin:
-        """The origin of what follows a future of a call that is made now."""
+        """The origin for callbacks of the future of a call that is made now."""
         return Origin((present_origin() or self._futures).next())
 
     def reduce(
@@ -305,7 +330,7 @@ class Submitter:
         options: Any,
         root: int = -1,
     ) -> HorovodWork:
-        """Reduce tensors in place, in one request; ``root``: only there."""
+        """Reduce tensors in place, in one request. With a ``root``, only that rank of the group gets the results."""
         sources = [flat(tensor, reduced=True) for tensor in tensors]
         targets = sources if root in (-1, self.index) else [torch.empty_like(source) for source in sources]
         memory = memory_of(sources, how)
@@ -324,7 +349,12 @@ class Submitter:
         options: Any,
         finish: Finish | None = None,
     ) -> HorovodWork:
-        """Concatenate each input of all ranks in the flat tensor ``targets[i]``."""
+        """Concatenate the inputs ``i`` of all ranks in the flat tensor ``targets[i]``.
+
+        Args:
+            outputs: the tensors with the results for the caller.
+            finish: copies the results from ``targets`` to ``outputs``; None if they share memory.
+        """
         sources = [flat(tensor) for tensor in inputs]
         memory = memory_of(sources)
         results = Results(memory, sources, targets)
@@ -344,7 +374,13 @@ class Submitter:
         finish: Finish | None = None,
         root: int = -1,
     ) -> HorovodWork:
-        """Send ``splits[r]`` rows of ``source`` to each rank r; what arrives fills the flat tensor ``target``."""
+        """Send ``splits[r]`` rows of ``source`` to each rank r; the received rows fill the flat tensor ``target``.
+
+        Args:
+            outputs: the tensors with the results for the caller.
+            finish: copies the results from ``target`` to ``outputs``; None if they share memory.
+            root: see :meth:`submit`.
+        """
         memory = memory_of([source])
         results = Results(memory, [source], [target])
         handle = self.submit(
@@ -362,7 +398,7 @@ _CALLER = dist.distributed_c10d.__file__
 
 
 def _is_called_by_python() -> bool:
-    """Whether a function of ``torch.distributed`` has called the group. Otherwise C++ has, or a script that knows the group."""
+    """Whether Python code of ``torch.distributed`` has called the group. Otherwise C++ code has, or the script directly."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
         frame = frame.f_back  # type: ignore[assignment]

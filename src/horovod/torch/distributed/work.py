@@ -1,4 +1,4 @@
-"""The return value of an operation for PyTorch: an object to wait for."""
+"""The work that an operation returns to PyTorch: an object to wait for."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from horovod.torch.device.base import TorchMemory
 from horovod.torch.distributed.futures import Origin, future_of
 
 Finish = Callable[[Handle], None]
-"""Called once when the collective is done, to bring its results to the tensors of the caller."""
+"""Called once when the collective is done, to copy its results to the caller's tensors."""
 
 _NO_LIMIT = timedelta(0)
 """PyTorch's value for a wait that has no limit of its own."""
 
 
 class HorovodWork(dist.Work):
-    """One call of an operation. PyTorch's C++ code calls ``wait`` and ``get_future`` alone; Python code may call all methods.
+    """One call of an operation. PyTorch's C++ code calls only ``wait`` and ``get_future``; Python code may call all methods.
 
     Args:
         handle: the handle of the collective.
         memory: the memory of its tensors.
         outputs: the tensors with the results for the caller.
-        what: the operation, for errors.
-        finish: called when the collective is done; None if the collective leaves the results in place.
-        seconds: the default time limit of :meth:`wait`; -1: the runtime's.
-        origin: the origin of calls in callbacks of its future, if Python code has made the call.
+        what: the operation, for error messages.
+        finish: copies the results to ``outputs``; None if the collective has written them there.
+        seconds: the default time limit of :meth:`wait`; -1: none but the runtime's.
+        origin: makes the origin for collectives that callbacks of the future call; None: such collectives raise
+            NotImplementedError.
     """
 
     def __init__(
@@ -58,7 +59,11 @@ class HorovodWork(dist.Work):
         self._future: Any = None
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
-        """Return True when the results are in the outputs; on a device, when later work of the current stream will find them.
+        """Wait until the results are in the outputs, and return True. For tensors on a device it makes the current stream wait
+        for the results instead.
+
+        Args:
+            timeout: the time limit; zero: that of the call.
 
         Raises:
             HorovodInternalError: the collective failed. The text names the ranks, the group's call and the lines.
@@ -76,7 +81,7 @@ class HorovodWork(dist.Work):
         return True
 
     def _settle(self) -> None:
-        """Bring the results of a collective that is done to the outputs."""
+        """Copy the results of a completed collective to the outputs, once. Raises the same error each time if that fails."""
         self._memory.arrive(self._handle)
         if self._finish is None and self._failure is None:
             return
@@ -96,7 +101,7 @@ class HorovodWork(dist.Work):
         return self._outputs
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` of the outputs."""
+        """A ``torch.futures.Future`` of the list of outputs; the same one each time."""
         if self._future is None:
             devices = list({tensor.device for tensor in self._outputs if not tensor.is_cpu})
             origin = None if self._origin is None else self._origin()
@@ -125,7 +130,7 @@ class HorovodWork(dist.Work):
         return self._handle.error or self._failure
 
     def result(self) -> list[torch.Tensor]:
-        """The outputs, after a wait for them."""
+        """Wait, and return the outputs. Raises as :meth:`wait`."""
         return self._results()
 
     def synchronize(self) -> None:

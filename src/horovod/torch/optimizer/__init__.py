@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``: its arguments, its buckets of parameters, and the reduction of gradients or of steps."""
+"""``DistributedOptimizer``: its arguments, its buckets of parameters, and the reduction of gradients (Adasum: of steps)."""
 
 from horovod.torch.optimizer.adasum import AdasumOptimizer as _DistributedAdasumOptimizer
 from horovod.torch.optimizer.distributed import DistributedOptimizer

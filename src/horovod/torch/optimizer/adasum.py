@@ -5,7 +5,7 @@ becomes its value before the step plus the combined change. Momentum, Adam's mom
 and stay local.
 
 The local step is made bucket by bucket. When the gradients of a bucket are ready, the wrapped optimizer steps on the parameters
-of this bucket, the change is sent, and the parameters are restored until ``step()``. This is safe inside backward: once a
+of this bucket. The rank sends the change, and restores the parameters until ``step()``. This is safe inside backward: once a
 parameter's gradient is complete, backward does not read the parameter any more.
 
 Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020 (arXiv:2006.02924), section 4.1.

@@ -1,7 +1,7 @@
 """Counts backward passes for each parameter of an optimizer with Adasum, and decides when a bucket is sent.
 
-Steps are made inside backward, so the passes of a step are exact: a bucket is sent when all its gradients have had
-``backward_passes_per_step`` passes, and in ``step()`` at the latest. Every rank sends every bucket exactly once a step.
+Local steps are made inside backward, so the number of passes must be exact: a bucket is sent when all its gradients have had
+``backward_passes_per_step`` passes, and in ``step()`` at the latest. Every rank sends every bucket exactly once per step.
 
 If backward adds to gradients that ``step()`` has used already, the sum stays on this rank. Usually it comes from another
 model's loss (in a GAN, the generator's loss flows through the discriminator), and ``zero_grad()`` discards it. A step begins
@@ -49,7 +49,7 @@ class Phase(Enum):
 
 
 class AdasumPasses(DistributedPart):
-    """The part of an optimizer with Adasum that counts.
+    """The part of an optimizer with Adasum that counts backward passes.
 
     Attributes:
         phase: the phase of the present step.
@@ -64,7 +64,7 @@ class AdasumPasses(DistributedPart):
 
     @abstractmethod
     def send(self, bucket: Bucket) -> None:
-        """Make the local step of a bucket, and start to combine what it changes. Sets the bucket's ``handle``."""
+        """Make the local step of a bucket, and start to combine the changes. Sets the bucket's ``handle``."""
 
     def zero_grad(self) -> None:
         if is_initialized():
@@ -96,7 +96,7 @@ class AdasumPasses(DistributedPart):
         """Called when a backward pass has added to a gradient.
 
         Raises:
-            AssertionError: the gradient had already got all its passes.
+            AssertionError: the gradient has had all its passes before.
         """
         if gradient is None:
             return
@@ -122,8 +122,8 @@ class AdasumPasses(DistributedPart):
             self.send(bucket)
 
     def _begins_with(self, slot: Slot, before: int) -> bool:
-        """Whether a step begins with this gradient, that is, whether backward has not added it to an old one."""
-        if before == NO_GRADIENT:  # the other parameters decide
+        """Begin a step if backward has not added this gradient to an old one. Returns whether a step has begun."""
+        if before == NO_GRADIENT:  # the other parameters show whether gradients were discarded
             added = not any(each.version != NO_GRADIENT and each.parameter.grad is None for each in self.slots.values())
         else:
             added = slot.version == before + 1
@@ -150,7 +150,7 @@ class AdasumPasses(DistributedPart):
         return error
 
     def end_step(self) -> None:
-        """Called when the combined changes are made."""
+        """Called when the combined changes have been applied."""
         self.reset()
         self.count.made += 1
         self.phase = Phase.STEPPED
@@ -165,7 +165,7 @@ class AdasumPasses(DistributedPart):
         self.phase = Phase.NEW
 
     def reset(self) -> None:
-        """Wait for all passes of all buckets."""
+        """Restart the count of passes of all buckets."""
         for bucket in self.buckets:
             bucket.reset(self.passes)
 

@@ -1,10 +1,10 @@
-"""Tells optimizers when a backward pass ends.
+"""Notifies optimizers when a backward pass ends.
 
-A pass is one graph task of PyTorch's autograd engine: a call of ``backward()``. The first hook of an optimizer in a pass enters
-the optimizer, and registers a callback of the engine for the end of the pass. A pass inside another, as in reentrant
-checkpointing, is a separate graph task. It ends separately, and the gradients that it has reached are reduced then.
+A pass is one graph task of PyTorch's autograd engine: a call of ``backward()``. An optimizer enters the pass at its first hook.
+The first optimizer to enter registers a callback of the engine for the end of the pass. A pass inside another, as in reentrant
+checkpointing, is a separate graph task. It ends separately, and then the gradients that it has reached are reduced.
 
-The engine keeps the callback alive as long as the pass is open. If the callback was freed and not called, backward has raised.
+The engine keeps the callback alive as long as the pass runs. If the callback was freed and not called, backward has raised.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from horovod.observe.step_clock import FORWARD, clock
 from horovod.torch.optimizer.reduction_round import Participant, reduce_together
 
 current_task: Callable[[], int] = torch._C._current_graph_task_id
-"""The number of the graph task that this thread works for; -1 outside of one. Every backward pass has a different number."""
+"""The number of the graph task that this thread works for; -1 if there is none. Every backward pass has a different number."""
 
 
 class PassListener(Participant):
     """An optimizer that is notified of the ends of passes.
 
     Attributes:
-        ends_passes: whether the latest pass has reached it last of all, so that the next one probably will.
+        ends_passes: whether this optimizer was the last to enter the latest pass, as it probably will be in the next pass.
     """
 
     ends_passes = False
 
     @abstractmethod
     def pass_ended(self) -> bool:
-        """Called at the end of a pass that the optimizer was entered in. Returns whether its gradients are reduced now."""
+        """Called at the end of a pass that the optimizer has entered. Returns whether its gradients are reduced now."""
 
 
 class BackwardPass:
@@ -68,13 +68,14 @@ _open: weakref.WeakValueDictionary[int, BackwardPass] = weakref.WeakValueDiction
 
 
 def enter(listener: PassListener, task: int) -> BackwardPass | None:
-    """Notify a listener of the end of the pass that runs in this thread.
+    """Have a listener notified of the end of the pass that runs in this thread.
 
     Args:
+        listener: the optimizer.
         task: :data:`current_task` in this thread.
 
     Returns:
-        The pass. None if PyTorch runs no engine that calls back.
+        The pass. None if hooks are called outside of PyTorch's autograd engine, so that nothing reports the end of the pass.
     """
     found = _open.get(task)
     if found is None:

@@ -1,4 +1,4 @@
-"""Puts an optimizer's parameters into buckets. Every rank must get the same buckets."""
+"""Divides an optimizer's parameters into buckets. Every rank must get the same buckets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from horovod.torch.optimizer.buckets import Slot
 def cut_buckets(
     slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]] | None = None, limit: int = 0
 ) -> list[list[Slot]]:
-    """The buckets of ``slots``, which are in the order of the parameters.
+    """Divide ``slots``, in the order of the parameters, into buckets.
 
     Args:
-        groups: the user's groups; None: buckets are cut by size.
-        limit: the size of a bucket in bytes; 0: the default of the running generation.
+        groups: the user's groups; None: cut by size.
+        limit: the largest size of a bucket in bytes; 0: the default of the running generation.
     """
     if groups is not None:
         return by_groups(slots, groups)
@@ -35,9 +35,10 @@ def by_size(slots: Sequence[Slot], limit: int) -> list[list[Slot]]:
 
 
 def by_groups(slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]]) -> list[list[Slot]]:
-    """The buckets that a user asked for: a number of them, or lists of parameters. Other parameters get a bucket each.
+    """Divide ``slots`` into the buckets that the user has asked for: a number of buckets, or lists of parameters. Each
+    parameter in no list gets a separate bucket.
 
-    A group whose parameters are on several devices is a bucket on each of them.
+    A group whose parameters are on several devices becomes one bucket for each device.
     """
     lists = groups if isinstance(groups, int) else [list(group) for group in groups]
     chosen = cut_by_groups([slot.parameter for slot in slots], lists)

@@ -1,4 +1,4 @@
-"""Sends a bucket's gradients: directly from host memory if possible, else compressed, made dense, or gathered."""
+"""Sends a bucket's gradients: directly from host memory if possible, otherwise compressed, made dense, or gathered."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ _LAYOUT, _REQUIRES_GRAD, _IS_CONTIGUOUS = (
 
 
 class BucketSender:
-    """Sends the buckets of one optimizer. A bucket with a parameter that has no gradient is not sent.
+    """Sends the buckets of one optimizer. It does not send a bucket with a parameter that has no gradient.
 
     Args:
-        settings: the optimizer's.
+        settings: the settings of the optimizer.
 
     Attributes:
         knows_sparse: whether a gradient was sparse on some rank.
@@ -84,14 +84,16 @@ class BucketSender:
 
     @property
     def exact(self) -> bool:
-        """Whether gradients are sent unchanged, so that a part that is equal on all ranks may be sent with them."""
+        """Whether gradients are sent without compression. Only then may a gradient be averaged again with an older part that is
+        the same on all ranks."""
         return self._uncompressed
 
     def send(self, bucket: Bucket, awaited: bool = False) -> None:
         """Start to reduce a bucket. Sets its ``handle`` and ``sent``.
 
         Args:
-            awaited: this thread waits for the reduction at the end of backward, which is close. A quick reduction begins then.
+            awaited: whether this thread will wait for the reduction soon, at the end of backward. Then the worker thread is not
+                woken.
         """
         bucket.after.clear()
         gradients = [slot.parameter.grad for slot in bucket.slots]
@@ -130,7 +132,7 @@ class BucketSender:
             slots.append(slot)
         settings = self._settings
         if self._whole is not None:
-            # PyTorch does not count a write to an alias as a change of the gradient
+            # PyTorch does not count a write to an alias as a change of the gradient.
             aliases = {slot.name: tensor.data for slot, tensor in zip(slots, tensors, strict=True)}
             memory = {slot.name: slot.memory for slot in slots}
             collectives = BucketCollectives(bucket.name, settings.op, self._process_set)
@@ -173,7 +175,7 @@ def is_sparse(slot: Slot) -> bool:
 
 
 def zero_gradient(slot: Slot) -> torch.Tensor:
-    """Zeros in the form of a parameter's gradient."""
+    """A gradient of zeros for a parameter, sparse or dense like its other gradients."""
     parameter = slot.parameter
     if not slot.sparse:
         return torch.zeros_like(parameter, memory_format=torch.contiguous_format, requires_grad=False)
@@ -186,11 +188,11 @@ def zero_gradient(slot: Slot) -> torch.Tensor:
 
 
 def _own(slot: Slot) -> torch.Tensor | None:
-    """The gradient of a parameter, for a reduction in its memory: without lazy conjugation, and not part of a graph."""
+    """The gradient of a parameter, made suitable for a reduction in place: not lazily conjugated, and not part of a graph."""
     gradient = slot.parameter.grad
     if gradient is None:
         return None
-    if gradient.requires_grad:  # of a pass with create_graph=True: the graph may need the memory as it is
+    if gradient.requires_grad:  # of a pass with create_graph=True: the graph may need the unchanged memory
         slot.parameter.grad = gradient = gradient.detach().clone()
     if gradient.dtype.is_complex and gradient.is_conj():
         slot.parameter.grad = gradient = gradient.resolve_conj()

@@ -1,8 +1,8 @@
 """A bucket: parameters of an optimizer whose gradients are sent in one request.
 
 :mod:`horovod.torch.optimizer.bucket_cutting` decides which parameters share a bucket.
-:mod:`horovod.torch.optimizer.gradient_reduction` decides when a bucket is sent, for Adasum
-:mod:`horovod.torch.optimizer.adasum_passes`.
+:mod:`horovod.torch.optimizer.gradient_reduction` decides when a bucket is sent; with Adasum,
+:mod:`horovod.torch.optimizer.adasum_passes` does.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 
 
 NO_GRADIENT = -1
-"""The version of a gradient that is not there."""
+"""The version of a gradient that does not exist."""
 PARTS = 16
-"""How many different parts of a bucket keep their requests."""
+"""How many different parts of a bucket keep their requests. At this number, parts that are not being reduced are dropped."""
 
 
 class Slot:
@@ -46,10 +46,11 @@ class Slot:
         passes: with Adasum, how many backward passes must still add to the gradient until it is ready. 0: it is ready.
         version: PyTorch's count of changes to the gradient (``_version``) when it was last sent, or when a backward pass last
             added to it and kept it on this rank.
-        tensor_address: the address of PyTorch's C++ tensor of the gradient (``_cdata``), then or at the last step.
+        tensor_address: the address of PyTorch's C++ tensor of the gradient (``_cdata``), when a backward pass last kept it on
+            this rank, or at the last step.
         sparse: whether the gradient is sparse on some rank.
-        aside: the older part of the gradient, which is reduced already, while a newer part is reduced apart from it.
-        memory: a compressor's state of this parameter, kept from step to step.
+        aside: the older, already reduced part of the gradient, while a newer part is reduced separately.
+        memory: a compressor's state for this parameter, kept from step to step.
     """
 
     __slots__ = (
@@ -84,13 +85,15 @@ class Bucket:
     """Parameters whose gradients are sent in one request.
 
     Attributes:
+        name: the name of its request, the same on all ranks.
         slots: the slots of its parameters.
-        mask: the set of its slots.
+        mask: the set of its slots, as bits.
         waiting: the number of slots whose gradient is not ready.
         handle: the handle of the running reduction, or None.
         sent: the gradients that are being reduced, one for each slot. None for a parameter without a gradient.
         after: functions to call when the reduction is complete.
-        reached: the sets of slots that the last passes have reached, since one has reached all.
+        reached: for each pass that has reached only a part of the slots, since a pass last reached all of them, that part.
+            Passes that have reached none are left out.
     """
 
     __slots__ = (
@@ -127,13 +130,13 @@ class Bucket:
         return self.handle is None
 
     def renumber(self) -> None:
-        """Take over the present bits of its slots. No part of the bucket is being reduced."""
+        """Update ``mask`` after the bits of slots have changed. No part of the bucket may be being reduced."""
         self.mask = reduce(or_, (slot.bit for slot in self.slots), 0)
         self.reached.clear()
         self._parts.clear()
 
     def part(self, wanted: int) -> Bucket:
-        """The bucket for only a set of the slots. It keeps its request, so later calls are cheap."""
+        """A bucket of only the slots in the set ``wanted``. The part keeps its request, so later calls are cheap."""
         found = self._parts.get(wanted)
         if found is None:
             slots = [slot for slot in self.slots if slot.bit & wanted]
@@ -145,11 +148,11 @@ class Bucket:
         return found
 
     def parts(self) -> list[Bucket]:
-        """The parts that were sent at some time, and keep their requests."""
+        """The parts that keep their requests."""
         return [*self._parts.values()]
 
     def reset(self, passes: int = 1) -> None:
-        """Wait for ``passes`` backward passes. No reduction is running."""
+        """Prepare for the next ``passes`` backward passes. No reduction may be running."""
         self.handle = None
         self.sent.clear()
         self.after.clear()
@@ -158,7 +161,7 @@ class Bucket:
             slot.passes = passes
 
     def mark_sent(self, gradients: list[torch.Tensor | None]) -> None:
-        """Remember the gradients that are about to be sent. From now on nothing may change them."""
+        """Remember the gradients that are about to be sent. From now on the script must not change them."""
         self.sent = gradients
         for slot, gradient in zip(self.slots, gradients, strict=True):
             if gradient is not None:
@@ -173,7 +176,7 @@ class Bucket:
         Raises:
             HorovodInternalError: the reduction failed.
             AssertionError: the script has changed or replaced a gradient since it was sent. The script may set a gradient to
-                None: then the parameter is not changed. PyTorch does not count the writes of the reduction.
+                None; then the step does not change the parameter. PyTorch does not count the writes of the reduction.
         """
         if self.handle is None:
             return
@@ -186,7 +189,7 @@ class Bucket:
                 raise AssertionError(complaint.format(name=slot.name))
 
     def dissolve(self) -> None:
-        """Release the parameters at once: slots and bucket refer to each other."""
+        """Release the parameters at once, without the garbage collector: slots and bucket refer to each other."""
         for slot in self.slots:
             if slot.bucket is self:
                 slot.bucket = None
@@ -250,7 +253,7 @@ class Bucket:
         if self._prepared is None:
             return False
         known_device, known_slots, classes, dtypes, shapes = self._prepared.key
-        # Lists of shapes, which are tuples, would make the garbage collector run.
+        # The shapes are compared one by one: a new list of them, which are tuples, could make the garbage collector run.
         return (
             known_device == device
             and known_slots == slots
@@ -265,7 +268,7 @@ class Bucket:
         """Submit the last request with tensors in host memory that it :meth:`matches`. They must be contiguous.
 
         Args:
-            awaited: this thread waits for the handle next.
+            awaited: whether this thread will wait for the handle soon.
         """
         prepared = self._prepared
         assert prepared is not None

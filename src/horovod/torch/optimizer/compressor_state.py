@@ -14,13 +14,13 @@ from horovod.torch.optimizer.settings import OptimizerSettings
 MEMORY = "horovod_compression"
 """The key in ``state_dict()``. Its value is a dictionary:
 
-``rank``, ``size``: of the rank that saved it. ``common``: by parameter name, the values that are equal on all ranks. ``own``:
-by parameter name, the values of this rank.
+``rank``, ``size``: the rank that saved it, and the size of the process set. ``common``: by parameter name, the values that are
+equal on all ranks. ``own``: by parameter name, the values of that rank; None: they were left out.
 """
 
 
 def saved_memory(slots: Iterable[Slot], settings: OptimizerSettings) -> dict[str, Any] | None:
-    """The memory to save. Tensors are not copied. None without a compressor that has a memory."""
+    """The memory to save. Tensors are not copied. None if the compressor keeps no state."""
     compressor = settings.compression
     if not isinstance(compressor, BucketCompressor):
         return None
@@ -34,15 +34,16 @@ def saved_memory(slots: Iterable[Slot], settings: OptimizerSettings) -> dict[str
 
 
 def for_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
-    """A state dictionary without the values of this rank. Ranks that load it keep their own."""
+    """A state dictionary without this rank's own values. Ranks that load it keep their own values."""
     return {**state, MEMORY: {**state[MEMORY], "own": None}} if MEMORY in state else state
 
 
 def load_memory(slots: Iterable[Slot], settings: OptimizerSettings, saved: dict[str, Any]) -> None:
-    """Replace the memory by a saved one.
+    """Replace the memory with a saved one. Does nothing if the compressor keeps no state.
 
     Args:
-        saved: the result of :func:`saved_memory`. If ``own`` is None, this rank keeps its own values.
+        saved: the result of :func:`saved_memory`. If its ``own`` is None, this rank keeps its own values. If another rank, or a
+            rank of a process set of another size, has saved it, this rank's own values are discarded.
     """
     if not isinstance(settings.compression, BucketCompressor):
         return

@@ -18,16 +18,16 @@ from horovod.observe.step_clock import DATA, clock
 
 _followed = False
 _MOST_BYTES = 1 << 16
-"""How many bytes of a batch its digest covers."""
+"""The digest of a batch covers at most this number of bytes."""
 
 
 class Batches(NamedTuple):
     """The batches that the data loaders have delivered on this rank.
 
     Attributes:
-        digest: a digest of all batches; empty if there was none.
-        sampler: the seed and epoch of the last loader's sampler, as text; "" if it has none.
-        line: the script's line that asked for the last one.
+        digest: a digest of the first bytes of each batch's first tensor; empty if there was none.
+        sampler: the seed and epoch of the last DistributedSampler, as text; "" if there was none.
+        line: the line of the script that asked for the last batch.
     """
 
     digest: bytes
@@ -48,7 +48,11 @@ class Loaded:
         self._sampler = self._line = ""
 
     def note(self, batch: Any, iterator: Any) -> None:
-        """Note that a data loader has delivered a batch."""
+        """Record a batch that a data loader has delivered.
+
+        Args:
+            iterator: the iterator of the data loader.
+        """
         first = first_tensor(batch)
         if isinstance(first, torch.Tensor) and first.layout is torch.strided:
             self._digest = self._digest or hashlib.blake2b(digest_size=8)
@@ -70,7 +74,8 @@ loaded = Loaded()
 
 
 def follow_data_loaders() -> None:
-    """Make all data loaders of this process report from now on. Their iterators work as before."""
+    """Make all data loaders of this process report to the step clock and to :data:`loaded` from now on. They deliver the same
+    batches as before."""
     global _followed
     if _followed:
         return
@@ -96,13 +101,14 @@ def follow_data_loaders() -> None:
 
 
 def samples_in(batch: Any) -> int:
-    """The rows of the first tensor of a batch; 0 if it has none that is easily found."""
+    """The number of rows of the first tensor of a batch; 0 if :func:`first_tensor` finds none."""
     first = first_tensor(batch)
     return first.shape[0] if first is not None and first.ndim else 0
 
 
 def first_tensor(batch: Any) -> torch.Tensor | np.ndarray[Any, Any] | None:
-    """The first tensor or array in a batch of the usual forms; None if there is none."""
+    """The first tensor or array in a batch: the batch itself, or the first element of mappings, lists and tuples, at most two
+    levels deep. None if there is none."""
     for _ in range(3):
         if isinstance(batch, torch.Tensor | np.ndarray):
             return batch

@@ -1,7 +1,7 @@
 """The checks of ``HOROVOD_DEBUG`` in the steps of an optimizer: gradients that are not finite, parameters that drift apart,
 equal batches on several ranks, and samplers with different seeds.
 
-Nothing here runs without it. With it, ranks compare after each of the first steps, and then after every
+Without ``HOROVOD_DEBUG``, none of these checks runs. With it, ranks compare after each of the first steps, and then after every
 ``HOROVOD_DEBUG_STEPS`` steps.
 """
 
@@ -30,7 +30,7 @@ from horovod.torch.optimizer.data_loading import Batches, loaded
 _log = logging.getLogger("horovod.torch")
 
 _LAST_OF_FIRST = 10
-"""The number of steps after which no batch is expected any more."""
+"""The last step at which batches are compared, even if a data loader has delivered batches in too few steps until then."""
 
 
 class StepDebugger:
@@ -38,7 +38,8 @@ class StepDebugger:
 
     Args:
         name: the name of the optimizer, the same on all ranks.
-        line: the line of the script that made it.
+        process_set: the ranks that train together.
+        line: the line of the script that made the optimizer.
     """
 
     def __init__(self, name: str, process_set: ProcessSet, line: str) -> None:
@@ -49,7 +50,7 @@ class StepDebugger:
         self._rows: list[Mapping[int, bytes]] = []  # by step with batches, what each rank has loaded
 
     def gradient(self, slot: Slot, gradient: torch.Tensor | None) -> None:
-        """Check a gradient before it is reduced. The first that is not finite is reported."""
+        """Check a gradient before it is reduced. Warns about the first one that is not finite."""
         if self._infinite or gradient is None:
             return
         values = gradient.detach()

@@ -1,10 +1,10 @@
 """``DistributedOptimizer``: an optimizer whose ``step()`` uses gradients reduced over all ranks.
 
-A hook on every parameter reports during backward that its gradient is ready. A full bucket is sent at once and reduced in the
-memory of the gradients (:mod:`horovod.torch.optimizer.gradient_passes`). At the end of each pass the ranks reduce what any of
-them has touched (:mod:`horovod.torch.optimizer.reduction_round`), so gradients are reduced when ``backward()`` returns, and
-``step()`` only steps (:mod:`horovod.torch.optimizer.gradient_optimizer`). With Adasum, the changes of the parameters are sent
-instead of the gradients (:mod:`horovod.torch.optimizer.adasum`).
+A hook on every parameter reports during backward that its gradient is ready. The optimizer sends a full bucket at once, and the
+ranks reduce it in the memory of the gradients (:mod:`horovod.torch.optimizer.gradient_passes`). At the end of each pass the
+ranks reduce the other gradients that any rank has touched (:mod:`horovod.torch.optimizer.reduction_round`). So gradients are
+reduced when ``backward()`` returns, and ``step()`` only steps (:mod:`horovod.torch.optimizer.gradient_optimizer`). With Adasum,
+the ranks send the changes of the parameters instead of the gradients (:mod:`horovod.torch.optimizer.adasum`).
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def DistributedOptimizer(
     Args:
         optimizer: any ``torch.optim.Optimizer``.
         named_parameters: ``model.named_parameters()``, names for messages. They must include all parameters of the optimizer.
-        compression: one of ``hvd.Compression``, a :class:`~horovod.torch.compression.Compressor` or a
-            :class:`~horovod.torch.compression.bucket_compression.BucketCompressor` of your own.
+        compression: one of ``hvd.Compression``, or your own :class:`~horovod.torch.compression.Compressor` or
+            :class:`~horovod.torch.compression.bucket_compression.BucketCompressor`.
         backward_passes_per_step: gradients accumulate locally over this number of backward passes before they are reduced.
-            They are summed, not averaged. A step with fewer passes reduces the gradients of these.
+            They are summed, not averaged. A step after fewer passes reduces the gradients of these passes.
         op: ``hvd.Average``, ``hvd.Sum``, ``hvd.Min``, ``hvd.Max`` or ``hvd.Product``. With ``hvd.Adasum`` every rank makes its
             own step, and the changes are combined (:mod:`horovod.torch.optimizer.adasum`). ``groups`` and
             ``sparse_as_dense`` are then ignored.

@@ -1,4 +1,4 @@
-"""Shared by the distributed parts of all optimizers: passes that are not counted, schedulers, and the interface of a step."""
+"""The base of the distributed parts of all optimizers: ``no_sync()``, schedulers, and the interface that their methods call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are not reduced; leave t
 
 
 class DistributedPart(OptimizerParameters):
-    """The distributed part of one optimizer."""
+    """The distributed part of one optimizer.
+
+    Attributes:
+        is_paused: whether the script is inside ``no_sync()``.
+    """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
@@ -30,7 +34,7 @@ class DistributedPart(OptimizerParameters):
 
     @abstractmethod
     def zero_grad(self) -> None:
-        """The script is about to discard the gradients.
+        """Called when the script is about to discard the gradients.
 
         Raises:
             AssertionError: gradients are being reduced.
@@ -38,11 +42,11 @@ class DistributedPart(OptimizerParameters):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Give up the present step, whether or not its reductions succeed."""
+        """Abandon the present step, whether or not its reductions succeed."""
 
     @abstractmethod
     def before_scaler_steps(self) -> None:
-        """Called before a gradient scaler steps. It has unscaled the gradients, or does so next.
+        """Called before a gradient scaler steps. The scaler has unscaled the gradients, or does so next.
 
         Raises:
             AssertionError: the gradients are not reduced.
@@ -57,7 +61,7 @@ class DistributedPart(OptimizerParameters):
         self._original = weakref.ref(original)
 
     def tell_schedulers(self) -> None:
-        """Let a learning-rate scheduler of the original optimizer know that steps are made."""
+        """Mark the original optimizer as stepped, so that its learning-rate scheduler does not warn."""
         original: Any = self._original() if self._original is not None else None
         if original is not None:
             original._opt_called = True  # PyTorch's schedulers check this,
@@ -75,7 +79,7 @@ class DistributedPart(OptimizerParameters):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A block in which backward passes are not counted."""
+        """A context in which backward passes are not counted."""
         before, self.is_paused = self.is_paused, True
         try:
             yield
@@ -83,6 +87,6 @@ class DistributedPart(OptimizerParameters):
             self.is_paused = before
 
     def check_not_paused(self, what: str) -> None:
-        """Raises AssertionError inside :meth:`paused`."""
+        """Raise AssertionError inside :meth:`paused`. ``what`` is the call of the script, for the text."""
         if self.is_paused:
             raise AssertionError(_INSIDE_NO_SYNC.format(what=what))

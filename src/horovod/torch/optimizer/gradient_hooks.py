@@ -1,4 +1,4 @@
-"""A hook that tells an optimizer when a backward pass has added to a parameter's gradient."""
+"""A hook that notifies an optimizer when a backward pass has added to a parameter's gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 _ours: set[int] = set()
 """PyTorch's identifiers of the hooks that optimizers of this process have registered."""
 _coming: dict[int, Any] = {}
-"""PyTorch's handles of the hooks that are called before these, by their identifiers."""
+"""By identifier of such a hook, PyTorch's handle of the hook that is called before backward adds to the gradient."""
 _taken = 0
 
 
@@ -21,20 +21,21 @@ def _stop_coming(identifier: int) -> None:
 
 
 def hook_changes() -> int:
-    """The number of times that an optimizer of this process has taken a hook from another or has removed one."""
+    """How often an optimizer of this process has replaced the hook of another optimizer, or has removed a hook."""
     return _taken
 
 
 class GradientHook:
     """Calls ``heard(parameter)`` whenever a backward pass has added to the parameter's gradient.
 
-    If several optimizers share a parameter, the one made last has the hook. A frozen parameter has one, too, so that its first
-    gradient is noticed once it is unfrozen.
+    If several optimizers share a parameter, the one made last has the hook. A frozen parameter has a hook, too, so that the
+    optimizer notices its first gradient once it is unfrozen.
 
     Args:
-        heard: a plain function, because PyTorch needs three times as long to call an object. It must not refer to the
+        parameter: the parameter.
+        heard: a plain function, because PyTorch takes three times as long to call an object. It must not refer to the
             optimizer, because the parameter refers to ``heard``.
-        coming: a function like ``heard``, called before backward adds to the gradient.
+        coming: a function like ``heard``, called with the new part of the gradient before backward adds it.
 
     Attributes:
         implementation: the address of PyTorch's C++ tensor that the hook is registered with.
@@ -56,7 +57,7 @@ class GradientHook:
             _taken += 1
         frozen = not parameter.requires_grad
         if frozen:
-            parameter.requires_grad_(True)  # PyTorch refuses hooks on tensors without a gradient
+            parameter.requires_grad_(True)  # PyTorch refuses hooks on tensors that require no gradient
         try:
             register: Callable[[Callable[[torch.Tensor], None]], Any] = (
                 self._parameter.register_post_accumulate_grad_hook
@@ -72,7 +73,7 @@ class GradientHook:
         _ours.add(self._handle.id)
 
     def is_registered(self) -> bool:
-        """Whether no other optimizer has replaced the hook by its own."""
+        """Whether no other optimizer has replaced the hook with its own."""
         return self._handle.id in self._parameter._post_accumulate_grad_hooks
 
     def restore(self) -> None:

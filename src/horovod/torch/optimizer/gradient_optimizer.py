@@ -14,7 +14,7 @@ from horovod.torch.optimizer.wrapped import WrappedOptimizer
 
 
 class GradientOptimizer(WrappedOptimizer):
-    """An optimizer that steps with reduced gradients. Every distributed optimizer is of a class derived from this one."""
+    """An optimizer that steps with reduced gradients: the base of all distributed optimizers, except those with Adasum."""
 
     _horovod: GradientReduction
     _part = GradientReduction
@@ -22,7 +22,8 @@ class GradientOptimizer(WrappedOptimizer):
     def synchronize(self) -> None:
         """Reduce the gradients of passes inside ``no_sync()`` and those that were set by hand. Every rank must call it.
 
-        Other gradients are reduced when ``backward()`` returns. Step inside :meth:`skip_synchronize` afterwards.
+        Other gradients are already reduced when ``backward()`` returns. Afterwards, call ``step()`` inside
+        :meth:`skip_synchronize`.
 
         Raises:
             HorovodInternalError: the reduction failed. The text names ranks, tensors and lines.
@@ -31,16 +32,16 @@ class GradientOptimizer(WrappedOptimizer):
         self._horovod.synchronize()
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
-        """A block in which ``step()`` does not synchronise, because ``synchronize()`` was called already."""
+        """A context in which ``step()`` does not synchronise, because ``synchronize()`` was called before."""
         return self._horovod.skipping()
 
     def step(self, closure: Any = None) -> Any:
         """Reduce the gradients that are not reduced yet, and make a step. Every rank must call it.
 
         Args:
-            closure: evaluates the model and calls backward. Gradients are reduced after each call. An optimizer that makes
-                decisions by the loss must get the same loss on every rank. For LBFGS the loss is reduced like the gradients.
-                For a custom optimizer, the closure must do this.
+            closure: evaluates the model and calls backward. Gradients are reduced after each call. An optimizer whose decisions
+                depend on the loss must get the same loss on every rank. For LBFGS, this method reduces the loss like the
+                gradients. For a custom optimizer, the closure must do this.
 
         Returns:
             The return value of the wrapped optimizer's ``step``.
@@ -71,7 +72,7 @@ class GradientOptimizer(WrappedOptimizer):
     step.hooked = True  # type: ignore[attr-defined]  # a function's attribute
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's state. If the compressor has a memory, it is added under a separate key.
+        """The wrapped optimizer's state. If the compressor keeps state (its memory), a separate key contains it.
 
         An optimizer without Horovod can load the result, and ignores the memory. A part of the memory differs between ranks.
         To continue exactly where training was interrupted, save and load the state on every rank.
@@ -81,10 +82,10 @@ class GradientOptimizer(WrappedOptimizer):
         return state if memory is None else {**state, MEMORY: memory}
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """Load the wrapped optimizer's state. This also abandons the present step.
+        """Load the wrapped optimizer's state, and abandon the present step.
 
-        If the state contains the memory of a compressor, this is loaded: all of it if the same rank of a job of the same size
-        saved it, otherwise only the values that are equal on all ranks.
+        If the state contains the memory of a compressor, the memory is loaded, too: all of it if the same rank of a process set
+        of the same size saved it, otherwise only the values that are equal on all ranks.
         """
         plain = {key: value for key, value in state_dict.items() if key != MEMORY}
         super().load_state_dict(plain, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Handles gradients during backward passes: sends full buckets, and counts passes that stay on this rank."""
+"""Handles gradients during backward passes: sends full buckets, and counts passes whose gradients stay on this rank."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ CHANGED_LOCALLY = (
 
 
 class GradientPasses(GradientState):
-    """The part of an optimizer that backward calls."""
+    """The part of an optimizer that PyTorch's hooks call during backward."""
 
     _task = -2
-    """The number of the running pass, as in :data:`current_task`; -2: the next hook belongs to another pass."""
+    """The graph task of the running pass, see :data:`current_task`; -2: the next hook belongs to a new pass."""
     _stays_local = False
     """Whether the running pass only adds to local gradients."""
 
@@ -42,7 +42,7 @@ class GradientPasses(GradientState):
         return GradientHook(slot.parameter, heard_by(weakref.ref(self), slot), _coming_to(weakref.ref(self), slot))
 
     def gradient_comes(self, slot: Slot) -> None:
-        """Called before a backward pass adds to a gradient, if its reduced part must be kept aside."""
+        """Called before a backward pass adds to a gradient, if reduced parts are kept aside. Moves the reduced part aside."""
         old = slot.parameter.grad
         if old is not None and slot.aside is None and slot.bit & self._reduced & ~self._touched:
             slot.aside, slot.parameter.grad = old, None
@@ -51,7 +51,7 @@ class GradientPasses(GradientState):
         """Called when a backward pass has added to a gradient.
 
         Raises:
-            AssertionError: backward has raised before, and gradients are being reduced.
+            AssertionError: an earlier backward pass has raised, and its gradients are still being reduced.
         """
         task = current_task()
         if task != self._task:
@@ -75,7 +75,7 @@ class GradientPasses(GradientState):
             self._sender.send(bucket, awaited=last)
 
     def _begin_pass(self, task: int, slot: Slot, gradient: torch.Tensor | None) -> None:
-        """Handle the first hook in a pass, or the first after a pass inside it."""
+        """Handle the first hook of a pass, or the first hook after a nested pass."""
         if in_compiled_backward():
             refuse_backward(slot.name)
         if any(each() is None for each in self._passes):
@@ -97,12 +97,12 @@ class GradientPasses(GradientState):
             bucket.waiting = len(bucket.slots)
 
     def _check_added(self, slot: Slot, gradient: torch.Tensor | None) -> None:
-        """Check that between two passes nothing but backward has changed a local gradient. The error is raised after the
-        reduction, because other ranks wait for this one."""
+        """Check that between two passes only backward has changed a local gradient. The error is raised after the reduction,
+        because other ranks wait for this one."""
         if gradient is None or gradient.layout is not torch.strided or gradient.requires_grad:
-            return  # sums of these are new tensors
+            return  # backward makes a new tensor when it adds to such a gradient
         added = gradient._cdata == slot.tensor_address and gradient._version == slot.version + 1
-        thrown_away = gradient._version == 0  # this pass has made it, perhaps at the address of the old one
+        thrown_away = gradient._version == 0  # this pass has made the gradient, perhaps at the address of the old one
         if not added and not thrown_away:
             self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
         self._local &= ~slot.bit

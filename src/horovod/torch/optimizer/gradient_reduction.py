@@ -1,18 +1,18 @@
-"""Reduces an optimizer's gradients, in place, in the memory where backward left them.
+"""Reduces an optimizer's gradients in place, in the memory where backward left them.
 
-Each backward pass reduces the gradients that any rank's pass has touched, and waits for them before it ends. ``step()`` only
-steps.
+Each backward pass reduces the gradients that any rank's pass has touched, and waits for the reductions before it ends.
+``step()`` only steps.
 
-- A bucket is sent inside backward as soon as the pass has touched all its gradients. At the end of the pass the ranks tell each
-  other what they have touched (:mod:`horovod.torch.optimizer.reduction_round`), and send what they have not sent yet.
-- A gradient that no rank has touched stays as it is.
-- A gradient that this rank has not touched, but another has, counts as zeros. If this rank has an older, reduced gradient, this
-  is the same on all ranks, so the average of all, old parts included, is the old part plus the average of the new ones. If this
-  does not hold, for example for a sum, the old part is kept aside meanwhile.
-- The first ``backward_passes_per_step - 1`` passes and those inside ``no_sync()`` only add to local gradients. Changing these
-  is an error.
-- ``step()`` and ``synchronize()`` reduce gradients that were set by hand and those of local passes. They begin a round unless
-  all gradients are known to be reduced, which is the same on all ranks.
+- A bucket is sent inside backward as soon as the pass has touched all its gradients. At the end of the pass the ranks exchange
+  which gradients they have touched (:mod:`horovod.torch.optimizer.reduction_round`), and send those not sent yet.
+- A gradient that no rank has touched does not change.
+- A gradient that another rank has touched, and this rank has not, counts as zeros. An older, reduced part of the gradient is
+  the same on all ranks. So the average over all ranks, old parts included, is the old part plus the average of the new parts.
+  If this does not hold, for example for a sum, the old part is kept aside during the reduction.
+- The first ``backward_passes_per_step - 1`` passes and those inside ``no_sync()`` only add to local gradients. The script must
+  not change these, otherwise an error is raised.
+- ``step()`` and ``synchronize()`` reduce gradients that the script has set itself, and those of local passes. They begin a
+  round unless all gradients are known to be reduced. This knowledge is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NOT_REDUCED = (
     "scaler.unscale_() or scaler.step()."
 )
 _OTHER_SETTINGS = (
-    "The parameter {name!r} belongs to a DistributedOptimizer that was made later, too, and reduces with other settings. "
+    "The parameter {name!r} also belongs to a DistributedOptimizer that was made later and reduces with other settings. "
     "Delete that optimizer before you step with this one."
 )
 _CHANGED_AFTER_ADDED = (
@@ -58,13 +58,13 @@ _CHANGED_AFTER_ADDED = (
 )
 _LEFT_OUT = (
     "The parameter {name!r} has a gradient, but belongs to no DistributedOptimizer, so the gradient is this rank's own. If it "
-    "is clipped together with the others, as by clip_grad_norm_(model.parameters()), every rank clips by another norm. Freeze "
-    "it with requires_grad_(False), or clip the parameters of the optimizer."
+    "is clipped together with the others, as by clip_grad_norm_(model.parameters()), each rank clips by a different norm. "
+    "Freeze it with requires_grad_(False), or clip only the parameters of the optimizer."
 )
 
 
 class GradientReduction(GradientRounds):
-    """The distributed part of an optimizer that steps with reduced gradients: what the optimizer's methods call."""
+    """The distributed part of an optimizer that steps with reduced gradients. The optimizer's methods call it."""
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
@@ -88,7 +88,7 @@ class GradientReduction(GradientRounds):
 
     @contextmanager
     def skipping(self) -> Iterator[None]:
-        """A block in which ``step()`` does not reduce the gradients."""
+        """A context in which ``step()`` does not reduce the gradients."""
         self._skip = True
         try:
             yield
@@ -115,7 +115,7 @@ class GradientReduction(GradientRounds):
         return self._synchronized and not self._skip
 
     def _look_at_others(self) -> None:
-        """Warn once about a parameter that the script has named and trains, but that no distributed optimizer has."""
+        """Warn once about a parameter that the script has named and trains, but that is in no distributed optimizer."""
         if self._looked or not self.communicates():
             return
         self._looked = True
@@ -140,7 +140,7 @@ class GradientReduction(GradientRounds):
         self._scaler_stepped = True
 
     def reducing(self, closure: Callable[[], Any], agree: bool) -> Callable[[], Any]:
-        """A closure that calls ``closure`` and then reduces the gradients; the loss too, if ``agree``."""
+        """A closure that calls ``closure`` and then reduces the gradients, and with ``agree`` also the loss."""
         self.check_not_paused("step()")
         if self.under_way:
             self.complete()
@@ -185,8 +185,8 @@ class GradientReduction(GradientRounds):
     def abandon(self) -> None:
         if self._passes or self.under_way:
             try:
-                self.complete()  # also what this rank has not sent, for others may have
-            except Exception:  # for example that the job has failed, which is why a state is loaded
+                self.complete()  # sends all gradients, because other ranks may have sent theirs and wait
+            except Exception:  # for example because the job has failed, and the script restores a state
                 pass
         self.forget()
 
@@ -194,7 +194,7 @@ class GradientReduction(GradientRounds):
         self._window = 0
 
     def complete(self) -> None:
-        """Reduce all gradients that are not reduced: those of local passes, and those that were set by hand."""
+        """Reduce all gradients that are not reduced: those of local passes, and those that the script has set itself."""
         for slot in self.adopt_changes():
             gradient = slot.parameter.grad
             if gradient is not None and gradient._version:
@@ -219,10 +219,10 @@ class GradientReduction(GradientRounds):
         """The optimizers that were made later over some of the parameters. They have the hooks, so they reduce these gradients.
 
         Args:
-            check: this optimizer is about to step.
+            check: whether to check their settings, because this optimizer is about to step.
 
         Raises:
-            AssertionError: one reduces with other settings.
+            AssertionError: one of them reduces with other settings.
         """
         if self._later[0] != hook_changes():
             self._later = hook_changes(), self._found_takers()

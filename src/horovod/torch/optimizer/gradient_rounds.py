@@ -1,4 +1,7 @@
-"""One optimizer's part in the rounds in which all ranks reduce gradients: its record, its sends and its waits."""
+"""One optimizer's part in the rounds in which all ranks reduce gradients: its record, its sends and its waits.
+
+:mod:`horovod.torch.optimizer.reduction_round` explains rounds, and calls the methods.
+"""
 
 from __future__ import annotations
 
@@ -21,32 +24,32 @@ _REMOVED = (
     "gradients after backward() has returned."
 )
 _REPLACED = (
-    "The gradient of {name!r} was replaced after a step, and no backward pass has reached it since. It may be reduced already "
-    "or this rank's own, and with this op or compression it must not be reduced twice. Call optimizer.zero_grad() before you "
-    "set gradients."
+    "The gradient of {name!r} was replaced after a step, and no backward pass has reached it since. The new gradient may be "
+    "reduced already, or it may be this rank's own. With this op or compression it must not be reduced twice. Call "
+    "optimizer.zero_grad() before you set gradients."
 )
 _AFTER_JOIN = (
-    "backward() has added to the reduced gradient of {name!r} while some ranks have joined (hvd.join()), whose part of the "
+    "backward() has added to the reduced gradient of {name!r} while some ranks have joined (hvd.join()). Their part of the "
     "average would be missing. Call optimizer.zero_grad() before each backward pass, or run all passes but the last inside "
     "optimizer.no_sync()."
 )
 _HISTORY = 8
-"""How many passes may touch only a part of a bucket before the bucket is cut into the parts that passes touch."""
+"""After this number of passes that touch only a part of a bucket, the bucket is cut into the parts that passes touch."""
 
 
 class GradientRounds(GradientPasses):
     """The part of an optimizer that rounds call."""
 
     _covered = 0
-    """The slots that are reduced by optimizers that were made later over the same parameters."""
+    """The slots whose gradients other optimizers reduce, which were made later over the same parameters."""
 
     def told(self, final: bool) -> TouchedGradients:
-        self._task = -2  # the next backward is another pass
+        self._task = -2  # the next backward is a new pass
         joins = running().joins
-        if self._joins != joins:  # until then ranks may have made different numbers of steps
+        if self._joins != joins:  # before a join ends, ranks may have made different numbers of steps
             self._joins, self._steps = joins, 0
         new = self.adopt_changes()
-        if new:  # backward has reached them before they had hooks
+        if new:  # backward may have reached them before they had hooks
             self.prepare()
             self._touched |= sum(slot.bit for slot in new if slot.parameter.grad is not None)
         for slot in self._in(self._touched & (self._local | self._unsent())):
@@ -65,7 +68,7 @@ class GradientRounds(GradientPasses):
         )
 
     def _check_kept(self, slot: Slot) -> None:
-        """Check a touched gradient that is not sent yet."""
+        """Check that the script has neither removed nor changed a touched gradient that is not sent yet."""
         gradient = slot.parameter.grad
         if gradient is None:
             self._touched &= ~slot.bit
@@ -78,10 +81,11 @@ class GradientRounds(GradientPasses):
             self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
 
     def _set_by_hand(self) -> int:
-        """The gradients that no backward pass has touched since the last step, and that may be this rank's own.
+        """The set of gradients that no backward pass has touched since the last step, and that may be this rank's own.
 
-        One that is reduced already, and was not discarded since, may be averaged again: it is the same on all ranks. It must
-        not be summed again. Changes of it are trusted; a new tensor may be anything, so it is refused.
+        A gradient that is reduced already, and was not discarded since, may be averaged again, because it is the same on all
+        ranks. It must not be summed again. So if reduced parts are kept aside, as for a sum, this method leaves such a gradient
+        out even if the script has changed it, and refuses a new tensor in its place, which may be reduced or not.
         """
         found = 0
         for slot in self._in(self._all() & ~(self._touched | self._named | self._covered)):
@@ -162,7 +166,7 @@ class GradientRounds(GradientPasses):
                 slot.parameter.grad = old if new is None else old.add_(new)
 
     def _missed(self, conclusion: Conclusion, members: int) -> BaseException | None:
-        """The error if a gradient that was reduced before would lack the part of ranks that have joined."""
+        """An error if backward has added to a reduced gradient, whose average would lack the part of ranks that have joined."""
         if (
             members < len(self.process_set.ranks or ())
             and not self._keeps_aside
@@ -174,7 +178,7 @@ class GradientRounds(GradientPasses):
         return None
 
     def _cut_by_use(self, touched: int) -> None:
-        """Cut buckets of which passes have touched only parts, so that each part is sent as soon as it is ready."""
+        """Cut buckets of which passes have repeatedly touched only parts, so that each part is sent as soon as it is ready."""
         for bucket in [*self.buckets]:
             reached = touched & bucket.mask
             if reached == bucket.mask:

@@ -24,14 +24,14 @@ class GradientState(DistributedPart, PassListener):
 
     Sets of slots are integers:
         _touched: backward has added to the gradient since its last reduction.
-        _local: of these, those whose last pass has ended. Nothing may change them.
+        _local: of the touched gradients, those whose last pass keeps them on this rank. Only backward may change them.
         _named: some rank has touched the gradient since the last step, so it is reduced. The same on all ranks.
         _reduced: the gradient was reduced since the last ``zero_grad()``.
 
     Other attributes:
         _settled: whether all ranks have reported all their gradients since the last pass, so that no round is needed.
-        _window: the number of passes that have added to local gradients.
-        _passes: the passes that are open, or in which backward has raised.
+        _window: the number of counted passes since the last reduction.
+        _passes: the passes that are running, or in which backward has raised.
         _steps: the number of steps in this generation, since all ranks last joined.
         _keeps_aside: whether the reduced part of a gradient is kept aside while a newer part is reduced.
         _error: this rank's error. It is raised after the reduction, because other ranks wait for this one.
@@ -76,7 +76,7 @@ class GradientState(DistributedPart, PassListener):
         self.discard()
 
     def discard(self) -> None:
-        """The script discards the gradients, those that are kept aside, too."""
+        """Reset the state because the script discards the gradients. Discards those that are kept aside, too."""
         self._rest()
         self._reduced = 0
         self._passes.clear()
@@ -88,7 +88,7 @@ class GradientState(DistributedPart, PassListener):
         return [each for each in self._passes if (found := each()) is not None and not found.ended]
 
     def _rest(self) -> None:
-        """Between two steps: no gradient is known to be reduced for the next one."""
+        """Reset the state between two steps: no gradient is known to be reduced for the next step."""
         self._touched = self._local = self._named = 0
         self._settled = self._synchronized = self._scaler_stepped = False
         self._window = 0

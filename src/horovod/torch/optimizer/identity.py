@@ -1,8 +1,8 @@
 """The name of an optimizer in requests. It is the same on every rank, and the ranks do not communicate to agree on it.
 
 The name contains a digest of the parameters, and a number that counts the optimizers with this digest and process set in a
-generation. An optimizer that is used in a later generation keeps its number if it is free, so it has the name of the matching
-optimizer of a new process. Otherwise it gets the smallest free number.
+generation. An optimizer that is used again in a later generation keeps its number if the number is free. So its name is that of
+the corresponding optimizer in a new process. Otherwise it gets the smallest free number.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class OptimizerIdentity:
     Args:
         signature: the names, shapes and types of the optimizer's parameters.
         process_set: the process set whose optimizers are counted.
-        original: every rank of the set makes this optimizer, so it gets its number immediately. A copy may exist on one rank
-            only. It gets a number of a separate count when it is first used.
+        original: True if every rank of the set makes this optimizer: then it gets its number immediately. A copy may exist on
+            only one rank, so it gets a number, from a separate count, when it is first used.
     """
 
     def __init__(self, signature: object, process_set: ProcessSet, original: bool = True) -> None:

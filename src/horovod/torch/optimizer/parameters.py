@@ -1,7 +1,7 @@
 """An optimizer's parameters and their buckets.
 
 Parameters may be added, replaced, frozen and unfrozen at any time, on every rank at the same step. Buckets belong to a
-generation. Its first step cuts them by properties that are the same on all ranks.
+generation, whose first step cuts them. The cuts depend only on properties that are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -36,13 +36,18 @@ class OptimizerParameters(ABC):
 
     Args:
         optimizer: the distributed optimizer, before it has its distributed part.
+        settings: the settings of the optimizer.
+        identity: the source of its name.
 
     Attributes:
         name: the name of the optimizer in requests. "" until its first step in a generation.
-        generation: the generation of the buckets. -1 until then.
-        count: counts the steps in this generation, for the comparison at its end.
+        generation: the generation of the buckets. -1 until the first step.
+        count: counts the steps in this generation, for the ranks' comparison at the end of the generation.
         passes: the number of backward passes per step.
-        slots: by parameter, in the order of the optimizer. Parameters that can have no gradient, such as integers, have none.
+        names: the names of the parameters, by parameter.
+        slots: by parameter, in the order of the optimizer. Parameters that cannot have a gradient, such as integers, have no
+            slot.
+        buckets: the buckets, in the order in which they were cut.
         trained: the set of slots whose parameters were not frozen when the buckets were cut.
     """
 
@@ -70,15 +75,15 @@ class OptimizerParameters(ABC):
 
     @abstractmethod
     def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor | None) -> None:
-        """Called when a backward pass has added to a gradient. None: a hook of the script has removed it."""
+        """Called when a backward pass has added to a gradient. ``gradient`` is None if a hook of the script has removed it."""
 
     @abstractmethod
     def renumbered(self, moved: Callable[[int], int]) -> None:
-        """Called when the bits of slots have changed. ``moved`` converts a set of slots to the new bits."""
+        """Called when the bits of slots have changed. ``moved`` converts a set of slots from the old bits to the new ones."""
 
     @abstractmethod
     def new_generation(self) -> None:
-        """Called when a new generation runs. The buckets of the earlier one are gone."""
+        """Called at the first use in a new generation. The buckets of the earlier generation no longer exist."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -119,7 +124,7 @@ class OptimizerParameters(ABC):
         self._listen()
 
     def _drop(self, slot: Slot) -> None:
-        """Drop a parameter that the optimizer has no more. The others of its bucket get new buckets."""
+        """Drop a parameter that the optimizer no longer has. The other parameters of its bucket get new buckets."""
         if slot.hook is not None:
             slot.hook.remove()
             slot.hook = None
@@ -130,7 +135,7 @@ class OptimizerParameters(ABC):
         self.names.pop(slot.parameter, None)
 
     def prepare(self) -> None:
-        """Make sure that there are buckets for the running generation. Cheap if nothing has changed.
+        """Make buckets for the running generation, unless they exist. Cheap if nothing has changed.
 
         Raises:
             HorovodInternalError: no generation runs.
@@ -139,7 +144,7 @@ class OptimizerParameters(ABC):
         if generation != self.generation:
             self.generation, self.name = generation, self.identity.name()
             self.count = self._counted()
-            for bucket in self.buckets:  # if one was under way, it has failed with its generation
+            for bucket in self.buckets:  # the reduction of a bucket has failed with its generation
                 bucket.reset(self.passes)
                 bucket.dissolve()
             self.buckets.clear()
@@ -167,7 +172,7 @@ class OptimizerParameters(ABC):
         return [slot for slot in self.slots.values() if slot not in known]
 
     def hear_all(self) -> None:
-        """Restore hooks that ``module.to()`` has left behind with other C++ tensors. Called between passes."""
+        """Restore hooks after ``module.to()`` has given parameters other C++ tensors. Called between passes."""
         implementations = [*map(_IMPLEMENTATION, self.slots)]
         if implementations == self._heard:
             return
@@ -194,7 +199,8 @@ class OptimizerParameters(ABC):
         return GradientHook(slot.parameter, heard_by(weakref.ref(self), slot))
 
     def _cut(self) -> None:
-        """Put parameters that are in no bucket into new ones. Frozen ones are apart, so they keep no bucket waiting."""
+        """Put parameters that are in no bucket into new buckets. Frozen parameters get separate buckets, so no other bucket
+        waits for their gradients."""
         if not self.communicates():
             return
         new = [slot for slot in self.slots.values() if slot.bucket is None]
@@ -210,7 +216,8 @@ class OptimizerParameters(ABC):
         self.trained = sum(slot.bit for slot in self.slots.values() if slot.parameter.requires_grad)
 
     def _may_cut_anew(self) -> bool:
-        """Whether autotuning may choose the size of buckets: neither the user nor a compressor with state determines it."""
+        """Whether autotuning may choose the size of buckets: not if the user has chosen groups, a compressor keeps state, or
+        the process set is not the global one."""
         chosen = self.settings.groups is not None or isinstance(self.settings.compression, BucketCompressor)
         return not chosen and self.settings.process_set.process_set_id == 0
 

@@ -1,8 +1,8 @@
-"""The record that a rank sends to the others at the end of a backward pass, and the conclusions of all ranks from it. Pure.
+"""The record that a rank sends to the others at the end of a backward pass, and the conclusions from all records. Pure.
 
 A :class:`PassRecord` has one :class:`TouchedGradients` for each optimizer whose gradients the rank reduces now. Every rank gets
-the records of all, so all conclude the same: which gradients of which optimizers are reduced (:func:`conclude`). Sets of
-gradients are integers, one bit for each parameter in the order of the optimizer.
+the records of all ranks, so all ranks conclude the same: which gradients of which optimizers are reduced (:func:`conclude`).
+Sets of gradients are integers with one bit for each parameter, in the order of the optimizer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class TouchedGradients(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: the name of the optimizer.
-        steps: the number of steps that it has made in this generation.
+        steps: the number of steps that the optimizer has made in this generation, since all ranks last joined.
         parameters: the number of its parameters.
         touched: the gradients with new contributions on this rank, as little-endian bytes.
         sparse: the gradients that are sparse on this rank, in the same form.
         final: the rank is in ``step()`` or ``synchronize()``, so its record has all gradients that are not reduced.
-        held: a digest of the values that must be the same on all ranks; 0: nothing is compared.
+        held: a digest of values that must be the same on all ranks; 0: nothing is compared.
     """
 
     name: str
@@ -63,7 +63,7 @@ def as_mask(encoded: bytes) -> int:
 
 
 class Conclusion(msgspec.Struct, frozen=True):
-    """The common knowledge of all ranks about one optimizer after the exchange of records.
+    """What all ranks know about one optimizer after the exchange of records.
 
     Attributes:
         touched: the gradients with new contributions on any rank. They are reduced.
@@ -79,10 +79,10 @@ class Conclusion(msgspec.Struct, frozen=True):
 
 
 def conclude(records: Mapping[int, PassRecord]) -> dict[str, Conclusion]:
-    """The conclusions from the records of all ranks, by the name of an optimizer. In the same order on every rank.
+    """The conclusions from the records of all ranks, by the name of the optimizer, in the same order on every rank.
 
     Args:
-        records: by global rank.
+        records: the records by global rank.
 
     Raises:
         MismatchError: ranks are at different steps of an optimizer, or have different parameters. All ranks raise it.
@@ -127,6 +127,6 @@ _ADVICE = {
 
 
 def _ranks(members: list[int]) -> str:
-    """The subject of a sentence, with its verb."""
+    """The subject of a sentence with its verb: ``rank 0 has`` or ``ranks 1, 2 have``."""
     one = len(members) == 1
     return f"{'rank' if one else 'ranks'} {', '.join(map(str, members))} {'has' if one else 'have'}"

@@ -1,13 +1,13 @@
-"""One reduction of gradients that all ranks take part in: at the end of a backward pass, or in ``step()``.
+"""A round: one reduction of gradients in which all ranks take part, at the end of a backward pass or in ``step()``.
 
     record      every rank sends which gradients of which optimizers have new contributions
-    conclude    all ranks know which gradients any rank has touched
-    send        every rank sends those that it has not sent in backward
-    wait        for all of them
+    conclude    every rank learns which gradients any rank has touched
+    send        every rank sends those gradients, except those that it has sent during backward
+    wait        every rank waits for all these reductions
 
-The ranks need not be in the same optimizer: one may be at the end of a pass that has reached only the generator's parameters,
-and another's pass has reached none, so that it is in ``step()``. Every rank sends all gradients that any record names, and only
-then waits. So no two ranks wait for each other.
+The ranks need not be in the same optimizer. One rank may be at the end of a pass that has reached only the parameters of a
+GAN's generator, while the pass of another rank has reached no parameters, so that this rank is in ``step()`` already. Every
+rank sends all gradients that any record names, and only then waits. So no two ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ RECORD = "DistributedOptimizer.pass"
 
 
 class Participant(ABC):
-    """An optimizer, as a round sees it.
+    """The interface of an optimizer that takes part in rounds.
 
     Attributes:
-        name: the same on all ranks; "" before it is used in the running generation.
+        name: the optimizer's name, the same on all ranks; "" before its first use in the running generation.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Participant(ABC):
     @property
     @abstractmethod
     def line(self) -> str:
-        """The line of the script that made it."""
+        """The line of the script that made the optimizer."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -53,10 +53,10 @@ class Participant(ABC):
 
     @abstractmethod
     def told(self, final: bool) -> TouchedGradients:
-        """Its entry in this rank's record.
+        """The optimizer's entry in this rank's record.
 
         Args:
-            final: include gradients that no backward pass has reached.
+            final: whether to include gradients that no backward pass has reached.
         """
 
     @abstractmethod
@@ -68,6 +68,7 @@ class Participant(ABC):
         """Wait for all gradients that were sent.
 
         Args:
+            conclusion: the ranks' conclusion about this optimizer.
             members: the number of ranks that take part. The others have joined.
 
         Raises:
@@ -76,7 +77,7 @@ class Participant(ABC):
         """
 
     def tune(self, settings: TunedSettings) -> None:
-        """Take over settings that are the same on all ranks, between two rounds."""
+        """Apply settings of autotuning, which are the same on all ranks. Called between two rounds."""
         del settings  # this optimizer has no such setting
 
     @abstractmethod
@@ -141,7 +142,7 @@ def _reduce(ending: Iterable[Participant], final: bool) -> None:
 
 
 class _Round:
-    """The part of a round that concerns one process set. Making it sends this rank's record."""
+    """The part of a round that concerns one process set. The constructor sends this rank's record."""
 
     def __init__(self, ending: list[Participant], final: bool) -> None:
         self._process_set = ending[0].process_set
@@ -153,12 +154,13 @@ class _Round:
         self._consensus: Consensus | None = None
         if self._members > 1:
             number = self._process_set.process_set_id
-            # One line for all records of the set: a request that changed with the optimizer would be announced anew each time.
+            # One line for all records of the set. A line that depends on the optimizer would make a new request each time,
+            # which would be announced in full.
             line = next(each.line for each in participants() if each.process_set.process_set_id == number)
             self._consensus = Consensus(RECORD, self._record.encode(), number, line)
 
     def conclude(self) -> None:
-        """Get the records of all ranks."""
+        """Wait for the records of all ranks, and draw the conclusions."""
         found = None
         if self._consensus is not None:
             found = self._consensus.wait()
@@ -194,7 +196,7 @@ class _Round:
             participant.send_touched(conclusion)
 
     def finish(self) -> BaseException | None:
-        """Wait for all. Returns the first error."""
+        """Wait for the gradients of all optimizers. Returns the first error."""
         error: BaseException | None = None
         for participant, conclusion in self.concluded.items():
             try:

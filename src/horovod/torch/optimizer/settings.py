@@ -37,7 +37,7 @@ def check_parameter(name: str, parameter: torch.Tensor, op: ReduceOp) -> None:
     """Check that the gradients of a parameter can be reduced.
 
     Raises:
-        ValueError: they cannot. The text says what to do.
+        ValueError: the gradients cannot be reduced. The text says what to do.
     """
     if is_dtensor(type(parameter)):
         raise ValueError(
@@ -56,7 +56,7 @@ class OptimizerSettings(ReductionSettings):
     """The checked arguments of ``DistributedOptimizer``.
 
     Attributes:
-        names: the names of the parameters; at least those of all parameters that the optimizer has now.
+        names: the names of parameters, by parameter. All parameters that the optimizer has now have one.
     """
 
     names: dict[torch.Tensor, str]

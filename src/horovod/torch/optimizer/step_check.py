@@ -1,8 +1,8 @@
-"""Checks the values of an optimizer that must be the same on all ranks: the numbers in its groups, and its parameters at the
-first step.
+"""Checks values of an optimizer that must be the same on all ranks: the numbers in its parameter groups, and, at the first
+step, a sample of its parameters.
 
-A rank's record carries a digest of both (:class:`StepCheck`), so a comparison needs no extra message. Only if digests differ,
-the ranks compare the values.
+A rank's record contains a digest of both (:class:`StepCheck`), so a comparison needs no extra message. The ranks compare the
+values only if digests differ.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from horovod.common.alike import Alike, compare, is_compared
 from horovod.torch.optimizer.buckets import Slot
 
 GROUPS = 16
-"""The number of groups of an optimizer that each step compares, in turns."""
+"""How many parameter groups of an optimizer each step compares. If there are more, the next step continues with others."""
 _SAMPLE = 8
 """The number of elements of a parameter that are compared."""
 _NUMBERS = (float, int, bool)
@@ -25,14 +25,14 @@ _MASK = (1 << 63) - 1
 
 
 class StepCheck:
-    """The comparison of one optimizer. After it has found a difference of some kind, it does not compare that kind any more."""
+    """The comparison of one optimizer. After a difference in hyper-parameters or in parameters, it stops comparing these."""
 
     def __init__(self) -> None:
         self._told: set[Alike] = set()
         self._begun = False
 
     def begin(self) -> None:
-        """Begin a new generation, at whose first step parameters are compared."""
+        """Begin a new generation: its first step compares parameters."""
         self._begun = False
 
     def digest(self, optimizer: torch.optim.Optimizer, slots: Iterable[Slot], steps: int) -> int:
@@ -63,7 +63,7 @@ class StepCheck:
     def compare(
         self, optimizer: torch.optim.Optimizer, slots: Iterable[Slot], name: str, process_set_id: int | None, line: str
     ) -> None:
-        """Find the difference, and report it. Every rank of the process set must call it.
+        """Find the difference, and report it, because digests differ. Every rank of the process set must call it.
 
         Raises:
             MismatchError: a value differs, and HOROVOD_CHECK=error.
@@ -82,7 +82,7 @@ class StepCheck:
 
 
 def _numbers(index: int, group: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """The numbers of a parameter group, with labels. A tensor counts if it is one number, and is read from its device."""
+    """The numbers of a parameter group, with labels, including tensors of one element, which are read from their devices."""
     for key, value in group.items():
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             value = value.item()

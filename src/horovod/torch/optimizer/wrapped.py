@@ -55,7 +55,8 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """The wrapped optimizer's attribute. ``torch.amp.GradScaler.step()`` reads it first."""
+        """The wrapped optimizer's attribute. ``torch.amp.GradScaler.step()`` reads it before anything else, so reading it calls
+        :meth:`DistributedPart.before_scaler_steps`."""
         self._horovod.before_scaler_steps()
         supports: bool = vars(self).get("_step_supports_amp_scaling", False)
         return supports
@@ -67,7 +68,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate gradients locally over this many backward passes before they are reduced.
 
-        Passes since the last step are not counted. Reductions that are running are not changed.
+        The count of passes restarts at 0. Running reductions are not changed. Every rank must call it between the same passes.
 
         Raises:
             ValueError: ``passes`` is not a positive integer.
@@ -75,10 +76,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._horovod.set_passes(passes)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """A block in which backward passes only accumulate gradients. They are not counted, and nothing is sent.
+        """A context in which backward passes only accumulate gradients. They are not counted, and nothing is sent.
 
-        As in PyTorch's DistributedDataParallel, run all passes of a step but the last inside the block. If all passes are
-        inside, ``step()`` reduces the accumulated gradients. It must be called outside.
+        As with PyTorch's DistributedDataParallel, run all passes of a step but the last inside the context. If all passes are
+        inside, ``step()`` reduces the accumulated gradients. Call ``step()`` outside of the context.
         """
         return self._horovod.paused()
 
@@ -105,7 +106,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Load the wrapped optimizer's state, and abandon the present step.
 
-        The parameter groups stay the same objects, so a learning-rate scheduler that was made for the original optimizer
+        The parameter groups remain the same objects, so a learning-rate scheduler that was made for the original optimizer
         still works.
         """
         self._horovod.abandon()

@@ -1,13 +1,13 @@
-"""send and recv: messages between two ranks, which no other rank takes part in.
+"""send and recv: messages between two ranks.
 
-    messages    what two ranks say to each other
-    matching    which message is for which receive; pure
-    peers       connections to the ranks that this one sends to
+    messages    the protocol between the two ranks
+    matching    matches messages and receives; pure
+    peers       endpoints, and connections to the ranks that this one sends to
     receiving, sending, wire
-                both halves of a mailbox, and what they share
-    mailbox     the thread that carries all messages of this process
-    operations  what a group offers
+                both halves of a mailbox, and their shared selector
+    mailbox     the thread that sends and receives all messages of this process
+    operations  send and recv as methods of a group
 
-The connections of the core carry what all ranks of a process set have agreed on. A send is known to two ranks alone, so it has
-connections of its own, which are made when they are first needed.
+The connections of the core only carry what all ranks of a process set have agreed on. Only two ranks know of a send, so
+messages use separate connections, which are made when they are first needed.
 """

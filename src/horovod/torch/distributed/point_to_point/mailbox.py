@@ -1,7 +1,8 @@
-"""The thread that carries all messages of this process: it accepts connections, matches, reads and writes.
+"""The thread that sends and receives all messages of this process: it accepts connections, matches, reads and writes.
 
-Other threads post a send or a receive and get a handle. The thread sleeps in one ``select`` while there is nothing to do. While
-a message is under way it has the ranks' lives looked at, as a worker does that waits. It ends with the runtime.
+Other threads post a send or a receive with a handle. The mailbox's thread sleeps in one ``select`` while there is nothing to
+do. While a send or receive is pending, it makes the liveness monitor check the other ranks, as a waiting worker does. It ends
+with the runtime.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from horovod.torch.distributed.point_to_point.wire import Wire
 _log = logging.getLogger("horovod.torch")
 
 _GRACE_SECONDS = 1.0
-"""How long messages of a rank that has left in good order may still arrive."""
+"""How long messages may still arrive after an orderly shutdown; also how long :meth:`Mailbox.fail` waits for the thread to stop
+using tensors after a failure."""
 
 
 class Mailbox:
@@ -41,7 +43,7 @@ class Mailbox:
 
     Args:
         generation: the runtime.
-        store: of the default group.
+        store: the store of the default group.
     """
 
     def __init__(self, generation: Generation, store: Any) -> None:
@@ -74,7 +76,7 @@ class Mailbox:
     # For any thread.
 
     def send(self, rank: int, envelope: Envelope, data: Array, handle: Handle) -> None:
-        """Send bytes to a global rank; done when they may be changed."""
+        """Send bytes to a global rank. The handle is done when the script may change them."""
         if rank == self._rank:
             own = Own(envelope, data, handle)
             self._post(lambda: self._receiver.take_own(own), handle)
@@ -83,7 +85,7 @@ class Mailbox:
             self._post(lambda: self._sender.begin(rank, message), handle)
 
     def receive(self, wanted: ReceiveFilter, receive: Receive) -> None:
-        """Receive a message; the handle's result is the rank in the group that it is of."""
+        """Receive a message. The handle's result is the sender's rank in the group."""
         self._post(lambda: self._receiver.begin(wanted, receive), receive.handle)
 
     def _post(self, call: Callable[[], None], handle: Handle) -> None:
@@ -92,7 +94,7 @@ class Mailbox:
             handle.complete(self._error)
 
     def _call(self, call: Callable[[], None]) -> bool:
-        """Have ``call`` made on the mailbox's thread; False if that has ended."""
+        """Queue ``call`` for the mailbox's thread; False if the thread has ended."""
         with self._lock:
             if self._left.is_set():
                 return False
@@ -101,7 +103,7 @@ class Mailbox:
         return True
 
     def fail(self, error: HorovodInternalError, orderly: bool) -> None:
-        """The runtime ends: see :class:`horovod.core.lifecycle.termination.Companion`."""
+        """End because the runtime ends: see :class:`horovod.core.lifecycle.termination.Companion`."""
         self._error = self._error or error
         self._last_moment = time.monotonic() + (_GRACE_SECONDS if orderly else 0)
         self._wake_up.set()
@@ -109,7 +111,7 @@ class Mailbox:
             self._left.wait(_GRACE_SECONDS)
 
     def close(self) -> None:
-        """End the thread, and release everything."""
+        """End the threads, and release everything."""
         self._last_moment = 0.0
         self._wake_up.set()
         for thread in [self._thread, *self._dialing]:
@@ -135,12 +137,12 @@ class Mailbox:
                     self._calls.popleft()()
                 self._probe()
         except Exception as error:
-            _log.exception("rank %d: the thread that carries messages failed", self._rank)
-            self._error = self._error or EngineFailureError(f"the thread that carries messages failed: {error!r}")
+            _log.exception("rank %d: the thread for send() and recv() failed", self._rank)
+            self._error = self._error or EngineFailureError(f"the thread for send() and recv() failed: {error!r}")
         self._end()
 
     def _seconds(self) -> float | None:
-        """How long it may sleep; None: until it is woken."""
+        """How long the thread may sleep; None: until it is woken."""
         limits = [self._listener.next_deadline(), self._last_moment, self._next_probe if self._busy() else None]
         due = min(limit for limit in limits if limit is not None)
         return None if due == float("inf") else max(0.0, due - time.monotonic())
@@ -158,11 +160,11 @@ class Mailbox:
             self._next_probe = now + self._probe_seconds
 
     def _end(self) -> None:
-        """Fail what is under way, and close all connections."""
+        """Fail all pending sends and receives, and close all connections."""
         with self._lock:
             self._error = self._error or RankLostError("Horovod: the process group has ended.")
             self._left.set()
-        while self._calls:  # so that nothing is forgotten
+        while self._calls:  # their handles must fail, too
             self._calls.popleft()()
         handles = [*self._wire.orphans, *self._receiver.close(), *self._sender.close()]
         self._listener.close()
@@ -184,7 +186,7 @@ class Mailbox:
         return self._left.is_set() or self._last_moment != float("inf")
 
     def _lost(self, rank: int, reason: str) -> None:
-        """Have the liveness monitor look which rank has failed, if any; a rank that leaves closes its connections, too."""
+        """Have the liveness monitor find out which rank has failed, if any: a rank that shuts down also closes connections."""
         if self._error is None:
             self._generation.watch.report(rank, reason, suspected=True)
 
@@ -193,10 +195,11 @@ _making = threading.Lock()
 
 
 def mailbox_of(generation: Generation, store: Any) -> Mailbox:
-    """The mailbox of a runtime, made when it is first asked for.
+    """The mailbox of a runtime. The first call makes it.
 
     Args:
-        store: of the default group.
+        generation: the runtime.
+        store: the store of the default group.
 
     Raises:
         HorovodInternalError: the runtime has ended.
@@ -210,6 +213,6 @@ def mailbox_of(generation: Generation, store: Any) -> Mailbox:
             raise generation.stopped.again()
         made = Mailbox(generation, store)
         companions.append(made)
-    if generation.stopped is not None:  # it may have ended before the mailbox was listed
+    if generation.stopped is not None:  # it may have ended before the mailbox was a companion
         made.fail(generation.stopped, orderly=False)
     return made

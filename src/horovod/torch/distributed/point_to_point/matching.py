@@ -1,7 +1,8 @@
-"""Which message is for which receive: the oldest that fits, in both directions. Pure.
+"""Matches messages and receives. A message goes to the oldest receive that accepts it, and a receive takes the oldest message
+that it accepts. Pure.
 
-Two messages of one rank with the same tag are received in the order in which they were sent. A receive from any rank takes the
-first message that has arrived.
+Messages of one rank with the same tag are received in the order in which they were sent. A receive from any rank takes the
+message that has arrived first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Posted = TypeVar("Posted")
 
 @dataclass(frozen=True)
 class ReceiveFilter:
-    """The messages that a receive accepts: of a group and a tag, from one rank of the group or from :data:`ANY`."""
+    """The messages that a receive accepts: those of a group with a tag, from one rank of the group or from :data:`ANY`."""
 
     group: int
     source: int
@@ -43,7 +44,7 @@ class Matching(Generic[Arrived, Posted]):
         self._queues: dict[tuple[int, int], _Queue[Arrived, Posted]] = {}
 
     def arrive(self, envelope: Envelope, message: Arrived) -> Posted | None:
-        """The receive that a message is for, which is taken out; None: the message waits for one."""
+        """Remove and return the receive for a message. None: there is none yet, and the message waits."""
         queue = self._queue(envelope.group, envelope.tag)
         for index, (wanted, posted) in enumerate(queue.posted):
             if wanted.takes(envelope):
@@ -54,7 +55,7 @@ class Matching(Generic[Arrived, Posted]):
         return None
 
     def post(self, wanted: ReceiveFilter, receive: Posted) -> tuple[Envelope, Arrived] | None:
-        """The message for a receive, which is taken out; None: the receive waits for one."""
+        """Remove and return the message for a receive. None: there is none yet, and the receive waits."""
         queue = self._queue(wanted.group, wanted.tag)
         for index, (envelope, message) in enumerate(queue.arrived):
             if wanted.takes(envelope):
@@ -65,7 +66,7 @@ class Matching(Generic[Arrived, Posted]):
         return None
 
     def take_posted(self) -> list[Posted]:
-        """Take out all receives that wait."""
+        """Remove and return all receives that wait."""
         found = [posted for queue in self._queues.values() for _, posted in queue.posted]
         for queue in self._queues.values():
             queue.posted.clear()

@@ -1,7 +1,7 @@
 """The protocol between two ranks for messages. The sender connects; each connection has one sender.
 
-A small message is sent at once. A large one is offered: when the receiver has memory for it, it reads the sender's memory if it
-can (both on one host), or asks the sender to send. In both cases it confirms the end to the sender.
+The sender sends a small message at once, and offers a large one. Once the receiver has memory for an offered message, it reads
+the sender's memory if it can (both ranks on one host), or asks the sender for the data. In both cases it confirms the receipt.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import msgspec
 
 EAGER_BYTES = 64 << 10
-"""The largest message that travels at once."""
+"""The largest message that is sent without an offer."""
 PART_BYTES = 1 << 20
-"""Of a large message that is sent."""
+"""The size of the parts in which a large message is sent."""
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True):
-    """The properties that distinguish messages.
+    """The description of a message. The first three attributes match it with a receive.
 
     Attributes:
         group: the number of the group's process set.
         source: the sender's rank in the group.
-        tag: of the script's call.
-        data_type: of the elements, by name.
-        nbytes: of all elements.
+        tag: the tag of the script's call.
+        data_type: the name of the elements' type.
+        nbytes: the size of the message.
         caller: the line of the script that sends.
     """
 
@@ -42,7 +42,12 @@ class Whole(msgspec.Struct, tag=0, array_like=True):
 
 
 class Offer(msgspec.Struct, tag=1, array_like=True):
-    """A large message, whose elements lie at ``address`` of process ``process`` until it is taken."""
+    """A large message, whose elements stay at ``address`` in the sender's memory until :class:`Taken`.
+
+    Attributes:
+        number: the sender's number of the message.
+        process: the sender's process id; 0 if the receiver is in another process namespace, so it cannot read the memory.
+    """
 
     envelope: Envelope
     number: int
@@ -51,20 +56,20 @@ class Offer(msgspec.Struct, tag=1, array_like=True):
 
 
 class MessagePart(msgspec.Struct, tag=2, array_like=True):
-    """The next part of a large message that was asked for."""
+    """The next part of a large message that the receiver has asked for."""
 
     number: int
     data: bytes
 
 
 class Ask(msgspec.Struct, tag=3, array_like=True):
-    """The receiver cannot read the sender's memory: send the message."""
+    """The receiver's request to send an offered message, because it cannot read the sender's memory."""
 
     number: int
 
 
 class Taken(msgspec.Struct, tag=4, array_like=True):
-    """The receiver has the message; or will never take it, for the reason ``error``."""
+    """The receiver's confirmation that it has an offered message; or, with ``error``, the reason why it rejects the message."""
 
     number: int
     error: str = ""

@@ -1,4 +1,4 @@
-"""send and recv of a group, as messages of this process's mailbox."""
+"""send and recv as methods of a group. The mailbox of this process carries the messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from horovod.torch.distributed.work import HorovodWork
 
 
 class PointToPoint:
-    """The operations of a group between two ranks. The subclass makes ``_submitter``."""
+    """The operations of a group between two ranks. The subclass makes ``_submitter``.
+
+    Ranks are those in the group. Each method takes one tensor, or a list of one, and returns a work at once. The other rank
+    must make the opposite call, with a tensor of the same type and number of elements. Otherwise the receive fails with a
+    MismatchError, and so does the send of a message above 64 KiB (a smaller one is done when it is sent).
+    """
 
     _submitter: Submitter
 
@@ -35,7 +40,7 @@ class PointToPoint:
             data.size,
             caller(),
         )
-        handle = Handle(lambda error, _=source: error)  # type: ignore[misc]  # holds the memory until it is done
+        handle = Handle(lambda error, _=source: error)  # type: ignore[misc]  # keeps the memory alive until it is done
         self._mailbox().send(submitter.membership.ranks[dst], envelope, data, handle)
         return HorovodWork(handle, host_memory, [tensor], "send", seconds=submitter.seconds)
 

@@ -1,7 +1,7 @@
 """The endpoints at which the ranks of a job receive messages, and connections to the ranks that this one sends to.
 
-A rank listens from its first send or receive on, and publishes its endpoint in the store of the default group. A sender looks
-it up there, on a thread that ends when the connection is made.
+From its first send or receive on, a rank listens, and has published its endpoint in the store of the default group. A sender
+looks the endpoint up there, on a thread that ends when the connection is made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PeerEndpoint(msgspec.Struct, array_like=True):
 
     host: str
     name: str
-    """Of its Unix socket."""
+    """The name of its Unix socket."""
     addresses: tuple[str, ...]
     port: int
     process_namespace: str
@@ -41,8 +41,12 @@ class Listening:
     """This rank's listening sockets.
 
     Args:
-        generation: the runtime; ranks on this host are reached by Unix sockets.
-        namespace: which processes this one can look at.
+        generation: the runtime.
+        namespace: this process's namespace, see :func:`~horovod.control.processes.own_process_namespace`.
+
+    Attributes:
+        sockets: a TCP socket, and a Unix socket for ranks on this host.
+        endpoint: the endpoint to publish.
     """
 
     def __init__(self, generation: Generation, namespace: str) -> None:
@@ -77,8 +81,8 @@ class PeerDirectory:
     """The endpoints of all ranks, in the store of the default group.
 
     Args:
-        store: of the default group.
-        generation: the runtime; an earlier one may have used the same store.
+        store: the store of the default group.
+        generation: the runtime. It is part of the keys, because an earlier runtime may have used the same store.
     """
 
     def __init__(self, store: Any, generation: Generation) -> None:
@@ -89,7 +93,7 @@ class PeerDirectory:
         self._store.set(f"{self._prefix}/{rank}", msgspec.msgpack.encode(endpoint))
 
     def look_up(self, rank: int, over: Callable[[], bool]) -> PeerEndpoint | None:
-        """The endpoint of ``rank``, once it is published; None if ``over()`` becomes true before."""
+        """Wait until ``rank`` has published its endpoint, and return it; None if ``over()`` is true before that."""
         pause, longest = _PAUSE_SECONDS
         key = f"{self._prefix}/{rank}"
         while not over():
@@ -107,10 +111,15 @@ def connect(
     over: Callable[[], bool],
     made: Callable[[socket.socket | None, PeerEndpoint | None, str], None],
 ) -> threading.Thread:
-    """Connect to a rank on a thread, however late it begins to receive. Calls ``made`` there, once, unless it is ``over``.
+    """Start a thread that connects to a rank, however late that rank makes its first send or receive. Returns the thread.
 
     Args:
-        made: gets the connection and the rank's endpoint, or why there is none.
+        directory: where the rank publishes its endpoint.
+        generation: the runtime.
+        rank: the global rank.
+        over: whether to give up; then ``made`` is not called.
+        made: called once on the thread, with the connection, the rank's endpoint and ""; or with None, None and the reason why
+            there is no connection.
     """
     identity = generation.identity
 
@@ -129,9 +138,9 @@ def connect(
                 addresses, generation.secret, purpose, deadline, cancelled=lambda: cancelled if over() else ""
             )
             made(connection, endpoint, "")
-        except Exception as error:  # of the store or the network
+        except Exception as error:  # from the store or the network
             if not over():
-                made(None, None, f"rank {rank} cannot be reached to send to it: {error}")
+                made(None, None, f"cannot connect to rank {rank} to send it a message: {error}")
 
     thread = threading.Thread(target=dial, name=f"horovod-messages-to-{rank}", daemon=True)
     thread.start()

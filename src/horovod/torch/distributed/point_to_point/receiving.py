@@ -1,4 +1,7 @@
-"""The receiving half of a mailbox: connections of the ranks that send to this one, and their messages. On its thread."""
+"""The receiving half of a mailbox: connections from the ranks that send to this one, and their messages.
+
+All functions run on the mailbox's thread.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,11 @@ class Receive:
     """A receive that waits for a message, or for the rest of one.
 
     Attributes:
-        data: where its bytes go.
-        data_type: of the elements, by name.
+        data: the memory for the message's bytes.
+        data_type: the name of the elements' type.
         caller: the line of the script that receives.
-        filled: how many bytes are there.
+        handle: completed when the message is in ``data``, or with an error.
+        filled: how many bytes of an asked-for message have arrived.
     """
 
     data: Array
@@ -51,7 +55,7 @@ class Receive:
 
 @dataclass
 class Own:
-    """A message of this process to itself; ``data`` is its bytes, in their original memory."""
+    """A message of this process to itself. ``data`` is a view of the tensor's memory."""
 
     envelope: Envelope
     data: Array
@@ -60,7 +64,11 @@ class Own:
 
 @dataclass(eq=False)
 class _Source:
-    """A connection of a rank that sends to this one."""
+    """A connection from a rank that sends to this one.
+
+    Attributes:
+        parts: by message number, the receives of messages that this rank has asked for and not got completely.
+    """
 
     rank: int
     channel: Channel
@@ -71,7 +79,11 @@ _Arrived = tuple[_Source | None, Message | Own]
 
 
 class Receiver:
-    """The messages that have arrived, and the receives that wait."""
+    """The messages that have arrived, and the receives that wait.
+
+    Args:
+        wire: the connections of the mailbox.
+    """
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -80,17 +92,17 @@ class Receiver:
         self._unreadable: set[int] = set()
 
     def begin(self, wanted: ReceiveFilter, receive: Receive) -> None:
-        """Receive a message that has arrived or will."""
+        """Deliver a message that has arrived already, or wait for one."""
         found = self._matching.post(wanted, receive)
         if found is not None:
             self._deliver(found[0], found[1], receive)
 
     def take_own(self, message: Own) -> None:
-        """Take a message of this process."""
+        """Take a message of this process to itself."""
         self._arrived(message.envelope, (None, message))
 
     def welcome(self, connection: socket.socket, purpose: bytes, rest: bytes) -> None:
-        """Take a new connection of a rank."""
+        """Take a new connection from a rank, whose number is its purpose. Closes the connection if the purpose is not one."""
         if rest or not purpose.isdigit():
             connection.close()
             return
@@ -103,7 +115,7 @@ class Receiver:
         return self._matching.waiting() or any(source.parts for source in self._sources)
 
     def close(self) -> list[Handle]:
-        """Close all connections. Returns what was under way."""
+        """Close all connections. Returns the handles of the receives that wait."""
         receives = self._matching.take_posted() + [each for source in self._sources for each in source.parts.values()]
         for source in self._sources:
             source.channel.close()
@@ -123,7 +135,7 @@ class Receiver:
         except (ChannelClosed, msgspec.DecodeError, KeyError) as error:
             self._sources.remove(source)
             handles = [receive.handle for receive in source.parts.values()]
-            self._wire.drop(channel, source.rank, f"the connection for its messages broke ({error})", handles)
+            self._wire.drop(channel, source.rank, f"the connection for messages from it broke ({error})", handles)
 
     def _take(self, source: _Source, message: Message) -> None:
         if isinstance(message, Whole | Offer):
@@ -132,7 +144,7 @@ class Receiver:
             receive = source.parts[message.number]
             data = np.frombuffer(message.data, np.uint8)
             if receive.filled + data.size > receive.data.size:
-                raise ChannelClosed("it sent more than it had offered")
+                raise ChannelClosed("it sent more bytes than it had offered")
             receive.data[receive.filled : receive.filled + data.size] = data
             receive.filled += data.size
             if receive.filled == receive.data.size:
@@ -148,7 +160,7 @@ class Receiver:
             self._deliver(envelope, arrived, receive)
 
     def _deliver(self, envelope: Envelope, arrived: _Arrived, receive: Receive) -> None:
-        """Bring a message to the receive that it is for."""
+        """Deliver a message to its receive. If the message does not fit, fail the receive, and the send unless it is done."""
         source, message = arrived
         receive.handle.result = envelope.source
         error = _mismatch(envelope, receive)
@@ -171,10 +183,10 @@ class Receiver:
             source.channel.send(encode(message))
             self._wire.watch(source.channel)
         except (ChannelClosed, KeyError):
-            pass  # the connection has ended; the reading side notices that
+            pass  # the connection has ended; _serve() notices that when it reads
 
     def _read(self, source: _Source, offer: Offer, receive: Receive) -> bool:
-        """Read a message out of the memory of its sender; False if that cannot be done."""
+        """Read a message from the memory of its sender; False if that is not possible."""
         if not offer.process or not is_local(source.channel.socket) or source.rank in self._unreadable:
             return False
         try:
@@ -195,6 +207,6 @@ def _mismatch(envelope: Envelope, receive: Receive) -> str:
         return ""
     return (
         f"Mismatched send and recv: rank {envelope.source} of the group sent {envelope.nbytes} bytes of "
-        f"{envelope.data_type} at {envelope.caller} with tag {envelope.tag}, and the receiver has room for "
+        f"{envelope.data_type} at {envelope.caller} with tag {envelope.tag}, but the receiver has room for "
         f"{receive.data.size} bytes of {receive.data_type} at {receive.caller}"
     )

@@ -1,4 +1,7 @@
-"""The sending half of a mailbox: connections to the ranks that this one sends to, and its messages. On its thread."""
+"""The sending half of a mailbox: connections to the ranks that this one sends to, and the messages to them.
+
+All functions run on the mailbox's thread.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,14 @@ from horovod.torch.distributed.point_to_point.wire import Wire, message_error
 
 @dataclass
 class Send:
-    """A message that is being sent; ``data`` is its bytes, in their original memory."""
+    """A message that is being sent.
+
+    Attributes:
+        data: the bytes, as a view of the tensor's memory.
+        handle: completed when the script may change ``data``, or with an error.
+        number: the number of the message; 0 until it is transmitted.
+        sent: how many bytes were sent of a message that the receiver has asked for.
+    """
 
     envelope: Envelope
     data: Array
@@ -48,10 +58,11 @@ class _Peer:
     """A rank that this one sends to.
 
     Attributes:
-        channel: None until it is connected.
-        queued: what waits for that.
-        offered: messages that the peer has not taken yet, by number.
-        streaming: those of them that it has asked for.
+        channel: None while there is no connection.
+        endpoint: the rank's endpoint; None until the first connection.
+        queued: messages that wait for the connection.
+        offered: by number, messages that the peer has not taken yet.
+        streaming: the offered messages that the peer has asked for, until they are sent completely.
     """
 
     channel: Channel | None = None
@@ -62,11 +73,12 @@ class _Peer:
 
 
 class Sender:
-    """The messages that are sent.
+    """The messages that this process sends.
 
     Args:
-        namespace: which processes this one can look at; ranks with the same one may read its memory.
-        connect: begins to connect to a rank; :meth:`connected` follows.
+        wire: the connections of the mailbox.
+        namespace: this process's namespace; ranks in the same one may read its memory.
+        connect: starts to connect to a rank, and later calls :meth:`connected`.
     """
 
     def __init__(self, wire: Wire, namespace: str, connect: Callable[[int], None]) -> None:
@@ -88,7 +100,8 @@ class Sender:
             self._transmit(rank, peer, send)
 
     def connected(self, rank: int, connection: socket.socket | None, endpoint: PeerEndpoint | None, why: str) -> None:
-        """Take the connection to a rank; None, and why, if there will be none."""
+        """Take the connection to a rank, and send the queued messages. ``connection`` is None if there will be none; then the
+        messages fail with the reason ``why``."""
         peer = self._peers[rank]
         queued, peer.queued = peer.queued, []
         if connection is None:
@@ -102,11 +115,11 @@ class Sender:
             self._transmit(rank, peer, send)
 
     def busy(self) -> bool:
-        """Whether a message is under way."""
+        """Whether a message waits for a connection or for its receiver."""
         return any(peer.queued or peer.offered for peer in self._peers.values())
 
     def close(self) -> list[Handle]:
-        """Close all connections. Returns what was under way."""
+        """Close all connections. Returns the handles of the messages that wait."""
         sends = [send for peer in self._peers.values() for send in [*peer.queued, *peer.offered.values()]]
         for peer in self._peers.values():
             if peer.channel is not None:
@@ -118,7 +131,7 @@ class Sender:
 
     def _transmit(self, rank: int, peer: _Peer, send: Send) -> None:
         channel, endpoint = peer.channel, peer.endpoint
-        if channel is None or endpoint is None:  # it has been lost meanwhile
+        if channel is None or endpoint is None:  # the connection was lost meanwhile
             self.begin(rank, send)
             return
         self._numbers += 1
@@ -161,7 +174,7 @@ class Sender:
             raise ChannelClosed("it sent a message that only a sender sends")
 
     def _stream(self, peer: _Peer, channel: Channel) -> None:
-        """Send parts of what the peer has asked for, as much as the socket takes."""
+        """Send parts of the messages that the peer has asked for, until the socket is full."""
         while peer.streaming and not channel.wants_write:
             send = peer.streaming[0]
             part = send.data[send.sent : send.sent + PART_BYTES]

@@ -1,4 +1,4 @@
-"""Shared by the sending and the receiving half of a mailbox: the selector, and the reaction to the end of a connection."""
+"""The selector that both halves of a mailbox share, and the reaction to the end of a connection."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ class Wire:
     """The connections of a mailbox.
 
     Args:
-        lost: called with a rank and the reason when a connection has ended on which messages were under way.
+        lost: called with a rank and the reason when a connection ends while messages on it are pending.
 
     Attributes:
-        orphans: handles of such messages. They fail with the job, whose end is near.
+        selector: the selector of the mailbox's thread.
+        orphans: the handles of such messages. They fail when the runtime ends, which it will: a rank has failed or left.
     """
 
     def __init__(self, lost: Callable[[int, str], None]) -> None:
@@ -27,18 +28,18 @@ class Wire:
         self._lost = lost
 
     def add(self, channel: Channel, serve: Callable[[int], None]) -> None:
-        """Have ``serve`` called with the events of a connection."""
+        """Call ``serve`` with the events of a connection from now on."""
         self.selector.register(channel.socket, selectors.EVENT_READ, serve)
 
     def watch(self, channel: Channel) -> None:
-        """Wait for room in the socket, if something waits to be sent. After each send."""
+        """Wait for room in the socket if data waits to be sent. Call this after each send."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.wants_write else 0)
         key = self.selector.get_key(channel.socket)
         if key.events != events:
             self.selector.modify(channel.socket, events, key.data)
 
     def drop(self, channel: Channel, rank: int, reason: str, handles: list[Handle]) -> None:
-        """Close a connection that has ended, on which the messages of ``handles`` were under way."""
+        """Close a connection that has ended. ``handles`` are those of the messages that were pending on it."""
         self.selector.unregister(channel.socket)
         channel.close()
         if handles:
@@ -47,10 +48,10 @@ class Wire:
 
 
 def message_error(error: str) -> MismatchError | None:
-    """The error of a message that does not fit; None for ""."""
+    """The error of a message that does not fit its receive; None if ``error`` is empty."""
     return MismatchError(error, reason=error) if error else None
 
 
 def is_local(connection: socket.socket) -> bool:
-    """Whether a connection is one between processes of this host."""
+    """Whether both ends of a connection are on this host."""
     return connection.family == socket.AF_UNIX
