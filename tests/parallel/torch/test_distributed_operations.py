@@ -201,6 +201,20 @@ def test_works_and_futures(ranks: Callable[..., RankPool]) -> None:
             for _ in range(6)
         ]
         assert [each.wait().tolist() for each in chained] == [[size + 1.0] * 2] * 6
+        works = [
+            dist.barrier(async_op=True),
+            dist.broadcast(torch.ones(1), 0, async_op=True),
+            dist.all_gather_into_tensor(torch.ones(size), torch.ones(1), async_op=True),
+            dist.all_to_all_single(torch.ones(size), torch.ones(size), async_op=True),
+            dist.reduce_scatter_tensor(torch.ones(1), torch.ones(size), async_op=True),
+            dist.reduce(torch.ones(1), 0, async_op=True),
+            dist.scatter(torch.ones(1), [torch.ones(1)] * size if dist.get_rank() == 0 else None, async_op=True),
+        ]
+        sums = [
+            work.get_future().then(lambda _: dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()[0])
+            for work in works
+        ]
+        assert [each.wait().item() for each in sums] == [size] * len(works)
 
     run_in_group(ranks(2, framework="torch"), check)
 

@@ -98,8 +98,9 @@ class _Unnamed(Origin):
 
     def next(self) -> str:
         raise NotImplementedError(
-            "a callback of a future calls a collective. In a group of several back ends such calls have no order that is the "
-            'same on all ranks: make a group with backend="horovod" alone for them.'
+            "a callback of a future calls a collective. In a group of several back ends, and after send or recv, such calls "
+            'have no order that is the same on all ranks: use a group with backend="horovod" alone, and call the collective '
+            "after wait()."
         )
 
 

@@ -22,7 +22,6 @@ from horovod.torch.distributed.submission import (
     checked_reduction,
     flat,
     is_awaited,
-    limit_of,
     writes_back,
 )
 from horovod.torch.distributed.work import HorovodWork
@@ -304,7 +303,7 @@ class Operations:
 
     def barrier(self, opts: Any = None) -> HorovodWork:
         handle = self._submitter.submit(Operation.BARRIER, (), awaited=is_awaited(opts))
-        return HorovodWork(handle, host_memory, [], "barrier", seconds=limit_of(opts))
+        return self._submitter.work(handle, host_memory, [], "barrier", None, opts)
 
     # Old names that some functions of PyTorch still call.
 
