@@ -25,8 +25,10 @@ def test_parameters_of_a_block_and_of_a_dict_become_those_of_the_root(job: Any, 
     def check() -> None:
         mx.random.seed(hvd.rank())
         net = mx.gluon.nn.HybridSequential(prefix="net_")
-        net.add(
-            mx.gluon.nn.Dense(4, in_units=3), mx.gluon.nn.BatchNorm(in_channels=4), mx.gluon.nn.Dense(2, in_units=4)
+        net.add(  # named here, since automatic names count the layers that earlier tests have made in this process
+            mx.gluon.nn.Dense(4, in_units=3, prefix="first_"),
+            mx.gluon.nn.BatchNorm(in_channels=4, prefix="norm_"),
+            mx.gluon.nn.Dense(2, in_units=4, prefix="last_"),
         )
         net.initialize(mx.init.Uniform(1.0))
         before = net[0].weight.data().asnumpy()
@@ -46,7 +48,11 @@ def test_parameters_whose_shape_is_not_known_yet_are_broadcast_when_it_is(job: A
         for hybrid in (False, True):
             mx.random.seed(hvd.rank())
             net = mx.gluon.nn.HybridSequential(prefix=f"net{hybrid}_")
-            net.add(mx.gluon.nn.Dense(4, activation="relu"), mx.gluon.nn.BatchNorm(), mx.gluon.nn.Dense(2, in_units=4))
+            net.add(  # named here, as above
+                mx.gluon.nn.Dense(4, activation="relu", prefix="first_"),
+                mx.gluon.nn.BatchNorm(prefix="norm_"),
+                mx.gluon.nn.Dense(2, in_units=4, prefix="last_"),
+            )
             net.initialize(mx.init.Uniform(1.0))
             if hybrid:
                 net.hybridize()
