@@ -26,7 +26,9 @@ class MpiCommunicator(ExchangeCommunicator):
 
     name: ClassVar[str] = "mpi"
 
-    def __init__(self, rank: int, size: int, exchange: MpiExchange, piece_bytes: int, *, one_host: bool) -> None:
+    def __init__(
+        self, rank: int, size: int, exchange: MpiExchange, piece_bytes: int = PIECE_BYTES, *, one_host: bool = True
+    ) -> None:
         super().__init__(rank, size, exchange, piece_bytes)
         self.any_thread = one_host
 
