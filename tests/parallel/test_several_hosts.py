@@ -192,22 +192,22 @@ def test_a_rank_that_cannot_open_the_connections_says_so_on_all_ranks(ranks: Cal
         from horovod.control import mesh
         from horovod.control.descriptors import DescriptorLimitError
 
+        def no_room(connections: int, purpose: str) -> None:
+            raise DescriptorLimitError(f"{purpose} needs {connections} connections: raise the hard limit")
+
         own = int(os.environ["HOROVOD_RANK"])
-        os.environ["HOROVOD_HOSTNAME"] = "aabb"[own]
-        hvd.init()
-        if own == 2:
-
-            def no_room(connections: int, purpose: str) -> None:
-                raise DescriptorLimitError(f"{purpose} needs {connections} connections: raise the hard limit")
-
-            mesh.make_room = no_room  # type: ignore[attr-defined]
-        try:
-            hvd.alltoall(torch.arange(4))
-            return "no error"
-        except hvd.HorovodInternalError as error:
-            return str(error)
-        finally:
-            hvd.shutdown()
+        with pytest.MonkeyPatch.context() as patch:  # other tests use this process after this one
+            patch.setenv("HOROVOD_HOSTNAME", "aabb"[own])
+            hvd.init()
+            if own == 2:
+                patch.setattr(mesh, "make_room", no_room)
+            try:
+                hvd.alltoall(torch.arange(4))
+                return "no error"
+            except hvd.HorovodInternalError as error:
+                return str(error)
+            finally:
+                hvd.shutdown()
 
     for text in ranks(SIZE, {}, "torch").run(job):
         assert text.startswith("Horovod: rank 2 "), text
