@@ -228,7 +228,8 @@ def finalize(mpi: Any, process: int) -> None:
     doubtful = raised is not None or failed.is_set()
     seconds = _FINALIZE_SECONDS if doubtful else None
     if _late or not _thread.finalize(lambda: _all_at_their_end(mpi, seconds), _giving_up(seconds)):
-        _log.warning("MPI is not finalized, since that would wait for ranks that have failed")
+        ended = _ended_ranks()
+        _log.warning("MPI is not finalized, since that would wait for %s", ended or "ranks that have failed")
 
 
 def _giving_up(seconds: float | None) -> Callable[[], bool]:
