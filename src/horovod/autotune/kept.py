@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
+from horovod import whole_file
 from horovod.comm.tuned import TunedSettings
 
 
@@ -106,9 +106,7 @@ def write(path: Path, kept: Kept) -> None:
         OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    new.write_bytes(msgspec.json.format(msgspec.json.encode(_File.of(kept)), indent=1) + b"\n")
-    new.replace(path)
+    whole_file.write(path, msgspec.json.format(msgspec.json.encode(_File.of(kept)), indent=1) + b"\n")
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

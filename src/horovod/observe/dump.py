@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from horovod import whole_file
 from horovod.observe.threads import ThreadState
 
 SCHEMA = 1
@@ -211,15 +212,9 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         DumpError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_bytes(content)
-        part.replace(path)
+        whole_file.write(path, content)
     except OSError as error:
-        try:
-            part.unlink()
-        except OSError:
-            pass
         raise DumpError(f"{path} cannot be written: {error.strerror}") from error
 
 

@@ -151,3 +151,14 @@ def test_without_optuna_init_says_what_to_install(job: Any, tmp_path: Path) -> N
     for text in job(2, run, env=settings(tmp_path)):
         assert f"{config.AUTOTUNE} is set, but this rank cannot tune" in text
         assert "pip install 'horovod[autotune]'" in text
+
+
+def test_a_file_of_another_program_stays(job: Any, tmp_path: Path) -> None:
+    def run() -> bool:
+        memory.best = None
+        trained()
+        return tuning_is_over()
+
+    (tmp_path / "choice.json").write_text("precious")
+    assert all(job(2, run, env=settings(tmp_path)))
+    assert (tmp_path / "choice.json").read_text() == "precious"

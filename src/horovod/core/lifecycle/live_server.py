@@ -11,6 +11,7 @@ import logging
 import os
 import select
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -52,7 +53,8 @@ class LiveServer:
         self._metrics = metrics
         self._wake_up = WakeUp()
         self._leaving = False
-        self._path = ""
+        self._path: Path | None = None
+        self._made = (0, 0)
         self._live = self._listen_to_views()
         self._scraped: socket.socket | None = None
         if metrics_address:
@@ -77,16 +79,11 @@ class LiveServer:
 
     def _listen_to_scrapers(self, address: str) -> socket.socket:
         if address.startswith(UNIX):
-            path = address.removeprefix(UNIX)
+            path = Path(address.removeprefix(UNIX))
+            _remove_left_socket(path)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            with contextlib.suppress(ConnectionRefusedError, FileNotFoundError), socket.socket(socket.AF_UNIX) as other:
-                other.connect(path)
-                listener.close()
-                raise OSError("another process already serves at this address")
-            with contextlib.suppress(FileNotFoundError):
-                Path(path).unlink()  # of a job that was killed
-            listener.bind(path)
-            self._path = path
+            listener.bind(str(path))
+            self._path, self._made = path, _identity(path)
         else:
             host, _, port = address.rpartition(":")
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -117,9 +114,10 @@ class LiveServer:
         for listener in (self._live, self._scraped):
             if listener is not None:
                 listener.close()
-        if self._path:
+        if self._path is not None:
             with contextlib.suppress(OSError):
-                Path(self._path).unlink()
+                if _identity(self._path) == self._made:  # else another process has replaced it
+                    self._path.unlink()
         self._wake_up.close()
 
     def descriptors(self) -> list[int]:
@@ -166,3 +164,29 @@ class LiveServer:
         body = self._metrics().encode()
         head = f"HTTP/1.0 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         connection.sendall(head + (b"" if asked.startswith(b"HEAD") else body))
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def _remove_left_socket(path: Path) -> None:
+    """Remove a socket that a killed job of this user has left. Anything else stays.
+
+    Raises:
+        OSError: something else stands there, or a process serves at the socket.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise FileExistsError("what stands there is not a socket; remove it, or name another path")
+    if found.st_uid != os.getuid():
+        raise FileExistsError("the socket that stands there is another user's; name another path")
+    with contextlib.suppress(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as other:
+        other.settimeout(_SECONDS)
+        other.connect(str(path))
+        raise OSError("another process already serves at this address")
+    path.unlink()

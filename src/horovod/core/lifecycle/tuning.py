@@ -73,6 +73,7 @@ class _Files:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._file: Path | None = Path(config.autotune_file) if config.autotune_file else None
+        self._foreign = False  # the file has content that autotuning has not written
         self._log: log.TrialLog | None = None
         if config.autotune_log:
             try:
@@ -86,11 +87,14 @@ class _Files:
         try:
             return kept.read(self._file)
         except (OSError, KeptFileError) as error:
+            self._foreign = bool(self._config.autotune_file) and isinstance(error, KeptFileError)
             _log.warning("autotuning cannot use what an earlier run has kept: %s", error)
             return None
 
     def keep(self, found: Kept) -> None:
         assert self._file is not None, "kept() was called first"
+        if self._foreign:
+            return  # as the warning of kept() says
         try:
             kept.write(self._file, found)
         except OSError as error:

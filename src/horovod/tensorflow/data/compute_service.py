@@ -22,8 +22,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +32,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod import whole_file
 from horovod.common import basics
 from horovod.core.lifecycle import context
 from horovod.core.submission.collectives import barrier
@@ -117,15 +116,7 @@ class TfDataServiceConfig:
 
     def write(self, filename: str) -> None:
         """Write a JSON file that only this user can read. A reader never sees an incomplete file."""
-        path = Path(filename)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # only this user can read it
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(self.to_dict(), file)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        whole_file.write(Path(filename), json.dumps(self.to_dict()).encode(), private=True)
 
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False, timeout: float = 3600.0) -> TfDataServiceConfig:

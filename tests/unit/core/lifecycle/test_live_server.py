@@ -73,6 +73,51 @@ def test_metrics_at_a_unix_socket_replace_one_that_a_killed_job_has_left(tmp_pat
     assert not path.exists()
 
 
+def other_than_a_socket_of_this_user(kind: str, path: Path) -> None:
+    if kind == "file":
+        path.write_text("precious")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        left = path.with_name("left")
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(left))
+        path.symlink_to(left)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "fifo", "link"])
+def test_metrics_remove_nothing_but_a_socket(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "metrics"
+    other_than_a_socket_of_this_user(kind, path)
+    before = path.lstat()
+    with pytest.raises(MetricsAddressError, match=f"cannot be served at 'unix:{path}': .* not a socket"):
+        LiveServer(lambda: b"", str, f"unix:{path}")
+    assert path.lstat() == before
+    if kind == "file":
+        assert path.read_text() == "precious"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file to another user")
+def test_metrics_do_not_replace_a_socket_of_another_user(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    os.chown(path, 65534, 65534)
+    with pytest.raises(MetricsAddressError, match="another user's"):
+        LiveServer(lambda: b"", str, f"unix:{path}")
+    assert path.is_socket()
+
+
+def test_the_end_of_a_server_leaves_what_has_replaced_its_socket(tmp_path: Path) -> None:
+    path = tmp_path / "metrics"
+    with served(f"unix:{path}"):
+        path.unlink()
+        path.write_text("precious")
+    assert path.read_text() == "precious"
+
+
 @pytest.mark.parametrize("address", ["no port", "127.0.0.1:x", "203.0.113.7:1", "unix:/no/such/folder/x"])
 def test_an_address_that_does_not_serve_is_an_error_that_names_it(address: str) -> None:
     with pytest.raises(MetricsAddressError, match=f"metrics cannot be served at '{address}'"):
