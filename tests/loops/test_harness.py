@@ -19,6 +19,9 @@ LEFT = Outcome(None, "HorovodInternalError: rank 0 has left the job", "trace")
 RIGHT = Loop("right", lambda side: ())
 REFUSING = Loop("refusing", lambda side: (), refused="'a' was changed")
 WARNING = Loop("warning", lambda side: (), warns="rates differ")
+APART = Loop("apart", lambda side: (), told="gradients differ")
+ERRORS = APART.under("error")
+TOLD = Outcome(None, "MismatchError: the gradients differ", "trace")
 
 
 @pytest.mark.parametrize(
@@ -41,6 +44,11 @@ WARNING = Loop("warning", lambda side: (), warns="rates differ")
         (REFUSING, [REFUSED, Outcome(None, "TypeError: None", "")], "was not refused on every rank"),
         (WARNING, [done(1.0, warned=("the rates differ",)), done(1.0)], ""),
         (WARNING, [done(1.0), done(1.0)], "no warning matches"),
+        (APART, [done(2.0, warned=("the gradients differ",)), done(3.0)], ""),
+        (APART, [done(2.0), done(3.0)], "no warning matches"),
+        (APART, [TOLD, TOLD], "was refused"),
+        (ERRORS, [TOLD, TOLD], ""),
+        (ERRORS, [done(2.0, warned=("the gradients differ",)), done(3.0)], "was not refused"),
     ],
 )
 def test_what_is_wrong_is_found(loop: Loop[Side], ranks: list[Outcome], text: str) -> None:

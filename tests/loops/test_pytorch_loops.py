@@ -10,6 +10,7 @@ import pytest
 
 from jobs import make_job
 from loops import (
+    pytorch_apart,
     pytorch_changes,
     pytorch_parameters,
     pytorch_second,
@@ -21,11 +22,19 @@ from loops.harness import Loop, objection
 from loops.pytorch import both_sides
 from ranks import RankPool
 
-MODULES = (pytorch_seven, pytorch_unused, pytorch_changes, pytorch_windows, pytorch_parameters, pytorch_second)
+MODULES = (
+    pytorch_seven,
+    pytorch_unused,
+    pytorch_changes,
+    pytorch_windows,
+    pytorch_parameters,
+    pytorch_second,
+    pytorch_apart,
+)
 TABLES = [each.TABLE for each in MODULES]
 ALL = os.environ.get("HOROVOD_TEST_ALL_LOOPS") == "1"
 WAYS = [(2, ""), (2, "1"), (3, ""), (3, "1")]
-"""Numbers of ranks, and HOROVOD_BUCKET_BYTES."""
+"""Numbers of ranks, and HOROVOD_BUCKET_BYTES. With buckets of one byte, HOROVOD_CHECK is "error"."""
 
 
 def cases() -> list[Any]:
@@ -47,7 +56,9 @@ def test_a_loop_trains_as_in_one_process_or_is_refused_by_name(
     ranks: Callable[..., RankPool], table: str, loop: Loop[Any], size: int, bucket_bytes: str
 ) -> None:
     job = make_job(lambda size: ranks(size, framework="torch"), "horovod.torch")
-    env = {"HOROVOD_BUCKET_BYTES": bucket_bytes} if bucket_bytes else {}
+    check = "error" if bucket_bytes and not loop.warns else ""
+    env = {name: value for name, value in (("HOROVOD_BUCKET_BYTES", bucket_bytes), ("HOROVOD_CHECK", check)) if value}
     outcomes = job(size, both_sides, loop.train, env=env)
     alone = outcomes[0][0]
-    assert not (text := objection(loop, alone, [each for _, each in outcomes])), text
+    expected = loop.under(check)
+    assert not (text := objection(expected, alone, [each for _, each in outcomes])), text
