@@ -32,7 +32,13 @@ import horovod
 from ranks import RankPool
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api")])
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+        *(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api"),
+    ]
+)
 SOURCE = Path(horovod.__file__).resolve().parents[1]
 
 PACKAGES = {"lightning", "accelerate", "transformers"}
@@ -130,11 +136,54 @@ def horovodrun(folder: Path, *arguments: str, **extra: str) -> subprocess.Comple
 
 def test_the_readme_program_trains_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    (program,) = [code for language, code in FENCED.findall((ROOT / "README.md").read_text()) if language == "python"]
+    blocks = FENCED.findall((ROOT / "README.md").read_text())
+    ((program, shown),) = [
+        (code, output.split("\n", 1)[1]) for (words, code), (_, output) in pairwise(blocks) if words == "python"
+    ]
     (tmp_path / "train.py").write_text(program)
     done = horovodrun(tmp_path, "-np", "2", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[0]<stdout>:done"]
+    assert done.stdout == shown
+
+
+def test_the_readme_says_what_an_elastic_job_prints_when_it_loses_a_rank(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    text = (ROOT / "README.md").read_text()
+    (quoted,) = [code for words, code in FENCED.findall(text) if words == "text" and "--min-np" in code]
+    command, *lines = quoted.splitlines()
+    (tmp_path / "train.py").write_text(LOSES_A_RANK)
+    prompt, program, *arguments = shlex.split(command)
+    assert (prompt, program) == ("$", "horovodrun")
+    done = horovodrun(tmp_path, *(sys.executable if each == "python" else each for each in arguments))
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines() + done.stderr.splitlines()
+    assert all(line in printed for line in lines), printed
+
+
+LOSES_A_RANK = """
+import os, signal, torch
+import horovod.torch as hvd
+
+hvd.init()
+model = torch.nn.Linear(20, 3)
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+state = hvd.elastic.TorchState(model, optimizer, step=0)
+
+@hvd.elastic.run
+def train(state):
+    while state.step < 100:
+        if state.step == 50 and hvd.rank() == 1 and hvd.size() == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        optimizer.zero_grad()
+        model(torch.randn(8, 20)).square().mean().backward()
+        optimizer.step()
+        state.step += 1
+        state.commit()
+
+train(state)
+if hvd.rank() == 0:
+    print(f"{state.step} steps, {hvd.size()} ranks")
+"""
 
 
 def programs(document: Path) -> dict[str, list[str]]:
