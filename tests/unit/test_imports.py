@@ -25,6 +25,7 @@ LAYERS: Layers = [
     {"_models"},
     {"common.elastic"},
     {"elastic"},
+    {"comparison"},
     {"runner", "common"},
     {"timeline", "top"},
     {"diagnose"},

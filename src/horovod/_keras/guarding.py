@@ -1,4 +1,4 @@
-"""Reads from Keras's optimizers what :mod:`horovod._models.guard` compares: hyper-parameters and samples of variables."""
+"""Reads from Keras's optimizers what :mod:`horovod.comparison.guard` compares: hyper-parameters and samples of variables."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from horovod._keras.settings import KerasSettings
-from horovod._models import guard
 from horovod.comm.datatypes import Array
+from horovod.comparison import guard
 
 
 class OptimizerGuard:
@@ -35,15 +35,16 @@ class OptimizerGuard:
 
     @property
     def see(self) -> Callable[[str, Array], None] | None:
-        """:meth:`horovod._models.guard.Guard.see`; None if nothing needs gradients."""
+        """:meth:`horovod.comparison.guard.Guard.see`; None if nothing needs gradients."""
         return self._guard.see if self._guard.debugs else None
 
     def be_named(self, variables: Sequence[Any]) -> None:
-        """As :meth:`horovod._models.guard.Guard.be_named`."""
+        """As :meth:`horovod.comparison.guard.Guard.be_named`."""
         self._guard.be_named(_kind(variables))
 
     def check(self, variables: Sequence[Any]) -> None:
-        """Compare the ranks. For backends that call Python in each step. Raises as :meth:`horovod._models.guard.Guard.step`."""
+        """Compare the ranks. For backends that call Python in each step. Raises as
+        :meth:`horovod.comparison.guard.Guard.step`."""
         rate, chosen = self.rate(), guard.compared_parameters(variables)
         self.compare(
             variables,

@@ -1,5 +1,5 @@
 """Shared by the bindings of TensorFlow and Keras: read and write a model's variables, evaluate it, keep its state.
 
-MXNet's binding uses :mod:`horovod._models.guard`. These modules work with Keras 3 on any backend and with Keras 2.
+These modules work with Keras 3 on any backend and with Keras 2.
 They import neither Keras nor a framework.
 """

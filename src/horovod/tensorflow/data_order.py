@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._models.debugging import order
+from horovod.comparison.debugging import order
 from horovod.core.lifecycle.context import running
 from horovod.observe.call_site import caller
 

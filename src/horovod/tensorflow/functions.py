@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._models import agreed
 from horovod.common import objects
 from horovod.common.scalars import whole
+from horovod.comparison import agreed
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import set_id
 from horovod.tensorflow.errors import of_both_kinds

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._models.debugging import order
 from horovod.common import basics
+from horovod.comparison.debugging import order
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.requests.handle import Handle

@@ -24,16 +24,16 @@ from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.exchange import InPlaceReducer
 from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import KerasSettings
-from horovod._models import presence
 from horovod._models.arrival import Arrival
-from horovod._models.guard import ELEMENTS, compared_parameters
-from horovod._models.presence import GradientKind
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
 from horovod.common.compression import CastCompressor, NoneCompressor
 from horovod.common.device_tensors import CudaDevices, OnDevice
 from horovod.common.dlpack import address_in
 from horovod.common.reductions import ReductionArguments
+from horovod.comparison import presence
+from horovod.comparison.guard import ELEMENTS, compared_parameters
+from horovod.comparison.presence import GradientKind
 from horovod.core.config import GPU_OPERATIONS
 from horovod.core.errors import HorovodInternalError
 from horovod.core.requests import devices

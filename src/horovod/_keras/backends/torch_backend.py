@@ -11,11 +11,11 @@ import torch
 from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.guarding import OptimizerGuard, of_torch
 from horovod._keras.settings import KerasSettings
-from horovod._models import presence
 from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reductions import ReductionArguments
+from horovod.comparison import presence
 from horovod.core.errors import MismatchError
 from horovod.core.requests.handle import all_of
 from horovod.torch.compression import Compression

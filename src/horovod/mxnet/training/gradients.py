@@ -10,11 +10,20 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from horovod._models.guard import ELEMENTS, Guard, compared_parameters, contents, digests, labels, names_of_all, numbers
 from horovod.common.buckets import bucket_limit, cut, cut_by_groups
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import Average, Sum, check_members, check_predivide
+from horovod.comparison.guard import (
+    ELEMENTS,
+    Guard,
+    compared_parameters,
+    contents,
+    digests,
+    labels,
+    names_of_all,
+    numbers,
+)
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.negotiation.messages import Request
 from horovod.core.submission.collectives import prepared_allreduce

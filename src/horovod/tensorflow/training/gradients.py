@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._models import agreed, presence
 from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_groups
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import Average, ReductionArguments, Sum, check_members, check_predivide
 from horovod.common.scalars import real, whole_if_number
+from horovod.comparison import agreed, presence
 from horovod.core.errors import MismatchError
 from horovod.core.negotiation.agreement import MISMATCHED
 from horovod.core.requests.handle import Handle

@@ -1,4 +1,4 @@
-"""Compares the variables of a gradient tape between the ranks: :mod:`horovod._models.guard`."""
+"""Compares the variables of a gradient tape between the ranks: :mod:`horovod.comparison.guard`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._models import guard
+from horovod.comparison import guard
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.call_site import caller
 from horovod.tensorflow.training.watching import StepWatch

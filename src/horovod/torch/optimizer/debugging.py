@@ -12,16 +12,16 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from horovod.common.alike import Alike, compare, made_at
-from horovod.common.consensus import Consensus
-from horovod.common.training_mistakes import (
+from horovod.comparison.alike import Alike, compare, made_at
+from horovod.comparison.comparison import Comparison
+from horovod.comparison.training_mistakes import (
     FIRST_STEPS,
     NotFinite,
     account_of_batches,
     account_of_gradient,
     same_in_all,
 )
-from horovod.common.training_mistakes import digest as digest_of_bytes
+from horovod.comparison.training_mistakes import digest as digest_of_bytes
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.optimizer.buckets import Slot
@@ -89,7 +89,7 @@ class StepDebugger:
     def _compare_batches(self, batches: Batches) -> None:
         """Warn if ranks have loaded the same batches in all of the first steps."""
         held = batches.digest
-        rows = Consensus(f"{self._name}.batches", held, self._set.process_set_id, self._line).wait()
+        rows = Comparison(f"{self._name}.batches", held, self._set.process_set_id, self._line, awaited=True).wait()
         rows = rows if rows is not None else dict.fromkeys(self._set.ranks or (), held)
         if any(rows.values()):
             self._rows.append(rows)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 
 from horovod.comm.tuned import TunedSettings
-from horovod.common.consensus import Consensus
+from horovod.comparison.comparison import Comparison
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.step_clock import REDUCTION, clock
@@ -151,20 +151,20 @@ class _Round:
         self._known = {each.name: each for each in ending}
         self._members = len(self._process_set.ranks or ())
         self.concluded: dict[Participant, Conclusion] = {}
-        self._consensus: Consensus | None = None
+        self._comparison: Comparison | None = None
         if self._members > 1:
             number = self._process_set.process_set_id
             # One line for all records of the set. A line that depends on the optimizer would make a new request each time,
             # which would be announced in full.
             line = next(each.line for each in participants() if each.process_set.process_set_id == number)
-            self._consensus = Consensus(RECORD, self._record.encode(), number, line)
+            self._comparison = Comparison(RECORD, self._record.encode(), number, line, awaited=True)
 
     def conclude(self) -> None:
         """Wait for the records of all ranks, and draw the conclusions."""
         found = None
-        if self._consensus is not None:
-            found = self._consensus.wait()
-            self._members = self._consensus.members
+        if self._comparison is not None:
+            found = self._comparison.wait()
+            self._members = self._comparison.members
         if found is None:  # all ranks have this rank's record
             records = dict.fromkeys(range(self._members), self._record)
         else:
@@ -201,8 +201,8 @@ class _Round:
         for participant, conclusion in self.concluded.items():
             try:
                 participant.finish(conclusion, self._members)
-                if self._consensus is not None and self._consensus.tuned is not None:
-                    participant.tune(self._consensus.tuned)
+                if self._comparison is not None and self._comparison.tuned is not None:
+                    participant.tune(self._comparison.tuned)
             except BaseException as failure:
                 error = error or failure
         return error

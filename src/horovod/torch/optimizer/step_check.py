@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from horovod.common.alike import Alike, compare, is_compared
+from horovod.comparison.alike import Alike, compare, is_compared
 from horovod.torch.optimizer.buckets import Slot
 
 GROUPS = 16
@@ -25,15 +25,18 @@ _MASK = (1 << 63) - 1
 
 
 class StepCheck:
-    """The comparison of one optimizer. After a difference in hyper-parameters or in parameters, it stops comparing these."""
+    """The comparison of one optimizer. After a difference in hyper-parameters or in parameters, it stops comparing these until
+    the next generation."""
 
     def __init__(self) -> None:
         self._told: set[Alike] = set()
         self._begun = False
 
     def begin(self) -> None:
-        """Begin a new generation: its first step compares parameters."""
+        """Begin a new generation: its first step compares parameters, and it forgets what it has told, since a process that
+        has just arrived has told nothing."""
         self._begun = False
+        self._told.clear()
 
     def digest(self, optimizer: torch.optim.Optimizer, slots: Iterable[Slot], steps: int) -> int:
         """The digest in this rank's record. 0: nothing is compared. Ranks with the same values have the same digest.

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod._models.guard import ELEMENTS, compared_parameters, digests, labels, numbers
+from horovod.comparison.guard import ELEMENTS, compared_parameters, digests, labels, numbers
 
 
 def test_numbers_flags_and_missing_values_are_compared() -> None:

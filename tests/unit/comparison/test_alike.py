@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod.common.alike import Alike, describe_differences
+from horovod.comparison.alike import Alike, describe_differences
 
 
 def test_the_account_names_what_differs_on_which_ranks_and_the_usual_cause() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.common.consensus import all_equal, pack, sum_terms, unpack
+from horovod.comparison.comparison import all_equal, pack, sum_terms, unpack
 
 HELD = st.lists(st.sampled_from([b"", b"a", b"b", b"ab" * 50]), min_size=1, max_size=6)
 

@@ -1,7 +1,7 @@
 """Compares bytes between the ranks of a process set, and gathers them if they differ.
 
-Usually all ranks hold the same bytes, so the comparison is one small allreduce (:class:`Consensus`). Only if it finds a
-difference do the ranks gather what each holds. Ranks that have joined (``hvd.join()``) are left out.
+Usually all ranks hold the same bytes, so a :class:`Comparison` is one small allreduce. Only if it finds a difference do the
+ranks gather what each holds. Ranks that have joined (``hvd.join()``) are left out.
 
 Every rank adds ``1, a, a^2, b, b^2`` for two digests ``a`` and ``b`` of its bytes. If ``n`` ranks have added, the sums are
 ``n, na, na^2, nb, nb^2`` for a rank's own digests exactly if all digests are equal: otherwise their variance is not 0.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -58,22 +57,32 @@ def unpack(rows: bytes) -> dict[int, bytes]:
     return found
 
 
-class Consensus:
+class Comparison:
     """A running comparison. Every member of the process set that has not joined must make it, in the same order.
+
+    A caller that may wait calls :meth:`wait`. Others call :meth:`differs` in a later step and, if the ranks differ,
+    :meth:`gather` in that step and :meth:`held` in one after it: so the requests run beside the gradients of these steps.
 
     Args:
         name: the name of the comparison in stall reports and errors. Comparisons of one name run one after another.
+        held: what this rank holds.
+        process_set_id: the ranks that compare.
         line: the line of the script that it belongs to.
+        awaited: whether the calling thread waits for it next.
     """
 
-    def __init__(self, name: str, held: bytes, process_set_id: int | None, line: str = "") -> None:
-        self._name, self._held, self._set, self._line = name, held, process_set_id, line
+    def __init__(
+        self, name: str, held: bytes, process_set_id: int | None, line: str = "", awaited: bool = False
+    ) -> None:
+        self._name, self._held, self._set = name, held, process_set_id
         self._terms = sum_terms(held)
         self._sums = np.empty_like(self._terms)
         prepared: Prepared = prepared_allreduce(
             name, [(name, DataType.INT64, (_TERMS,))], ReduceOp.SUM, prescale=1.0, postscale=1.0, line=line
         )
-        self._handle: Handle = prepared.submit(process_set_id, [self._terms], [self._sums], awaited=True)
+        self._handle: Handle = prepared.submit(process_set_id, [self._terms], [self._sums], awaited)
+        self._rows: Handle | None = None
+        self._gathered: list[Array] = []
 
     def wait(self) -> Mapping[int, bytes] | None:
         """The bytes of each rank, by global rank; None if all are equal. The same on every rank.
@@ -81,10 +90,32 @@ class Consensus:
         Raises:
             HorovodInternalError: the job has failed.
         """
-        self._handle.wait()
-        if all_equal(self._terms, self._sums):
+        if not self.differs():
             return None
-        return self._gathered()
+        self.gather(awaited=True)
+        return self.held()
+
+    def differs(self) -> bool:
+        """Wait until the ranks have compared. Returns whether they hold different bytes; the same answer on all ranks."""
+        self._handle.wait()
+        return not all_equal(self._terms, self._sums)
+
+    def gather(self, awaited: bool = False) -> None:
+        """Begin to gather what all ranks hold, because they differ."""
+        row = np.frombuffer(pack(running().identity.rank, self._held), dtype=np.uint8).copy()
+
+        def allocate(index: int, rows: int) -> Array:
+            self._gathered.append(np.empty(rows, dtype=np.uint8))
+            return self._gathered[-1]
+
+        tensors = [Tensor(row, DataType.UINT8, row.shape)]
+        self._rows = allgather("allgather", f"{self._name}.held", tensors, allocate, self._set, awaited=awaited)
+
+    def held(self) -> dict[int, bytes]:
+        """The bytes of each rank, by global rank, after :meth:`gather`."""
+        assert self._rows is not None
+        self._rows.wait()
+        return unpack(self._gathered[-1].tobytes())
 
     @property
     def tuned(self) -> TunedSettings | None:
@@ -95,15 +126,3 @@ class Consensus:
     def members(self) -> int:
         """The number of ranks that took part, without those that have joined. Known after :meth:`wait`."""
         return int(self._sums[0])
-
-    def _gathered(self) -> dict[int, bytes]:
-        row = np.frombuffer(pack(running().identity.rank, self._held), dtype=np.uint8).copy()
-        results: list[Array] = []
-
-        def allocate(index: int, rows: int) -> Array:
-            results.append(np.empty(rows, dtype=np.uint8))
-            return results[-1]
-
-        tensors: Any = [Tensor(row, DataType.UINT8, (len(row),))]
-        allgather("allgather", f"{self._name}.differing", tensors, allocate, self._set, awaited=True).wait()
-        return unpack(results[-1].tobytes())

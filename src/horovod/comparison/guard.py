@@ -12,22 +12,18 @@ from __future__ import annotations
 import functools
 import hashlib
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import numpy as np
 
-from horovod._models.comparison import Comparison, Tell
-from horovod._models.debugging import ModelDebugger, debugger, order
 from horovod.comm.datatypes import Array
-from horovod.common import alike
-from horovod.common.alike import Alike
 from horovod.common.optimizer_name import OptimizerName
-from horovod.common.training_mistakes import FIRST_STEPS, digest_of
-from horovod.core.config import CHECK
-from horovod.core.errors import MismatchError
+from horovod.comparison import alike
+from horovod.comparison.alike import Alike
+from horovod.comparison.comparison import Comparison
+from horovod.comparison.debugging import ModelDebugger, debugger, order
+from horovod.comparison.training_mistakes import FIRST_STEPS, digest_of
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.lifecycle.steps_made import StepCount
@@ -40,6 +36,21 @@ _PARAMETERS = 64
 T = TypeVar("T")
 Held = Callable[[], Mapping[str, str]]
 """Returns this rank's values as text, by label. Labels are the same on all ranks."""
+Tell = Callable[[Mapping[int, bytes] | None], None]
+"""Takes what each rank holds, by global rank, or None if all are equal."""
+
+
+class _Running(NamedTuple):
+    """A comparison, and what its result is for.
+
+    Attributes:
+        tell: called with the result, the same on all ranks.
+        what: the property that must agree, for the error. None: a difference is no error.
+    """
+
+    comparison: Comparison
+    tell: Tell
+    what: Alike | None
 
 
 class Guard:
@@ -55,8 +66,8 @@ class Guard:
         self._process_set, self._line = process_set, line
         self._owner = owner or (alike.made_at(line) if line else "")
         self._name = ""
-        self._compared: list[Comparison] = []
-        self._differing: list[Comparison] = []
+        self._compared: list[_Running] = []
+        self._differing: list[_Running] = []
         self._names: Mapping[str, str] = {}
         self._steps = 0
         self._lock = threading.Lock()  # protects the change to another generation
@@ -113,14 +124,14 @@ class Guard:
         self._names = {**self._names, **names}
         gathered, begun = self._differing, self._compared
         self._differing, self._compared = [], []
-        for comparison in begun:
-            if comparison.differs():
-                if comparison.what is not None:
-                    self._found.add(comparison.what)
-                self._differing.append(comparison)
-                comparison.gather()
+        for each in begun:
+            if each.comparison.differs():
+                if each.what is not None:
+                    self._found.add(each.what)
+                self._differing.append(each)
+                each.comparison.gather()
             else:
-                comparison.tell(None)
+                each.tell(None)
         self._steps += 1
         self.be_named(kind)
         if compared:
@@ -132,8 +143,8 @@ class Guard:
             self._count.made += 1
         if self._debugger is not None:
             self._debug(self._debugger, contents)
-        for comparison in gathered:
-            comparison.tell(comparison.held())
+        for each in gathered:
+            each.tell(each.comparison.held())
 
     def _enter_generation(self) -> None:
         generation = running().generation
@@ -143,6 +154,7 @@ class Guard:
             if generation != self._generation:
                 self._steps = 0
                 self._compared, self._differing = [], []
+                self._found.clear()  # a process that has just arrived has found nothing
                 self._debugger = debugger(self._process_set, self._owner)
                 self._generation = generation
 
@@ -163,29 +175,21 @@ class Guard:
     def _begin(self, what: Alike, held: Held, always: bool = False) -> None:
         found = {} if what in self._found else dict(held())
         if found or always:
-            held_as_bytes = msgspec.msgpack.encode(found)
-            self._compare(what.name.lower(), held_as_bytes, functools.partial(self._judge, what), what)
+            self._compare(what.name.lower(), alike.encode(found), functools.partial(self._judge, what), what)
 
     def _compare(self, called: str, held: bytes, tell: Tell, what: Alike | None = None) -> None:
-        self._compared.append(Comparison(f"{self._name}.{called}", held, self._process_set, self._line, tell, what))
+        number = self._process_set.process_set_id
+        comparison = Comparison(f"{self._name}.{called}", held, number, self._line)
+        self._compared.append(_Running(comparison, tell, what))
 
     def _judge(self, what: Alike, rows: Mapping[int, bytes] | None) -> None:
         if rows is None:
             return
         named = {
-            rank: {self._names.get(label, label): text for label, text in _decoded(row).items()}
+            rank: {self._names.get(label, label): text for label, text in alike.decode(row).items()}
             for rank, row in rows.items()
         }
-        text = alike.describe_differences(what, named, self._owner)
-        if running().config.check == alike.ERROR:
-            raise MismatchError(text, ranks=rows)
-        if running().identity.rank == min(rows):
-            hint = f"({CHECK}={alike.ERROR} makes this an error, {CHECK}={alike.OFF} hides it.)"
-            warnings.warn(f"{text} {hint}", stacklevel=3)
-
-
-def _decoded(row: bytes) -> dict[str, str]:
-    return msgspec.msgpack.decode(row, type=dict[str, str])
+        alike.tell(what, named, self._owner)
 
 
 def compared_parameters(parameters: Sequence[T]) -> list[T]:

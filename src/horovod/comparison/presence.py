@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from horovod._models.agreed import shortened, spans
 from horovod.common.objects import allgather_object
+from horovod.comparison.agreed import shortened, spans
 from horovod.core.lifecycle.process_set import ProcessSet
 
 

@@ -7,12 +7,12 @@ it, but rank 0 warns once. With ``HOROVOD_CHECK=error`` all ranks raise; with ``
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 import msgspec
 
-from horovod.common.consensus import Consensus
+from horovod.comparison.comparison import Comparison
 from horovod.core.config import CHECK
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.context import running
@@ -70,17 +70,51 @@ def compare(what: Alike, held: Mapping[str, str], name: str, process_set_id: int
     Raises:
         MismatchError: they differ, and ``HOROVOD_CHECK=error``. All ranks raise it.
     """
-    rows = Consensus(f"{name}.{what.name.lower()}", msgspec.msgpack.encode(dict(held)), process_set_id, line).wait()
+    rows = Comparison(f"{name}.{what.name.lower()}", encode(held), process_set_id, line, awaited=True).wait()
     if rows is None:
         return True
-    views = {rank: msgspec.msgpack.decode(row, type=dict[str, str]) for rank, row in rows.items()}
-    text = describe_differences(what, views, made_at(line) if line else "")
-    context = running()
-    if context.config.check == ERROR:
-        raise MismatchError(text, ranks=rows, tensor=name)
-    if context.identity.rank == min(rows):
-        warnings.warn(f"{text} ({CHECK}=error makes this an error, {CHECK}=off hides it.)", stacklevel=2)
+    tell(what, {rank: decode(row) for rank, row in rows.items()}, made_at(line) if line else "", name)
     return False
+
+
+def encode(held: Mapping[str, str]) -> bytes:
+    """Texts by label as bytes: equal bytes for equal texts in the same order."""
+    return msgspec.msgpack.encode(dict(held))
+
+
+def decode(row: bytes) -> dict[str, str]:
+    """The inverse of :func:`encode`."""
+    return msgspec.msgpack.decode(row, type=dict[str, str])
+
+
+def tell(what: Alike, held: Mapping[int, Mapping[str, str]], owner: str, name: str = "") -> None:
+    """Say that the ranks hold different values. Every rank that took part calls it, with what all of them hold.
+
+    Args:
+        held, owner: as for :func:`describe_differences`.
+        name: the comparison, for the error.
+
+    Raises:
+        MismatchError: ``HOROVOD_CHECK=error``.
+    """
+    complain(describe_differences(what, held, owner), list(held), name)
+
+
+def complain(text: str, ranks: Sequence[int], name: str = "", only_warn: bool = False) -> None:
+    """Raise on all ranks with ``HOROVOD_CHECK=error``, otherwise warn on the first of them.
+
+    Args:
+        ranks: the ranks that took part.
+        only_warn: warn in any case.
+    """
+    context = running()
+    if context.config.check == ERROR and not only_warn:
+        raise MismatchError(text, ranks=ranks, tensor=name)
+    if context.identity.rank == min(ranks):
+        hint = (
+            f"{CHECK}={OFF} hides it" if only_warn else f"{CHECK}={ERROR} makes this an error, {CHECK}={OFF} hides it"
+        )
+        warnings.warn(f"{text} ({hint}.)", stacklevel=3)
 
 
 def made_at(line: str) -> str:

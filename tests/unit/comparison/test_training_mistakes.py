@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from horovod.common.training_mistakes import (
+from horovod.comparison.training_mistakes import (
     FIRST_STEPS,
     GradientWatch,
     NotFinite,

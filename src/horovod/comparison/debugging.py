@@ -1,6 +1,6 @@
 """Looks for mistakes in the steps of an optimizer of TensorFlow, Keras or MXNet on this rank, for ``HOROVOD_DEBUG``.
 
-:mod:`horovod._models.guard` calls it in each step, and lets the ranks compare what it found. PyTorch's binding, whose ranks
+:mod:`horovod.comparison.guard` calls it in each step, and lets the ranks compare what it found. PyTorch's binding, whose ranks
 may wait for each other between two steps, has :mod:`horovod.torch.optimizer.debugging`.
 """
 
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 
 from horovod.comm.datatypes import Array
-from horovod.common.training_mistakes import (
+from horovod.comparison.training_mistakes import (
     FIRST_STEPS,
     GradientWatch,
     account_of_batches,

@@ -1,0 +1,10 @@
+"""Compares what the ranks hold and must hold alike. All comparisons of ranks are made here, for every framework.
+
+    comparison          compares bytes: one small request, and a second one only if they differ
+    alike               what must be alike, and what is said and raised if it is not
+    agreed, presence    which variables and gradients the ranks have
+    guard               compares an optimizer while it trains, without a wait
+    debugging, training_mistakes    what HOROVOD_DEBUG looks for
+
+The bindings read their own tensors, and pass arrays, texts and bytes. These modules import no framework.
+"""
