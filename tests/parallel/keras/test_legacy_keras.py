@@ -200,6 +200,50 @@ def test_what_a_script_puts_in_place_of_the_reduction_is_used(job: Job) -> None:
     job(2, check)
 
 
+def test_a_script_registers_local_variables_inside_its_reduction(job: Job) -> None:
+    """Each rank has embedding tables of its own, of other numbers and shapes, which become known in the first reduction."""
+
+    def check() -> Any:
+        import tensorflow as tf
+
+        import horovod.tensorflow.keras as hvd
+
+        rank, found = hvd.rank(), []
+        for kind in (tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD):
+            for passes, traced in ((1, False), (1, True), (2, False)):
+                optimizer = hvd.DistributedOptimizer(kind(1.0), backward_passes_per_step=passes)
+                tables = [tf.Variable(tf.zeros([3 + rank, 2])) for _ in range(1 + rank)]
+                shared, late = tf.Variable([0.0]), tf.Variable([0.0, 0.0])
+                reduce = optimizer._allreduce
+
+                def registered(grads: Any, vars: Any, optimizer: Any = optimizer, reduce: Any = reduce) -> Any:
+                    for variable in vars:
+                        if variable.shape.rank == 2:
+                            optimizer.register_local_var(variable)
+                    return reduce(grads, vars)
+
+                optimizer._allreduce = registered
+                variables = [*tables, shared, late]
+
+                def step(optimizer: Any = optimizer, variables: Any = variables) -> None:
+                    with tf.GradientTape() as tape:
+                        loss = tf.add_n([tf.reduce_sum(each) for each in variables]) * (hvd.rank() + 1.0)
+                    optimizer.minimize(loss, variables, tape=tape)
+
+                optimizer.build(variables) if hasattr(optimizer, "build") else optimizer._create_all_weights(variables)
+                step = tf.function(step) if traced else step
+                for _ in range(2 * passes):
+                    step()
+                assert all((table.numpy() == -(rank + 1.0) * passes).all() for table in tables), (kind, passes, tables)
+                found.append([shared.numpy().tolist(), late.numpy().tolist()])
+        return found
+
+    results = job(2, check)
+    for shared, late in results[0][:2]:
+        assert shared + late == [-3.0] * 3
+    assert results[0] == results[1]
+
+
 def test_callbacks_of_other_projects_derive_from_those_that_take_the_back_end(job: Job) -> None:
     def check() -> None:
         import numpy as np

@@ -49,6 +49,28 @@ def test_gradients_of_local_layers_stay_on_their_rank(job: Any, scaled: bool) ->
     job(3, check, timeout=120)
 
 
+def test_ranks_have_local_layers_of_different_shapes_and_numbers(job: Any) -> None:
+    def check() -> Any:
+        import keras
+
+        import horovod.keras as hvd
+
+        keras.utils.set_random_seed(1)
+        rank = hvd.rank()
+        own = [keras.layers.Dense(2 + rank) for _ in range(rank + 1)]
+        shared = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model = keras.Sequential([*own, keras.layers.Dense(2, trainable=False), shared])
+        optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.5), local_layers=own)
+        model.compile(optimizer, loss="mse")
+        x = np.random.default_rng(rank).normal(size=(12, 3)).astype(np.float32)
+        model.fit(x, x[:, :1], batch_size=4, epochs=1, verbose=0)
+        assert len(optimizer._trainable_variables) == 2 * len(own) + 1
+        return np.asarray(shared.get_weights()[0]).tolist()
+
+    results = job(3, check, timeout=120)
+    assert results[0] == results[1] == results[2] != [[1.0], [1.0]]
+
+
 def test_a_local_variable_keeps_its_ranks_gradient_in_an_optimizer_of_a_process_set(job: Any) -> None:
     def check(sets: Any) -> None:
         import keras

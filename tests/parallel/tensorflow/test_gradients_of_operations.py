@@ -128,3 +128,35 @@ def test_a_gradient_of_a_gradient_is_right(job: Any) -> None:
         assert float(first) == 54.0 and float(again) == 36.0
 
     job(2, check)
+
+
+def test_gradients_in_a_graph_of_tensorflow_1_whose_tensors_depend_on_variables(job: Any) -> None:
+    """Rows and splits from variables; the gradient, and the gradient of it."""
+
+    def check() -> None:
+        def values(operation: Any) -> Any:
+            with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+                table = tf.compat.v1.get_variable("table", initializer=[[1.0, 2.0], [3.0, 4.0]])
+                split = tf.compat.v1.get_variable("splits", initializer=[1, 1], trainable=False)
+                found = operation(tf.nn.embedding_lookup(table, [1, 0]), split)
+                first = tf.convert_to_tensor(tf.gradients(found * found * found, table)[0])
+                second = tf.convert_to_tensor(tf.gradients(first, table)[0])
+                session.run(tf.compat.v1.global_variables_initializer())
+                return session.run([first, second])
+
+        def eagerly(operation: Any) -> Any:
+            table = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    found = operation(tf.nn.embedding_lookup(table, [1, 0]), tf.Variable([1, 1]))
+                    cubes = found * found * found
+                first = tf.convert_to_tensor(inner.gradient(cubes, table))
+            return first, tf.convert_to_tensor(outer.gradient(first, table))
+
+        by_variable = {"alltoall by a variable": lambda x, splits: hvd.alltoall(x, splits=splits.read_value())[0]}
+        without = {name: lambda x, _, of=operation: of(x) for name, operation in OPERATIONS.items()}
+        for name, operation in {**without, **by_variable}.items():
+            for one, two in zip(values(operation), eagerly(operation), strict=True):
+                np.testing.assert_allclose(one, two, err_msg=name)
+
+    job(2, check)

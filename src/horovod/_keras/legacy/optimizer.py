@@ -90,7 +90,18 @@ class LegacyDistribution:
         return results
 
     def allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce gradients over the ranks."""
+        """Reduce gradients over the ranks. Those of local variables are scaled, and stay on their rank.
+
+        A script's ``_allreduce`` may register local variables, and pass them on. Other ranks need not have them.
+        """
+        kept = self._local.kept(gradients, variables)
+        return reduce_shared(
+            gradients,
+            kept,
+            lambda shared: self._allreduce([gradients[i] for i in shared], [variables[i] for i in shared]),
+        )
+
+    def _allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         signature = tuple((str(each.dtype), tuple(each.shape.as_list())) for each in variables)
         name = f"Distributed{self._kind}_{self._name.of(signature)}"
         guard = self.guard

@@ -25,6 +25,9 @@ def unconverted(function: _F) -> _F:
 def with_gradient(function: Callable[..., tuple[Any, Callable[..., Any]]]) -> Callable[..., Any]:
     """Make a differentiable function of one that returns its outputs and its gradient function.
 
+    All tensors that ``function`` uses must be its arguments. In graphs of TensorFlow 1, one that it uses otherwise is an error
+    if it depends on a variable.
+
     The gradient function takes the gradients of the outputs, and returns the gradients of the arguments. It always gets dense
     tensors: ``tf.IndexedSlices``, which for example ``tf.gather`` passes back, are made dense first.
     """

@@ -56,22 +56,25 @@ def _submission(name: str | None, tensor: Any, splits: Any, process_set: Process
 
 
 def _send(name: Name, tensor: Any, splits: Any, process_set: ProcessSet) -> tuple[Any, Any]:
+    # The splits are an argument: in graphs of TensorFlow 1, a function with a custom gradient must not use other tensors that
+    # depend on variables, and the splits of the gradient depend on whatever the rows depend on.
     @with_gradient
-    def send(tensor: Any) -> Any:
-        output, received = run(name.node, [_submission(name.negotiated, tensor, splits, process_set)])[0]
+    def send(tensor: Any, *splits: Any) -> Any:
+        submission = _submission(name.negotiated, tensor, splits[0] if splits else None, process_set)
+        output, received = run(name.node, [submission])[0]
 
-        def gradient(grad: Any, _: Any) -> Any:
+        def gradient(grad: Any, _: Any) -> list[Any]:
             """Send each row's gradient back to its source. Rows beyond the sum of the splits get gradients of 0."""
             returned, _ = _send(collective_name(KIND, None, [grad]), grad, received, process_set)
             missing = tf.shape(tensor)[0] - tf.shape(returned)[0]
             padding = tf.concat([[[0, missing]], tf.zeros([tf.rank(tensor) - 1, 2], tf.int32)], 0)
             padded = tf.pad(returned, padding)
             padded.set_shape(tensor.shape)  # which may be unknown
-            return padded
+            return [padded, *[None for _ in splits]]
 
         return (output, received), gradient
 
-    output, received = send(tensor)
+    output, received = send(tensor) if splits is None else send(tensor, splits)
     return output, received
 
 

@@ -90,7 +90,8 @@ def broadcast(
             """The average of the ranks' gradients on the root, and zeros on other ranks."""
             averaged = allreduce(grad, process_set=process_set)
             on_root = (process_set.ranks or [])[process_set.rank() or 0] == root_rank
-            return averaged if on_root else averaged * 0
+            # All ranks make the same operations, because the names of collectives come from those of operations.
+            return averaged * tf.cast(on_root, averaged.dtype)
 
         return output, gradient
 
