@@ -16,6 +16,7 @@ import random
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -139,6 +140,7 @@ class RecordedNccl:
         calls: names and arguments of all calls, in order.
         breaches: of the protocol.
         hold: while it is not set, nothing that was called is carried out.
+        writes: while it is not set, no address of a part is written.
     """
 
     def __init__(
@@ -150,6 +152,8 @@ class RecordedNccl:
         self.breaches: list[str] = []
         self.hold = threading.Event()
         self.hold.set()
+        self.writes = threading.Event()
+        self.writes.set()
         self.abort_takes = 0.0
         self.comms: dict[int, _Comm] = {}
         self._stream_of = stream_of
@@ -197,6 +201,14 @@ class RecordedNccl:
         self._record("split", comm, color, key)
         known.splitting, known.splits = True, known.splits + 1
         number, turn = next(self._numbers), known.splits
+        written = weakref.ref(made._obj)  # the caller keeps it until the state says that the split is over
+
+        def write(address: int | None) -> None:
+            place = written()
+            if place is None:
+                self._breach("the memory for the address of a communicator was freed before NCCL wrote it")
+            else:
+                place.value = address
 
         def divide() -> None:
             assert known.tcp is not None
@@ -210,7 +222,9 @@ class RecordedNccl:
                     rank = members.index((key, known.rank))
                     token = f"{known.token}-{turn}-{color}"
                     self.comms[number] = _Comm(number, rank, len(members), token)
-                    made._obj.value = number
+                time.sleep(random.random() * 0.01)
+                self.writes.wait(SECONDS)
+                write(number if number in self.comms else None)
             except (Aborted, PeerFailure, OSError):
                 known.state = REMOTE_ERROR
             with self._lock:
@@ -218,7 +232,7 @@ class RecordedNccl:
                 self._lock.notify_all()
 
         threading.Thread(target=divide, name="recorded-nccl", daemon=True).start()
-        return IN_PROGRESS
+        return SUCCESS  # as NCCL does: the state says that the split is in progress
 
     def ncclCommGetAsyncError(self, comm: int, state: Any) -> int:
         known = self.comms.get(comm)
@@ -273,6 +287,8 @@ class RecordedNccl:
         for each in known.pairs.values():
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+        with self._lock:  # a split ends before the abort does
+            self._lock.wait_for(lambda: not known.splitting, SECONDS)
         self._end(known)
         return SUCCESS
 

@@ -43,6 +43,7 @@ typedef struct Comm {
     Shared *shared;
     unsigned long barriers;
     atomic_int error, aborted, jobs, queued, callers;
+    _Atomic(struct Comm *) part; /* that a split is making */
     Operation operations[OPERATIONS];
 } Comm;
 

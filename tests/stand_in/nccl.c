@@ -1,7 +1,8 @@
 /* A stand-in of NCCL (libnccl.so.2), with the calls that horovod.comm.nccl makes. It moves the host's memory between processes.
  *
  * As NCCL does with blocking=0, calls return "in progress", and a thread for each finishes them: it meets the other ranks, or
- * puts the group on its stream. stand_in_nccl changes that:
+ * puts the group on its stream. ncclCommSplit returns success, as NCCL's does, while the state of the communicator is "in
+ * progress". stand_in_nccl changes that:
  *     BLOCKING       groups and the end are done when their calls return; communicators are made later
  *     IN_PROGRESS    everything is done later
  * and stand_in_fail has one of the next calls fail behind the caller's back.
@@ -217,12 +218,17 @@ static void split_run(void *argument) {
         place += key < split.key || (key == split.key && rank < whole->rank);
     }
     int turn = ++whole->splits;
-    if (!comm_barrier(whole) || split.color == NO_COLOR) return;
-    char name[80];
-    snprintf(name, sizeof name, "%.48s-%d-%d", whole->name, turn, split.color);
-    Comm *part = comm_new(name, place, size);
-    comm_meet(part);
-    __atomic_store_n(split.made, part, __ATOMIC_RELEASE);
+    if (!comm_barrier(whole)) return;
+    Comm *part = NULL;
+    if (split.color != NO_COLOR) {
+        char name[80];
+        snprintf(name, sizeof name, "%.48s-%d-%d", whole->name, turn, split.color);
+        part = comm_new(name, place, size);
+        atomic_store(&whole->part, part);
+        comm_meet(part);
+        atomic_store(&whole->part, NULL);
+    }
+    __atomic_store_n(split.made, part, __ATOMIC_RELEASE); /* as NCCL does, also for a rank that is no part of it */
 }
 
 int ncclCommSplit(Comm *whole, int color, int key, Comm **made, const Config *config) {
@@ -233,7 +239,8 @@ int ncclCommSplit(Comm *whole, int color, int key, Comm **made, const Config *co
     *made = NULL;
     Split *split = malloc(sizeof *split);
     *split = (Split){whole, made, color, key};
-    return left(whole, finish(whole, 0, split_run, split));
+    finish(whole, 0, split_run, split);
+    return left(whole, SUCCESS);
 }
 
 int ncclCommGetAsyncError(Comm *comm, int *state) {
@@ -272,6 +279,8 @@ int ncclCommAbort(Comm *comm) {
     if (!entered(comm, "ncclCommAbort")) return INVALID_USAGE;
     if (left(comm, atomic_load(&comm->callers)) > 1) breach("ncclCommAbort while a thread is inside a call");
     atomic_store(&comm->aborted, 1);
+    Comm *part = atomic_load(&comm->part);
+    if (part) atomic_store(&part->aborted, 1);
     if (comm->shared) atomic_store(&comm->shared->aborted[comm->rank], 1);
     device_sleep(abort_nanoseconds);
     double end = device_clock() + 5;

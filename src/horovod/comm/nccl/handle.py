@@ -1,13 +1,18 @@
 """One ``ncclComm_t``: made, called, watched, aborted and destroyed by NCCL's rules. This module knows no collectives.
 
 **Non-blocking.** The communicator is made with ``blocking=0``: no call waits for a peer. While NCCL is still busy with a call
-("in progress": it connects to a peer), the caller polls, within a limit, and gives up after :meth:`CommHandle.abort`.
+("in progress": it connects to a peer), the caller polls, within a limit, and gives up after :meth:`CommHandle.abort`. Only the
+state of the communicator (``ncclCommGetAsyncError``) tells that a call is over: ``ncclCommSplit`` returns success while it
+splits.
 
 **Abort.** NCCL allows ``ncclCommAbort`` while kernels run, but not while another thread is inside a call. All calls are made
-under one lock, which no thread holds while it waits. ``ncclCommAbort`` may itself take long, so a separate thread calls it.
+under one lock, which no thread holds while it waits, and none is made after an abort has begun. ``ncclCommAbort`` may itself
+take long, so a separate thread calls it, without the lock.
 
 **Late writes of NCCL.** NCCL writes the address of a new communicator when it has made it, which may be after the caller has
-given up. So the memory for the address is freed only when NCCL has reported that it is done with the call.
+given up; ``ncclCommSplit`` writes on ranks without a part, too. So the memory for the address is freed only when the state has
+told that the call is over, or when ``ncclCommAbort`` has returned, which ends a split. The abort then also ends a part that
+NCCL has made meanwhile: after the communicator that was split, since NCCL writes into the part when that is aborted.
 """
 
 from __future__ import annotations
@@ -83,6 +88,7 @@ class CommHandle:
         self._aborting = False
         self._aborted = threading.Event()
         self._closed = False
+        self._splitting: tuple[ctypes.c_void_p, Any] | None = None  # memory of a split that is not over
         self._sums: OrderedDict[tuple[np.dtype[Any], float], int] = OrderedDict()  # least recently used first
 
     @classmethod
@@ -138,31 +144,29 @@ class CommHandle:
             The new communicator; None if this rank is not part of it.
 
         Raises:
-            NcclError: the communicator cannot be made.
+            NcclError: the communicator cannot be made. This one may be half split: abort it.
             Aborted: this communicator was aborted meanwhile.
         """
         made, config = written = ctypes.c_void_p(), library.NcclConfig.non_blocking()
-        _written_by_nccl.append(written)
+        color = library.NO_COLOR if part is None else part
         with self._runtime.chosen():
             with self._lock:
                 self._check()
-                color = library.NO_COLOR if part is None else part
+                _written_by_nccl.append(written)
+                self._splitting = written
                 result = self._c.ncclCommSplit(self.address, color, rank, ctypes.byref(made), ctypes.byref(config))
-            try:
-                # The parent is in progress until the new communicator is made.
-                self._settle("ncclCommSplit", result, deadline, meanwhile)
-            except BaseException:
-                if made.value:
-                    CommHandle(self._nccl, self._runtime, rank, made.value, self._limit)._give_up()
-                raise
+            # This communicator is in progress until the new one is made.
+            self._settle("ncclCommSplit", result, deadline, meanwhile)
+            with self._lock:
+                self._check()
+                self._splitting = None  # from here on an abort leaves the part alone
+        _forget(written)
         if part is None:
-            _forget(written)
             return None
         if not made.value:
-            raise NcclError("ncclCommSplit succeeded but made no communicator")
+            raise NcclError("ncclCommSplit made no communicator")
         handle = CommHandle(self._nccl, self._runtime, rank, made.value, self._limit)
-        handle._await_made("ncclCommSplit", library.IN_PROGRESS, deadline, meanwhile)
-        _forget(written)
+        handle._await_made("ncclCommSplit", library.SUCCESS, deadline, meanwhile)
         return handle
 
     def _await_made(self, call: str, result: int, deadline: float, meanwhile: Meanwhile) -> None:
@@ -233,18 +237,18 @@ class CommHandle:
             raise Aborted("the communicator was aborted")
 
     def _settle(self, call: str, result: int, deadline: float, meanwhile: Meanwhile = nothing) -> None:
-        """Return when NCCL is no longer busy with a call that returned ``result``."""
-        if result not in (library.SUCCESS, library.IN_PROGRESS):
-            raise NcclError(f"{call}: {self._nccl.error_text(result)}")
+        """Return when the state says that NCCL is no longer busy with a call that returned ``result``."""
         pause, yields_until = _FIRST_PAUSE, time.monotonic() + _YIELD_SECONDS
-        while result == library.IN_PROGRESS:
+        while True:
+            if result not in (library.SUCCESS, library.IN_PROGRESS):
+                raise NcclError(f"{call}: {self._nccl.error_text(result)}")
             with self._lock:
                 self._check()
                 result = self._nccl.async_error(self.address)
             if result == library.SUCCESS:
                 return
             if result != library.IN_PROGRESS:
-                raise NcclError(f"{call}: {self._nccl.error_text(result)}")
+                continue
             now = time.monotonic()
             if now > deadline:
                 raise NcclError(
@@ -289,11 +293,23 @@ class CommHandle:
         threading.Thread(target=self._abort, name="horovod-nccl-abort", daemon=True).start()
 
     def _abort(self) -> None:
-        with self._lock, self._runtime.chosen():  # free within microseconds: no call under the lock waits for a peer
-            result = self._c.ncclCommAbort(self.address)
+        with (
+            self._lock
+        ):  # the last call has returned: within microseconds, since no call under the lock waits for a peer
+            written, self._splitting = self._splitting, None
+        with self._runtime.chosen():
+            self._abort_one(self.address)
+            if written is not None:
+                part, _ = written
+                if part.value:
+                    self._abort_one(part.value)
+                _forget(written)
+        self._aborted.set()
+
+    def _abort_one(self, address: int) -> None:
+        result = self._c.ncclCommAbort(address)
         if result not in (library.SUCCESS, library.IN_PROGRESS):
             _log.warning("ncclCommAbort: %s", self._nccl.error_text(result))
-        self._aborted.set()
 
     def close(self) -> None:
         """Release the communicator: finalize it together with all other ranks, or wait for its abort to end.

@@ -366,6 +366,58 @@ def test_a_split_in_progress_is_interrupted_by_an_abort_of_the_parent() -> None:
     run_ranks(2, run)
 
 
+def test_an_abort_ends_the_part_that_a_split_has_made_meanwhile() -> None:
+    """After the communicator that was split: NCCL writes into a part while that is aborted."""
+
+    def run(device: Device, everybody: NcclCommunicator) -> list[int]:
+        library = device.library
+        library.writes.clear()
+
+        def abort() -> None:
+            deadline = time.monotonic() + SECONDS
+            while len(library.comms) < 2 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            everybody.abort()
+            library.writes.set()
+
+        thread = threading.Thread(target=abort)
+        thread.start()
+        with pytest.raises(Aborted):
+            everybody.split([0, 1], time.monotonic() + SECONDS)
+        thread.join()
+        everybody.close()
+        return [call[1] for call in library.calls if call[0] == "abort"]
+
+    assert run_ranks(2, run) == [[1, 2]] * 2
+
+
+def test_while_nccl_aborts_other_threads_are_told_at_once() -> None:
+    """``ncclCommAbort`` takes long, so no lock is held while it runs."""
+
+    def run(device: Device, communicator: NcclCommunicator) -> None:
+        library, begun, goes_on = device.library, threading.Event(), threading.Event()
+        real, told_before_the_end = library.ncclCommAbort, list[bool]()
+
+        def abort(comm: int) -> int:
+            begun.set()
+            told_before_the_end.append(goes_on.wait(5))
+            return real(comm)
+
+        library.ncclCommAbort = abort  # type: ignore[method-assign]
+        spans = device.spans([np.ones(3, np.float32)])
+        communicator.abort()
+        assert begun.wait(SECONDS)
+        with pytest.raises(Aborted):
+            communicator.allreduce(spans, spans, ReduceOp.SUM, 1.0, 1.0)
+        with pytest.raises(Aborted):
+            communicator.split([0, 1], time.monotonic() + SECONDS)
+        goes_on.set()
+        communicator.close()
+        assert told_before_the_end == [True]
+
+    run_ranks(2, run)
+
+
 def test_a_collective_has_begun_when_the_device_has_done_all_that_comes_before_it() -> None:
     def run(device: Device, communicator: NcclCommunicator) -> None:
         runtime, gate = device.runtime, threading.Event()
