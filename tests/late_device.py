@@ -71,7 +71,7 @@ def with_nccl(native: str = "") -> Iterator[Any]:
 def reachable() -> Iterator[None]:
     """A block in which Horovod stages late tensors as it does those of CUDA devices, in memory that is not pinned."""
     from horovod.torch import fused_batch_norm
-    from horovod.torch.device import staging
+    from horovod.torch.device import runtime, staging
     from horovod.torch.device.pinned import PinnedPool
     from horovod.torch.ops.tensors import REACHABLE
 
@@ -80,6 +80,11 @@ def reachable() -> Iterator[None]:
 
     _violations.clear()
     _engine.failure = None
+
+    def guard(kind: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        return _beside_captures if kind == "late" else guard_of_others(kind)
+
+    guard_of_others, runtime.beside_captures_on = runtime.beside_captures_on, guard
     before, staging.pool = staging.pool, PinnedPool(allocate)
     REACHABLE.add("late")
     fused_batch_norm.DEVICES.add("late")
@@ -90,6 +95,7 @@ def reachable() -> Iterator[None]:
         REACHABLE.discard("late")
         fused_batch_norm.DEVICES.discard("late")
         staging.pool = before
+        runtime.beside_captures_on = guard_of_others
 
 
 # Streams and events
@@ -119,9 +125,11 @@ class Event:
                 chosen.after[other] = max(position, chosen.after.get(other, 0))
 
     def query(self) -> bool:
+        _ask_beside_captures("queried")
         return self._reached.is_set()
 
     def synchronize(self) -> None:
+        _ask_beside_captures("waited for")
         assert self._reached.wait(60), "the device is stuck"
         failure, _engine.failure = _engine.failure, None
         if failure is not None:
@@ -224,6 +232,24 @@ def dawdle(seconds: float) -> None:
 
 
 _captured: set[Any] = set()
+_asking = threading.local()
+
+
+@contextlib.contextmanager
+def _beside_captures() -> Iterator[None]:
+    """As :meth:`horovod.comm.cuda.library.Cuda.beside_captures`."""
+    before = getattr(_asking, "beside", False)
+    _asking.beside = True
+    try:
+        yield
+    finally:
+        _asking.beside = before
+
+
+def _ask_beside_captures(how: str) -> None:
+    """CUDA's rule for captures in its default mode."""
+    if _captured and not getattr(_asking, "beside", False):
+        _violations.append(f"{threading.current_thread().name} {how} an event and made a capture invalid")
 
 
 @contextlib.contextmanager

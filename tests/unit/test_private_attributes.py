@@ -46,7 +46,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "parallel/keras/test_gpus.py": ({"_computes_on_host", "_in_host_memory", "_lacking"}, "host memory as a device's"),
     "parallel/tensorflow/test_gpus.py": ({"_lacking"}, "host memory as a device's"),
     "parallel/torch/test_nccl.py": ({"_built", "_latest"}, "that NCCL was used, and not another engine"),
-    "unit/comm/cuda/test_captures.py": ({"_context", "_guard"}, "that the stand-in finds what breaks a capture"),
+    "unit/comm/cuda/test_captures.py": ({"_context"}, "that the stand-in finds what breaks a capture"),
     "unit/comm/shm/test_cross_memory.py": ({"_libc"}, "the kernel's answers"),
     # Pure functions, all cases of which would be too many from outside.
     "parallel/test_adasum.py": ({"_portions"}, "how a batch is cut"),

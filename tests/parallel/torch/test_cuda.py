@@ -486,6 +486,28 @@ def test_a_copy_that_fails_is_told_on_its_rank_and_named_to_the_others(job: Job,
 
 
 @NEEDS_STAND_IN
+def test_captures_of_graphs_stay_valid_while_copies_are_under_way(job: Job) -> None:
+    """CUDA allows no other call that asks for events while a thread captures, so all are made beside captures."""
+
+    def check() -> None:
+        import late_device
+
+        x, gate = made(LATE, (3,)), threading.Event()
+        hvd.allreduce(x, name="x")  # its buffer is waited for when it is taken again
+        torch.late.current_stream().push(after=gate)  # type: ignore[attr-defined]
+        handle = hvd.allreduce_async(x, name="x", op=hvd.Sum)
+        with late_device.capture():
+            gate.set()
+            deadline = time.monotonic() + 30
+            while not hvd.poll(handle):
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+        assert hvd.synchronize(handle).tolist() == [3.0, 5.0, 7.0]
+
+    on(job, LATE, 2, check)
+
+
+@NEEDS_STAND_IN
 def test_a_copy_that_cannot_be_started_is_the_callers_error(job: Job) -> None:
     def check() -> None:
         from horovod.torch.device import staging

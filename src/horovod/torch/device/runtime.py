@@ -67,7 +67,7 @@ class TorchRuntime(DeviceRuntime):
         self.torch_device = device
         self.device = str(device)
         self._module: Any = getattr(torch, device.type)
-        self._beside_captures = _guard(device.type)
+        self._beside_captures = beside_captures_on(device.type)
 
     def __repr__(self) -> str:
         return self.device
@@ -190,7 +190,7 @@ class Devices:
             self._runtime = None
 
 
-def _guard(kind: str) -> Callable[[], AbstractContextManager[None]]:
+def beside_captures_on(kind: str) -> Callable[[], AbstractContextManager[None]]:
     """A function that makes contexts in which calls do not disturb graph captures on this kind of device. With HIP, which has
     no such mode, the contexts do nothing."""
     if kind != "cuda" or not torch.version.cuda:

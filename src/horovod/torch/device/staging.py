@@ -21,6 +21,8 @@ has a :class:`Port`: one stream for copies to the host, one for copies to the de
 * Memory must not be reused while a stream works on it. Inputs are held until their copy is complete. Outputs are marked with
   ``record_stream``: the caller's tensors for the back stream, tensors made here for the caller's stream.
 
+* All calls for the device are made inside :meth:`Port.chosen`, so none invalidates a capture of a graph on another thread.
+
 Like :mod:`horovod.torch.device.runtime`, it uses the functions of ``torch.cuda``, or those of another kind of device's module.
 """
 
@@ -31,7 +33,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +44,7 @@ from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.torch.device.base import refuse_in_capture
 from horovod.torch.device.pinned import Buffer, PinnedPool
+from horovod.torch.device.runtime import TorchRuntime
 from horovod.torch.ops.tensors import DATA_TYPES, check, flat_array
 
 Proceed = Callable[[BaseException | None], None]
@@ -69,11 +72,15 @@ class Port:
     """Copies between one device and host memory: a stream for each direction, and a thread that waits for copies to the host.
 
     Any thread may call any method. All but :meth:`drain` and :meth:`close` return at once.
+
+    Attributes:
+        chosen: makes a block in which the device is the current one, and in which the thread's calls invalidate no capture.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._module: Any = getattr(torch, device.type)
+        self.chosen = TorchRuntime(device).chosen
         self._out = self._module.Stream(device=device)
         self._back = self._module.Stream(device=device)
         self._departures: queue.SimpleQueue[_Departure | None] = queue.SimpleQueue()
@@ -143,10 +150,10 @@ class Port:
         self._departures.put(None)
         self._thread.join(_END_SECONDS)
 
-    def chosen(self) -> AbstractContextManager[Any]:
-        """A context in which this device is the current one. By default a thread uses the first device."""
-        chosen: AbstractContextManager[Any] = self._module.device(self.device)
-        return chosen
+    def reached(self, event: Any) -> bool:
+        """Whether all work before an event is done."""
+        with self.chosen():
+            return bool(event.query())
 
     @contextmanager
     def _on(self, stream: Any) -> Iterator[None]:
@@ -154,12 +161,12 @@ class Port:
             yield
 
     def _wait(self) -> None:
-        self._module.set_device(self.device)
         while (departure := self._departures.get()) is not None:
             error: BaseException | None = None
             try:
                 if departure.complete is not None:
-                    departure.complete.synchronize()
+                    with self.chosen():
+                        departure.complete.synchronize()
             except Exception as failure:
                 error = _blocked(self.device, "from", failure)
             try:
@@ -227,7 +234,7 @@ class Staged:
             self._port.follow(self._returned, self._outputs)
 
     def arrived(self, handle: Handle) -> bool:
-        return self._returned is None or bool(self._returned.query())
+        return self._returned is None or self._port.reached(self._returned)
 
     # The interface that the core uses: horovod.core.requests.tensor.Transfer.
 

@@ -93,7 +93,7 @@ def test_pytorchs_runtime_asks_beside_captures_on_cuda(stand_in: str, monkeypatc
             cuda.call("cuCtxPushCurrent_v2", beneath._context)
             return cuda.reached(marker.address)
 
-        block = runtime._guard("cuda")
+        block = runtime.beside_captures_on("cuda")
 
         def guarded() -> bool:
             with block():
@@ -103,4 +103,4 @@ def test_pytorchs_runtime_asks_beside_captures_on_cuda(stand_in: str, monkeypatc
         found = elsewhere(guarded)
         assert library.capture(False) and found == [True]
         monkeypatch.setattr(torch.version, "cuda", None)
-        assert runtime._guard("cuda") is nullcontext  # HIP has none here
+        assert runtime.beside_captures_on("cuda") is nullcontext  # HIP has none here
