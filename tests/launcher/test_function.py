@@ -59,6 +59,7 @@ def test_an_exception_is_raised_with_its_ranks_traceback() -> None:
 
     with pytest.raises(RuntimeError, match="nothing to be found") as caught:
         horovod.run(work, num_proc=2)
+    assert "Horovod detected that one or more processes exited with non-zero status" in str(caught.value)
     assert "rank 1 failed" in str(caught.value)
     assert "test_function.py" in str(caught.value)
     assert "run_task.py" not in str(caught.value)

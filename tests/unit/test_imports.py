@@ -79,7 +79,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"__init__"},
         {"launch"},
         {"function"},
-        {"jobs", "mpi_run"},
+        {"common.util.env", "gloo_run", "jobs", "mpi_run"},
         {"elastic", "external"},
         {"job"},
         {"checks", "description", "supervisor"},

@@ -6,6 +6,9 @@ import base64
 import binascii
 import hashlib
 import secrets
+from collections.abc import Mapping
+
+from horovod.core.config import USER_SECRET
 
 LENGTH = 32
 SHORTEST_TEXT = 16
@@ -35,6 +38,19 @@ def decode_secret(text: str) -> bytes:
     if len(secret) < LENGTH:
         raise ValueError(f"the job's secret in the environment is shorter than {LENGTH} bytes; was it set by hand?")
     return secret
+
+
+def secret_of_user(variables: Mapping[str, str]) -> bytes:
+    """The secret that the user has given all ranks in the environment; b"" if none.
+
+    Raises:
+        ValueError: the text is too short. It is not quoted in the message.
+    """
+    text = variables.get(USER_SECRET, "").strip()
+    try:
+        return secret_of_text(text) if text else b""
+    except ValueError as error:
+        raise ValueError(f"environment variable {USER_SECRET}: {error}") from None
 
 
 def secret_of_text(text: str) -> bytes:

@@ -1,1 +1,5 @@
-"""``horovod.data``: base classes of data loaders, in :mod:`horovod.data.data_loader_base`."""
+"""``horovod.data``: base classes of data loaders."""
+
+from horovod.data.data_loader_base import AsyncDataLoaderMixin, BaseDataLoader
+
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]

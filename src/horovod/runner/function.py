@@ -15,6 +15,11 @@ from horovod.runner.output.outcome import Outcome
 from horovod.runner.output.output import StreamSink
 from horovod.runner.remote_call import REMOTE_CALL_KEY, RemoteCall, Result
 
+_ENDED = (
+    "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated."
+)
+"""The beginning of the error of a job in which a rank failed, which programs look for."""
+
 
 def run_function(
     function: Callable[..., Any],
@@ -55,9 +60,10 @@ def _raise(outcome: Outcome, results: Mapping[int, Result]) -> NoReturn:
     if culprit is None:  # the program that started the ranks does not report which failed first
         culprit = next((rank for rank in sorted(results) if results[rank].traceback), None)
     result = None if culprit is None else results.get(culprit)
+    begin = f"{_ENDED}\n" if outcome.culprit is not None else ""
     if result is None or not result.traceback:
-        raise RuntimeError(outcome.describe())
-    raise RuntimeError(f"rank {culprit} failed:\n{result.traceback}") from _exception(result)
+        raise RuntimeError(f"{begin}{outcome.describe()}")
+    raise RuntimeError(f"{begin}rank {culprit} failed:\n{result.traceback}") from _exception(result)
 
 
 def _exception(result: Result) -> BaseException | None:

@@ -35,15 +35,15 @@ _MEMORY = {
 _HUGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 
 
-# By the interface that scripts rely on, these are not forwarded:
-_NOT_FORWARDED = r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|" + config.SECRET_KEY
+# By the interface that scripts rely on, variables whose names begin so are not forwarded:
+NOT_FORWARDED = r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|" + config.SECRET_KEY
 # Nor are the variables of a login session: a login on the other host sets its own.
 _OF_A_LOGIN = (
     r"HOME|USER|LOGNAME|SHELL|MAIL|PWD|SHLVL|_|HOSTNAME|TTY|SSH_.*|XDG_.*|DBUS_SESSION_BUS_ADDRESS|DISPLAY|XAUTHORITY"
 )
 # Nor are a batch system's variables about a node, or about the step that the launcher runs in.
 _OF_A_NODE = r"SLURMD_.*|SLURM_(?!CONF|SUBMIT|CLUSTER|ARRAY|JOB).*|SLURM_JOB_GPUS"
-_STAYS = re.compile(f"(?:{_NOT_FORWARDED})|(?:{_OF_A_LOGIN}|{_OF_A_NODE})$")
+_STAYS = re.compile(f"(?:{NOT_FORWARDED})|(?:{_OF_A_LOGIN}|{_OF_A_NODE})$")
 
 
 def forwarded(environment: Mapping[str, str]) -> dict[str, str]:

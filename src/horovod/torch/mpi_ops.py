@@ -9,6 +9,7 @@ import torch
 
 from horovod.common import basics, interface
 from horovod.common.basics import HorovodBasics, is_homogeneous
+from horovod.common.exceptions import HorovodInternalError
 from horovod.common.interface import *  # noqa: F403  every binding exports all of them
 from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.core.lifecycle.context import running
@@ -61,6 +62,7 @@ __all__ = [
     "HorovodGroupedAllgather",
     "HorovodGroupedAllreduce",
     "HorovodGroupedReducescatter",
+    "HorovodInternalError",
     "HorovodReducescatter",
     "Max",
     "Min",

@@ -137,6 +137,7 @@ def test_the_error_class_is_the_same_under_every_import_path() -> None:
     exceptions = importlib.import_module("horovod.common.exceptions")
     assert hvd.HorovodInternalError is exceptions.HorovodInternalError
     assert issubclass(hvd.HorovodInternalError, RuntimeError)
+    assert importlib.import_module("horovod.torch.mpi_ops").HorovodInternalError is hvd.HorovodInternalError
 
 
 @pytest.mark.parametrize("size", [1, 3])

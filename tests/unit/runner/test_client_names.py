@@ -11,7 +11,7 @@ import pytest
 
 import horovod
 from horovod.runner import _HorovodArgs
-from horovod.runner.common.util import secret
+from horovod.runner.common.util import env, secret
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.common.util.timeout import Timeout, TimeoutException
 from horovod.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
@@ -20,20 +20,31 @@ from horovod.runner.launch import _run
 
 RANK = """
 import os, horovod.common.basics as hvd
-hvd.init()
-print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_size())
+for _ in range(2):
+    hvd.init()
+    assert os.environ.get("_HOROVOD_SECRET_KEY", "") == os.environ["EXPECTED"]
+    print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_size())
+    hvd.shutdown()
 """
 
 
+@pytest.mark.parametrize("given", ["", "a secret that the user has set for all"])
 def test_a_program_may_start_ranks_by_itself_and_give_them_the_rendezvous_server(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
+    """With a secret from the user, processes that do not inherit the program's environment need no other."""
     monkeypatch.delenv("_HOROVOD_SECRET_KEY", raising=False)
-    plan = get_host_assignments(parse_hosts("localhost:3"), 2, 2)
+    monkeypatch.setenv("HOROVOD_SECRET_KEY", given or "unset")
+    if not given:
+        monkeypatch.delenv("HOROVOD_SECRET_KEY")
+    plan = get_host_assignments(parse_hosts(hosts_string="localhost:3"), 2, 2)
     server = RendezvousServer(verbose=0)
     port = server.start()
     try:
-        monkeypatch.setenv("_HOROVOD_SECRET_KEY", os.environ["_HOROVOD_SECRET_KEY"])  # so that it is removed in the end
+        if not given:
+            monkeypatch.setenv(
+                "_HOROVOD_SECRET_KEY", os.environ["_HOROVOD_SECRET_KEY"]
+            )  # so that it is removed in the end
         server.init(plan)
         with pytest.raises(ValueError, match="each rank once"):
             server.init(plan[1:])
@@ -51,18 +62,68 @@ def test_a_program_may_start_ranks_by_itself_and_give_them_the_rendezvous_server
                 "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
                 "HOROVOD_CONTROLLER": "gloo",
                 "HOROVOD_CPU_OPERATIONS": "shm",
+                "EXPECTED": os.environ.get("_HOROVOD_SECRET_KEY", ""),
             }
             environment = {**os.environ, **{name: str(value) for name, value in variables.items()}}
             ranks.append(
                 subprocess.Popen([sys.executable, "-c", RANK], env=environment, stdout=subprocess.PIPE, text=True)
             )
         assert [rank.communicate(timeout=60)[0].split() for rank in ranks] == [
-            ["0", "2", "0", "1"],
-            ["1", "2", "1", "1"],
+            ["0", "2", "0", "1"] * 2,
+            ["1", "2", "1", "1"] * 2,
         ]
     finally:
         server.stop()
         server.stop()
+
+
+def test_a_secret_that_is_too_short_starts_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("_HOROVOD_SECRET_KEY", raising=False)
+    monkeypatch.setenv("HOROVOD_SECRET_KEY", "short")
+    with pytest.raises(ValueError, match="HOROVOD_SECRET_KEY: expected at least 16 characters"):
+        RendezvousServer().start()
+
+
+def test_import_paths_that_launchers_use() -> None:
+    from horovod import data
+    from horovod.data import data_loader_base
+    from horovod.runner import gloo_run
+    from horovod.runner.common.util import hosts
+
+    assert gloo_run.RendezvousServer is RendezvousServer
+    assert (gloo_run.parse_hosts, gloo_run.get_host_assignments) == (hosts.parse_hosts, hosts.get_host_assignments)
+    assert data.BaseDataLoader is data_loader_base.BaseDataLoader
+    assert data.AsyncDataLoaderMixin is data_loader_base.AsyncDataLoaderMixin
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (0, 1)),
+        ({"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "PMI_RANK": "0", "PMI_SIZE": "1"}, (3, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, (1, 2)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3)),
+        ({"HOROVOD_RANK": "1"}, "HOROVOD_RANK is set, and HOROVOD_SIZE is not"),
+        ({"PMI_SIZE": "1"}, "PMI_SIZE is set, and PMI_RANK is not"),
+    ],
+)
+def test_the_rank_before_init(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], expected: tuple[int, int] | str
+) -> None:
+    for name in [f"{of}_{number}" for of in ("HOROVOD", "OMPI_COMM_WORLD", "PMI") for number in ("RANK", "SIZE")]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(expected, str):
+        with pytest.raises(RuntimeError, match=expected):
+            env.get_env_rank_and_size()
+    else:
+        assert env.get_env_rank_and_size() == expected
+
+
+def test_variables_that_reach_other_hosts() -> None:
+    names = ["PATH", "HOROVOD_RANK", "BASH_FUNC_x", "OLDPWD", "CUDA_VISIBLE_DEVICES", "_HOROVOD_SECRET_KEY"]
+    assert list(filter(env.is_exportable, names)) == ["PATH", "HOROVOD_RANK"]
 
 
 def test_an_object_with_the_command_line_s_attributes_describes_a_job(capfd: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +182,12 @@ def test_discoveries(tmp_path: Path) -> None:
     assert HostDiscoveryScript("echo a; echo b:3", 2).find_available_hosts_and_slots() == {"a": 2, "b": 3}
     with pytest.raises(ValueError, match="ended with exit status 3"):
         HostDiscoveryScript("exit 3", 2).find_available_hosts_and_slots()
+
+    class FromAFile(HostDiscoveryScript):
+        def _execute_discovery_script(self) -> str:
+            return "a\nb:1\n"
+
+    assert FromAFile("unused", 2).find_available_hosts_and_slots() == {"a": 2, "b": 1}
 
 
 @pytest.mark.parametrize("name", ["ray", "spark"])

@@ -20,15 +20,18 @@ from typing import ClassVar
 
 import msgspec
 
-from horovod.control.dial import Address
+from horovod.control.dial import Address, alternatives, dial
+from horovod.control.handshake import HandshakeError
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.interface import AllGather, Rendezvous, served_by_a_rank
-from horovod.control.rendezvous.messages import RendezvousError, ServerGoneError
+from horovod.control.rendezvous.messages import PURPOSE, RendezvousError, ServerGoneError
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import LENGTH, make_secret
 from horovod.core.config import RENDEZVOUS_PORT
 
 _LOOPBACK = "127.0.0.1"
+_LOOK_SECONDS = 3.0
+"""How long rank 0 looks for a server of the launcher. Where none listens, the kernel of that host says so at once."""
 
 
 class ServerEntry(msgspec.Struct, array_like=True, frozen=True):
@@ -95,12 +98,23 @@ class KnownAddress(Directory):
         return self._entry
 
 
+def handshake_secret(user_secret: bytes, key: bytes = b"") -> bytes:
+    """The secret of handshakes with the server.
+
+    Args:
+        user_secret: the secret that the user has given all ranks; empty if none.
+        key: that of the :class:`ServerEntry`.
+    """
+    return hmac.digest(user_secret, b"rendezvous" + key, hashlib.sha256)
+
+
 class RendezvousAtRank0(Rendezvous):
     """A rendezvous that rank 0 of the launched job serves during ``init()``.
 
     Args:
         directory: how the other ranks find the server.
         user_secret: the secret that the user has given all ranks; empty if none.
+        may_be_served: whether the launcher may run a server with this secret at that address. Then rank 0 looks first.
 
     Attributes:
         secret: the job's secret, after a session.
@@ -109,8 +123,9 @@ class RendezvousAtRank0(Rendezvous):
 
     makes_secret: ClassVar[bool] = True
 
-    def __init__(self, directory: Directory, user_secret: bytes) -> None:
+    def __init__(self, directory: Directory, user_secret: bytes, may_be_served: bool = False) -> None:
         self._directory = directory
+        self._may_be_served = may_be_served
         self._user_secret = user_secret
         self.secret = user_secret
         self.address: Address = directory.address_text
@@ -135,6 +150,8 @@ class RendezvousAtRank0(Rendezvous):
         server = members.index(0) if members else 0
         key = b"" if directory.port else make_secret()
         port, reason = 0, "it has not said where it listens"
+        if rank == server and self._may_be_served and self._is_served(min(deadline, time.monotonic() + _LOOK_SECONDS)):
+            server = -1
 
         def publish(made: RendezvousServer) -> None:
             nonlocal port
@@ -144,13 +161,13 @@ class RendezvousAtRank0(Rendezvous):
         def enter(limit: float) -> RendezvousClient:
             nonlocal reason
             if rank == server:
-                return RendezvousClient((_LOOPBACK, port), self._handshake_secret(key), limit)
+                return RendezvousClient((_LOOPBACK, port), handshake_secret(self._user_secret, key), limit)
             entry = directory.look_up(deadline)
             if entry is None:
                 raise ServerGoneError(reason)
             try:
                 limit = min(limit, directory.entry_timeout)
-                return RendezvousClient(list(entry.addresses), self._handshake_secret(entry.key), limit)
+                return RendezvousClient(list(entry.addresses), handshake_secret(self._user_secret, entry.key), limit)
             except ServerGoneError as error:
                 reason = str(error)
                 raise
@@ -172,6 +189,20 @@ class RendezvousAtRank0(Rendezvous):
         finally:
             directory.close()
 
+    def _is_served(self, deadline: float) -> bool:
+        """Whether a server of this job listens at the address already."""
+        entry = self._directory.look_up(deadline)
+        if entry is None:
+            return False
+        secret = handshake_secret(self._user_secret, entry.key)
+        for address in [each for one in entry.addresses for each in alternatives(one)]:
+            try:
+                dial(address, secret, PURPOSE, deadline).close()
+                return True
+            except (OSError, HandshakeError):  # nothing listens there, or a stranger
+                pass
+        return False
+
     def _with_secret(self, all_gather: AllGather, rank: int) -> AllGather:
         """If the user has given no secret, have the first all-gather send one to all ranks, in front of rank 0's value."""
         if self._user_secret:
@@ -191,14 +222,10 @@ class RendezvousAtRank0(Rendezvous):
 
     def _server(self, key: bytes) -> RendezvousServer:
         try:
-            return RendezvousServer(self._handshake_secret(key), "0.0.0.0", self._directory.port)
+            return RendezvousServer(handshake_secret(self._user_secret, key), "0.0.0.0", self._directory.port)
         except OSError as error:
             raise RendezvousError(
                 f"rank 0 cannot listen at {self._directory.address_text}, where the other ranks look for it: {error.strerror}. "
                 "If the script's own torch.distributed listens there, call hvd.init() before it, or set "
                 f"{RENDEZVOUS_PORT} to another port, the same on all ranks"
             ) from None
-
-    def _handshake_secret(self, key: bytes) -> bytes:
-        """The secret for the handshake with the server."""
-        return hmac.digest(self._user_secret, b"rendezvous" + key, hashlib.sha256)

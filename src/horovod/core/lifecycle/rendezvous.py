@@ -20,7 +20,7 @@ from horovod.control.rendezvous.munge import MungeError
 from horovod.control.rendezvous.on_hosts import RendezvousOnHosts
 from horovod.control.rendezvous.over_mpi import RendezvousOverMpi
 from horovod.control.rendezvous.over_pmi import RendezvousOverPmi
-from horovod.control.secret import decode_secret, secret_of_text
+from horovod.control.secret import decode_secret, secret_of_user
 from horovod.control.slurm_address import address_of
 from horovod.core.config import (
     ELASTIC_ROUND,
@@ -150,7 +150,7 @@ def rendezvous_of(world: World, env: Mapping[str, str] | None = None) -> Rendezv
             f"the host of rank 0, {RENDEZVOUS_PORT} to a port that is free there, and {USER_SECRET} to a secret, the same on "
             "all ranks."
         )
-    return RendezvousAtRank0(directory, user_secret(variables, needed=bool(address)))
+    return RendezvousAtRank0(directory, user_secret(variables, needed=bool(address)), may_be_served=bool(address))
 
 
 def _of_mpi(world: World, variables: Mapping[str, str]) -> Rendezvous | None:
@@ -224,14 +224,11 @@ def user_secret(variables: Mapping[str, str], needed: bool) -> bytes:
     If another launcher provides the rendezvous, a secret is optional: these launchers trust their network. A user who sets
     Horovod's own variables can set this one, too.
     """
-    text = variables.get(USER_SECRET, "").strip()
-    if not text and needed:
+    secret = secret_of_user(variables)
+    if not secret and needed:
         raise ValueError(
             f"{FAILED}: {RENDEZVOUS_ADDRESS} is set, but neither {SECRET_KEY}, which a launcher of Horovod sets, nor "
             f"{USER_SECRET} is, so ranks cannot prove who they are. Set {USER_SECRET} to the same secret on all ranks: any "
             "text that cannot be guessed, as `openssl rand -hex 16` prints it."
         )
-    try:
-        return secret_of_text(text) if text else b""
-    except ValueError as error:
-        raise ValueError(f"environment variable {USER_SECRET}: {error}") from None
+    return secret

@@ -52,8 +52,12 @@ class HostDiscoveryScript(HostDiscovery):
         self._script = HostScript(discovery_script, slots)
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """Raises RuntimeError if the command fails, and ValueError if it prints something else."""
-        return {host.hostname: host.slots for host in self._script.hosts(0)}
+        """Raises ValueError if the command fails, or prints something else."""
+        return {host.hostname: host.slots for host in self._script.parse(self._execute_discovery_script())}
+
+    def _execute_discovery_script(self) -> str:
+        """What the command prints. Projects override or replace it."""
+        return self._script.output()
 
 
 class FixedHosts(HostDiscovery):

@@ -134,10 +134,21 @@ class HostScript(HostSource):
 
     def hosts(self, ranks: int, cancel: int = -1) -> list[HostInfo]:
         """As :meth:`HostSource.hosts`; gives up once the descriptor ``cancel`` is readable."""
-        found: dict[str, HostInfo] = {}
+        return self.parse(self.output(cancel))
+
+    def output(self, cancel: int = -1) -> str:
+        """What the command prints. Raises as :meth:`hosts`."""
         is_path = os.path.isfile(self._command)  # noqa: PTH113  which raises where a command is too long for a path
-        command = quote(self._command) if is_path else self._command
-        for line in map(str.strip, _capture(command, self._seconds, cancel).splitlines()):
+        return _capture(quote(self._command) if is_path else self._command, self._seconds, cancel)
+
+    def parse(self, output: str) -> list[HostInfo]:
+        """The hosts in what the command has printed.
+
+        Raises:
+            ValueError: a line is of another form.
+        """
+        found: dict[str, HostInfo] = {}
+        for line in map(str.strip, output.splitlines()):
             if not line:
                 continue
             name, colon, slots = line.rpartition(":")

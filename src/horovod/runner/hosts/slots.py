@@ -69,14 +69,14 @@ INVALID_SLOT_INFO = SlotInfo(
 """The assignment of a process without a rank."""
 
 
-def parse_hosts(text: str) -> list[HostInfo]:
+def parse_hosts(hosts_string: str) -> list[HostInfo]:
     """Parse ``h1:2,h2:4``. A host named twice has the sum of its slots, at its first position.
 
     Raises:
         ValueError: a host does not parse, the message quotes it; or it is named with different users.
     """
     found: dict[str, HostInfo] = {}
-    for host in map(HostInfo.from_string, text.split(",")):
+    for host in map(HostInfo.from_string, hosts_string.split(",")):
         first = found.setdefault(host.hostname, replace(host, slots=0))
         if first.user != host.user:
             raise UsageError(f"host {host.hostname} is named with different users: {first.login} and {host.login}")

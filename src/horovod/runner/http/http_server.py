@@ -2,8 +2,9 @@
 
 The program starts the server, gives each process its numbers (``HOROVOD_RANK`` and so on, from ``get_host_assignments``) and
 the address of the server (``HOROVOD_GLOO_RENDEZVOUS_ADDR`` and ``_PORT``), and stops the server when the processes have ended.
-The server does not speak HTTP, and admits only processes that have its key: :meth:`RendezvousServer.start` puts the key into
-this process's environment, and processes on other hosts need it as well.
+The server does not speak HTTP, and admits only processes that have its secret: that in ``HOROVOD_SECRET_KEY``, if the user has
+set it for this program and all ranks. Otherwise :meth:`RendezvousServer.start` puts a new one into this process's environment,
+and processes that do not inherit it need it as well.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from horovod.control.rendezvous.at_rank_0 import handshake_secret
 from horovod.control.rendezvous.server import RendezvousServer as Server
-from horovod.control.secret import decode_secret, encode_secret, make_secret
+from horovod.control.secret import decode_secret, encode_secret, make_secret, secret_of_user
 from horovod.core.config import SECRET_KEY
 from horovod.runner.hosts.slots import SlotInfo
 
@@ -30,10 +32,12 @@ class RendezvousServer:
     def start(self, handler_cls: object = None) -> int:
         """Start the server on all networks of this machine. Returns its port.
 
-        The job's key is that in the environment (``_HOROVOD_SECRET_KEY``), or a new one, which is put there.
+        The job's secret is that in the environment (``_HOROVOD_SECRET_KEY`` or ``HOROVOD_SECRET_KEY``), or a new one, which is
+        put there as ``_HOROVOD_SECRET_KEY``.
 
         Raises:
             NotImplementedError: ``handler_cls`` is given.
+            ValueError: the secret in the environment is too short.
             RuntimeError: the server runs already.
         """
         if handler_cls is not None:
@@ -42,8 +46,7 @@ class RendezvousServer:
             )
         if self._server is not None:
             raise RuntimeError("this rendezvous server runs already; make a new one for another job")
-        text = os.environ.setdefault(SECRET_KEY, encode_secret(make_secret()))
-        self._server = Server(decode_secret(text), "0.0.0.0")
+        self._server = Server(_secret(), "0.0.0.0")
         self._server.start()
         return self._server.address[1]
 
@@ -60,3 +63,13 @@ class RendezvousServer:
         """End the server. Idempotent."""
         if self._server is not None:
             self._server.stop()
+
+
+def _secret() -> bytes:
+    """The secret of the server's handshakes. A rank chooses among the variables in the same order."""
+    if SECRET_KEY not in os.environ:
+        given = secret_of_user(os.environ)
+        if given:
+            return handshake_secret(given)
+        os.environ[SECRET_KEY] = encode_secret(make_secret())
+    return decode_secret(os.environ[SECRET_KEY])
