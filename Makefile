@@ -37,7 +37,13 @@ PYTEST = $(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations 10
 # As if the environment had been activated: `python` and `horovodrun` are its own for whatever recipes start.
 export PATH := $(abspath $(BIN)):$(PATH)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-SHOWN_PIP := $(BIN)/python -m pip --disable-pip-version-check
+# One line for each thing that is installed: $(call install,what,arguments of pip install). What pip says is in the log.
+INSTALL_LOG := $(VENV)/install.log
+install = @printf 'Installing %s ' '$(1)'; (for i in $$(seq 300); do sleep 3; printf .; done) & dots=$$!; \
+	$(BIN)/python -m pip --disable-pip-version-check install $(2) > $(INSTALL_LOG) 2>&1; status=$$?; \
+	kill $$dots 2> /dev/null; wait $$dots 2> /dev/null; [ $$status = 0 ] && echo ' done' || { echo ' failed:'; \
+	tail -n 20 $(INSTALL_LOG); echo "All that pip said: $(INSTALL_LOG)"; exit 1; }
+comma := ,
 RESULTS := benchmarks/results
 MEASURE = $(BIN)/python benchmarks/collectives.py --np $(NP)
 
@@ -146,17 +152,17 @@ clean:  ## remove what tools and runs left behind; the virtual environment stays
 
 $(HAVE_VENV):
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
 # PyTorch alone, and few retries, since the address may be out of reach; what PyTorch needs comes with the project.
 $(HAVE_TORCH): $(HAVE_VENV)
-	@echo "Installing $(TORCH) into $(VENV) $(if $(TORCH_INDEX),(for CPUs: 200 MB),(with CUDA: 3 GB))"
-	$(SHOWN_PIP) install --no-deps --retries 1 --timeout 30 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
+	$(call install,$(TORCH) $(if $(TORCH_INDEX),for CPUs (200 MB),with CUDA (3 GB)),\
+		--no-deps --retries 1 --timeout 30 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)')
 	@touch $@
 
 $(HAVE_TRAIN): pyproject.toml $(HAVE_TORCH)
-	$(SHOWN_PIP) install -e '.[torch,examples]'
+	$(call install,horovod and what the examples need,-e '.[torch$(comma)examples]')
 	@touch $@
 
 $(HAVE_WHEEL): pyproject.toml $(HAVE_VENV)

@@ -13,7 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import keras
+from horovod.common.frameworks import missing as _missing
+
+try:
+    import keras  # so that the reason is clear before anything else fails
+except Exception as error:
+    raise _missing(error, "horovod.keras", "Keras 3.5 or newer", "keras") from error
 
 from horovod._keras.backends import backend as _backend
 from horovod._keras.custom_steps import reduce_gradients

@@ -10,13 +10,13 @@ Every rank runs a script with these lines::
 
 from __future__ import annotations
 
+from horovod.common.frameworks import missing as _missing
+
 try:
     import mxnet as _mxnet  # noqa: F401  so that the reason is clear before anything else fails
 except Exception as error:  # with a NumPy that is too new for it, MXNet fails with an AttributeError
-    raise ImportError(
-        f"horovod.mxnet needs MXNet 1.9.1, which cannot be imported here: {error}. "
-        "Install it with: pip install '.[mxnet]', in the folder of Horovod's repository and in a separate environment, "
-        "since it needs NumPy 1.23"
+    raise _missing(
+        error, "horovod.mxnet", "MXNet 1.9.1", "mxnet", " and in a separate environment, since it needs NumPy 1.23"
     ) from error
 
 from horovod.common.interface import *  # noqa: F403  mypy does not find these through the next such line

@@ -29,6 +29,21 @@ def check_entry_point() -> None:
         )
 
 
+def check_autotuning(program: str, environment: Mapping[str, str]) -> None:
+    """Check that ranks that run this Python can search for settings: one error replaces the same error from every rank.
+
+    Raises:
+        ValueError: they cannot. The Python of other environments and hosts is not known here; ``init()`` checks it there.
+    """
+    found = shutil.which(program, path=environment.get("PATH"))
+    if found is None or Path(found).parent != Path(sys.executable).parent:
+        return
+    from horovod.autotune.search import why_not
+
+    if reason := why_not():
+        raise UsageError(f"--autotune: {reason}")
+
+
 def number_of_ranks(asked: int | None) -> int:
     if asked is None:
         raise UsageError("the number of ranks is missing: give it with -np, as in -np 2")

@@ -22,6 +22,7 @@ from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.checks import (
     batch_job,
+    check_autotuning,
     check_entry_point,
     check_interfaces,
     check_program,
@@ -89,6 +90,8 @@ class Job:
         self._asked = worker_environment.from_options(options)
         if config.TORCH_BACKEND in self._asked:
             check_entry_point()
+        if self._asked.get(config.AUTOTUNE) == "1":
+            check_autotuning(options.command[0], environment)
         self._memory = worker_environment.memory(environment)
         self._seconds = worker_environment.start_timeout(options, environment)
         self._server: RendezvousServer | None = None

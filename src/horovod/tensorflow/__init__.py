@@ -10,13 +10,12 @@ Every rank runs a script with these lines::
 
 from __future__ import annotations
 
+from horovod.common.frameworks import missing as _missing
+
 try:
     import tensorflow as _tensorflow  # so that the reason is clear before anything else fails
-except ImportError as error:
-    raise ImportError(
-        "horovod.tensorflow needs TensorFlow 2.16 or newer, which cannot be imported here: "
-        f"{error}. Install it with: pip install '.[tensorflow]', in the folder of Horovod's repository"
-    ) from error
+except Exception as error:
+    raise _missing(error, "horovod.tensorflow", "TensorFlow 2.16 or newer", "tensorflow") from error
 
 from horovod.common.interface import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import split_list
