@@ -20,7 +20,7 @@ TABLE: Table[TorchSide] = Table("apart")
 FIRST = 3
 """The step in which ranks begin to differ."""
 LONG = FIRST + 50
-APART = r"(?=.*ranks?\b)(?=.*\bstep\b)(?=.*\d\.(weight|bias))"
+APART = r"(?!.*before the first step)(?=.*ranks?\b)(?=.*\bstep\b)(?=.*\d\.(weight|bias))"
 """What ranks are told: the step, the ranks and a parameter."""
 
 

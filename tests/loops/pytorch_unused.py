@@ -104,7 +104,7 @@ def a_lazily_applied_penalty(side: TorchSide) -> nn.Module:
 
 
 @TABLE.loop(
-    refused="Ranks reduce gradients of .* but their optimizers differ: rank 0 has made 0 steps, ranks? 1.* made 1 step"
+    refused="Ranks reduce gradients of .* at different steps: rank 0 is in pass 2 of step 1, ranks? 1.* in pass 1 of step 2"
 )
 def a_penalty_of_one_rank(side: TorchSide) -> nn.Module:
     """One rank alone has a penalty, in a pass of its own."""

@@ -11,13 +11,14 @@ import pytest
 
 from jobs import make_job
 from keras_ranks import POOL, env_of
-from loops import keras_fit, keras_heads
+from loops import keras_apart, keras_fit, keras_heads
 from loops.harness import Loop, Table, objection
 from ranks import RankPool
 
 ALL = os.environ.get("HOROVOD_TEST_ALL_LOOPS") == "1"
 TABLES: list[tuple[Table[Any], tuple[str, ...], bool]] = [
     (keras_fit.TABLE, ("tensorflow", "torch", "jax"), False),
+    (keras_apart.TABLE, ("tensorflow", "torch", "jax"), False),
     (keras_heads.TABLE, ("tensorflow", "torch"), True),
 ]
 """Tables, the backends that they are for, and whether models run eagerly."""
@@ -51,5 +52,7 @@ def test_a_loop_trains_as_in_one_process_or_is_refused_by_name(
     job = make_job(lambda size: ranks(POOL, env_of(backend), "keras"), "horovod.keras")
     if backend != "tensorflow":  # Keras multiplies matrices in float32 on PyTorch, and JAX's compiler reorders sums
         loop = dataclasses.replace(loop, tolerance=max(loop.tolerance, 1e-6))
-    outcomes = job(size, run, loop.train, eager, timeout=120.0)
+    env = {"HOROVOD_CHECK": "error"} if loop.told and backend != "tensorflow" else {}
+    outcomes = job(size, run, loop.train, eager, env=env, timeout=120.0)
+    loop = loop.under(env.get("HOROVOD_CHECK", ""))
     assert not (text := objection(loop, outcomes[0][0], [each for _, each in outcomes])), text

@@ -12,6 +12,7 @@ from jobs import make_job
 from loops import (
     pytorch_apart,
     pytorch_changes,
+    pytorch_inside,
     pytorch_parameters,
     pytorch_second,
     pytorch_seven,
@@ -29,6 +30,7 @@ MODULES = (
     pytorch_windows,
     pytorch_parameters,
     pytorch_second,
+    pytorch_inside,
     pytorch_apart,
 )
 TABLES = [each.TABLE for each in MODULES]

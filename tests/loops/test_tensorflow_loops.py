@@ -10,7 +10,7 @@ import pytest
 
 from jobs import make_job
 from keras_ranks import tensorflow_pool
-from loops import tensorflow_heads, tensorflow_legacy, tensorflow_tape
+from loops import tensorflow_apart, tensorflow_heads, tensorflow_legacy, tensorflow_tape
 from loops.harness import Loop, Table, objection
 from ranks import RankPool
 
@@ -18,6 +18,7 @@ ALL = os.environ.get("HOROVOD_TEST_ALL_LOOPS") == "1"
 EAGERLY, COMPILED = "eager", "graph"
 TABLES: list[tuple[Table[Any], tuple[str, ...], int]] = [
     (tensorflow_tape.TABLE, (EAGERLY, COMPILED), 3),
+    (tensorflow_apart.TABLE, (EAGERLY, COMPILED), 3),
     (tensorflow_heads.EAGER, (EAGERLY,), 3),
     (tensorflow_heads.GRAPH, (COMPILED,), 3),
     (tensorflow_legacy.KERAS_2, (EAGERLY, COMPILED), 2),
@@ -48,5 +49,7 @@ def test_a_loop_trains_as_in_one_process_or_is_refused_by_name(
     from loops.tensorflow_side import both_sides
 
     job = make_job(lambda size: tensorflow_pool(ranks, version), "horovod.tensorflow.keras")
-    outcomes = job(size, both_sides, loop.train, mode == COMPILED, timeout=120.0)
+    env = {"HOROVOD_CHECK": "error"} if loop.told and mode == COMPILED else {}
+    outcomes = job(size, both_sides, loop.train, mode == COMPILED, env=env, timeout=120.0)
+    loop = loop.under(env.get("HOROVOD_CHECK", ""))
     assert not (text := objection(loop, outcomes[0][0], [each for _, each in outcomes])), text

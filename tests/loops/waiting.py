@@ -20,4 +20,13 @@ WAITING: dict[str, str] = {
     "a_parameter_out_of_its_group_clipped": COMPARISON,
     "a_large_table_of_which_one_row_is_reset": COMPARISON,
     "lookahead_weights_by_each_ranks_loss": COMPARISON,
+    "reduced_gradients_divided_by_each_ranks_count_of_a_tape": COMPARISON,
+    "reduced_gradients_divided_by_each_ranks_count_of_an_optimizer": COMPARISON,
+    "reduced_gradients_clipped_on_one_rank_of_a_tape": COMPARISON,
+    "reduced_gradients_clipped_on_one_rank_of_an_optimizer": COMPARISON,
+    "a_checkpoint_of_variables_loaded_on_one_rank": COMPARISON,
+    "the_state_of_adam_cleared_on_one_rank": COMPARISON,
+    "reduced_gradients_divided_by_each_ranks_count_in_train_step": COMPARISON,
+    "weights_set_on_one_rank": COMPARISON,
+    "the_state_of_adam_cleared_in_fit_on_one_rank": COMPARISON,
 }

@@ -162,8 +162,8 @@ def test_a_deep_copy_is_distributed_and_trains_apart_from_the_original(job: Any,
     job(2, check)
 
 
-def test_a_pickled_optimizer_is_loaded_as_the_wrapped_class(job: Any) -> None:
-    """So that what was saved whole can be loaded where no job runs."""
+def test_a_pickled_optimizer_is_distributed_and_may_be_wrapped_again(job: Any) -> None:
+    """Where no job runs, it is loaded as the wrapped class, which is said."""
 
     def check() -> None:
         model = network()
@@ -176,7 +176,8 @@ def test_a_pickled_optimizer_is_loaded_as_the_wrapped_class(job: Any) -> None:
             pickle.loads(pickle.dumps((model, optimizer))),
             torch.load(file, weights_only=False),
         ):
-            assert type(loaded) is torch.optim.Adam
+            assert type(loaded).__name__ == "Adam" and loaded.op == hvd.Average
+            assert loaded.process_set is hvd.global_process_set
             wanted = copy.deepcopy(other)
             again = hvd.DistributedOptimizer(loaded, other.named_parameters())
             train(other, again, batches(2, 2, hvd.rank()))
@@ -184,9 +185,27 @@ def test_a_pickled_optimizer_is_loaded_as_the_wrapped_class(job: Any) -> None:
             plain.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # PyTorch keeps the tensors it is given
             train(wanted, plain, batches(2, 2))
             assert_close(other, wanted)
-        assert type(copy.copy(optimizer)) is torch.optim.Adam
+        assert copy.copy(optimizer).param_groups[0]["params"][0] is model[0].weight
+        saved = pickle.dumps(optimizer)
+        hvd.shutdown()
+        with pytest.warns(UserWarning, match="loaded as Adam, which trains alone"):
+            assert type(pickle.loads(saved)) is torch.optim.Adam
 
     job(2, check)
+
+
+def test_an_optimizer_of_a_process_set_is_loaded_where_the_set_exists(job: Any) -> None:
+    def check(sets: Any) -> None:
+        (pair,) = sets
+        model = network()
+        optimizer = hvd.DistributedOptimizer(MAKERS["adam"](model.parameters()), process_set=pair)
+        saved = pickle.dumps(optimizer)
+        assert pickle.loads(saved).process_set.process_set_id == pair.process_set_id
+        hvd.remove_process_set(pair)
+        with pytest.raises(ValueError, match=r"made for the ranks \[0, 1\]; register this process set"):
+            pickle.loads(saved)
+
+    job(3, check, sets=[[0, 1]], env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
 
 
 @needs_lasting_hooks  # tests before this one compile in the same processes

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.core.errors import MismatchError
-from horovod.torch.optimizer.pass_record import PassRecord, TouchedGradients, as_bytes, as_mask, conclude, decode
+from horovod.torch.optimizer.pass_record import (
+    PassRecord,
+    TouchedGradients,
+    as_bytes,
+    as_mask,
+    conclude,
+    decode,
+    is_idle,
+)
 
 TOLD = st.builds(
     TouchedGradients,
@@ -17,6 +25,7 @@ TOLD = st.builds(
     st.integers(0, 2**12 - 1).map(as_bytes),
     st.integers(0, 2**12 - 1).map(as_bytes),
     st.booleans(),
+    st.just(1),
     st.sampled_from([0, 5]),
 )
 RECORD = st.lists(TOLD, max_size=3, unique_by=lambda each: each.name).map(lambda told: PassRecord(tuple(told)))
@@ -42,10 +51,20 @@ def test_a_record_arrives_as_it_was_sent(record: PassRecord) -> None:
     assert decode(record.encode()) == record
 
 
-def test_ranks_at_different_steps_are_named_with_their_counts() -> None:
-    def at(steps: int) -> PassRecord:
-        return PassRecord((TouchedGradients("DistributedOptimizer.a.1", steps, 2, b"\3"),))
+def at(steps: int, rounds: int = 0, final: bool = False, name: str = "a", touched: bytes = b"\3") -> PassRecord:
+    return PassRecord((TouchedGradients(name, steps, 2, touched, final=final, rounds=rounds),))
 
-    with pytest.raises(MismatchError, match="ranks 0, 2 have made 4 steps, rank 1 has made 1 step") as raised:
-        conclude({0: at(4), 1: at(1), 2: at(4)})
-    assert raised.value.ranks == (0, 1, 2)
+
+def test_ranks_at_different_steps_are_named_with_their_places() -> None:
+    text = "ranks 0, 2 are in pass 1 of step 5, rank 1 is in pass 3 of step 4, rank 3 is in step 4"
+    with pytest.raises(MismatchError, match=text) as raised:
+        conclude({0: at(4), 1: at(3, 2), 2: at(4), 3: at(3, 2, final=True)})
+    assert raised.value.ranks == (0, 1, 2, 3)
+
+
+def test_ranks_in_steps_of_different_optimizers_without_gradients_are_idle() -> None:
+    first, second = at(1, final=True, touched=b""), at(1, final=True, name="b", touched=b"")
+    assert is_idle({0: first, 1: second})
+    assert not is_idle({0: first, 1: first})
+    assert not is_idle({0: first, 1: at(1, final=True, name="b")})
+    assert not is_idle({0: first, 1: at(1, name="b", touched=b"")})

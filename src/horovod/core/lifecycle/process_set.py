@@ -113,6 +113,9 @@ class ProcessSet:
             raise ValueError(f"{self} does not exist, or has not been registered.")
         return members
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _loaded, (self.process_set_id == 0, self.ranks)
+
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
 
@@ -122,3 +125,12 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 """All ranks of the job. ``init()`` fills in its ``ranks``."""
 global_process_set.process_set_id = 0
+
+
+def _loaded(is_global: bool, ranks: list[int] | None) -> ProcessSet:
+    """A process set that was pickled: the registered one of the same ranks, or one that is not registered."""
+    if is_global:
+        return global_process_set
+    made = ProcessSet(ranks or [])
+    made.process_set_id = next((number for number, members in membership.ranks.items() if members == ranks), None)
+    return made

@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
+from threading import get_ident
 
 import torch
 
@@ -32,8 +33,12 @@ class PassListener(Participant):
     ends_passes = False
 
     @abstractmethod
-    def pass_ended(self) -> bool:
-        """Called at the end of a pass that the optimizer has entered. Returns whether its gradients are reduced now."""
+    def pass_ended(self, task: int) -> bool:
+        """Called at the end of a pass that the optimizer has entered. Returns whether its gradients are reduced now.
+
+        Args:
+            task: the graph task of the pass.
+        """
 
 
 class BackwardPass:
@@ -47,6 +52,12 @@ class BackwardPass:
         self._task = task
         self.ended = False
         self._reached: list[PassListener] = []
+        self._thread = get_ident()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread has begun the pass."""
+        return self._thread == get_ident()
 
     def enter(self, listener: PassListener) -> None:
         if listener not in self._reached:
@@ -59,7 +70,7 @@ class BackwardPass:
         reached, self._reached = self._reached, []
         for each in reached:
             each.ends_passes = each is reached[-1]
-        ending = [each for each in reached if each.pass_ended()]
+        ending = [each for each in reached if each.pass_ended(self._task)]
         if ending:
             reduce_together(ending)
 

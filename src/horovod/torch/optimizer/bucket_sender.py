@@ -7,6 +7,7 @@ from functools import partial
 from itertools import repeat
 from operator import attrgetter, is_, methodcaller
 from typing import Any, TypeGuard
+from weakref import ref
 
 import torch
 
@@ -203,6 +204,7 @@ def _replace(slot: Slot, gradient: torch.Tensor) -> None:
     if slot.parameter.grad is not None:  # the user may have removed it
         slot.parameter.grad = gradient
         slot.version = gradient._version
+        slot.reduced = ref(gradient)
 
 
 def _are_plain(gradients: Sequence[torch.Tensor | None]) -> TypeGuard[Sequence[torch.Tensor]]:

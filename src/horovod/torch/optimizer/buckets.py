@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import attrgetter, eq, is_, or_
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -35,6 +36,10 @@ PARTS = 16
 """How many different parts of a bucket keep their requests. At this number, parts that are not being reduced are dropped."""
 
 
+def _no_gradient() -> None:
+    """A parameter's reduced gradient before its first reduction."""
+
+
 class Slot:
     """An optimizer's data for one parameter.
 
@@ -51,6 +56,7 @@ class Slot:
         sparse: whether the gradient is sparse on some rank.
         aside: the older, already reduced part of the gradient, while a newer part is reduced separately.
         memory: a compressor's state for this parameter, kept from step to step.
+        reduced: returns the gradient that was last reduced, or None if it no longer exists.
     """
 
     __slots__ = (
@@ -62,6 +68,7 @@ class Slot:
         "name",
         "parameter",
         "passes",
+        "reduced",
         "sparse",
         "tensor_address",
         "version",
@@ -79,6 +86,7 @@ class Slot:
         self.sparse = False
         self.aside: torch.Tensor | None = None
         self.memory: dict[str, Any] = {}
+        self.reduced: Callable[[], torch.Tensor | None] = _no_gradient
 
 
 class Bucket:
@@ -167,11 +175,14 @@ class Bucket:
             if gradient is not None:
                 slot.version = gradient._version
 
-    def wait(self, complaint: str) -> None:
+    def wait(
+        self, complaint: str, excused: Callable[[Slot, torch.Tensor], bool] = lambda slot, gradient: False
+    ) -> None:
         """Wait until the bucket is reduced. Returns at once if it was not sent.
 
         Args:
             complaint: the text of the AssertionError, with ``{name!r}`` for the parameter.
+            excused: whether a gradient may have changed since it was sent.
 
         Raises:
             HorovodInternalError: the reduction failed.
@@ -185,8 +196,10 @@ class Bucket:
             if gradient is None:
                 continue
             present = slot.parameter.grad
-            if gradient._version != slot.version or (present is not gradient and present is not None):
+            changed = gradient._version != slot.version and not excused(slot, gradient)
+            if changed or (present is not gradient and present is not None):
                 raise AssertionError(complaint.format(name=slot.name))
+            slot.reduced = ref(gradient)
 
     def dissolve(self) -> None:
         """Release the parameters at once, without the garbage collector: slots and bucket refer to each other."""

@@ -23,7 +23,10 @@ class DistributedPart(OptimizerParameters):
 
     Attributes:
         is_paused: whether the script is inside ``no_sync()``.
+        is_loaded: whether the optimizer was pickled. The script may then wrap it again.
     """
+
+    is_loaded = False
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity

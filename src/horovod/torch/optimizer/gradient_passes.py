@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from operator import attrgetter, is_
 
 import torch
 
@@ -12,8 +13,11 @@ from horovod.torch.optimizer.backward_passes import current_task, enter
 from horovod.torch.optimizer.buckets import NO_GRADIENT, Slot
 from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.gradient_state import GradientState
+from horovod.torch.optimizer.gradient_views import is_only_added
 from horovod.torch.optimizer.parameters import heard_by
 from horovod.torch.uncompiled import in_compiled_backward, is_traced, refuse_backward, refuse_compiled
+
+_GRADIENT = attrgetter("grad")
 
 AFTER_AN_EXCEPTION = (
     "After an exception inside backward(), call optimizer.synchronize() and then optimizer.zero_grad()."
@@ -35,6 +39,8 @@ class GradientPasses(GradientState):
     """The graph task of the running pass, see :data:`current_task`; -2: the next hook belongs to a new pass."""
     _stays_local = False
     """Whether the running pass only adds to local gradients."""
+    _inside: tuple[int, int] = (-2, 0)
+    """The graph task in which ``step()`` was last called, and the slots whose gradients it has reduced before their hooks."""
 
     def hook(self, slot: Slot) -> GradientHook:
         if not self._keeps_aside:
@@ -55,10 +61,12 @@ class GradientPasses(GradientState):
         """
         task = current_task()
         if task != self._task:
+            if task == self._inside[0] and self._is_reduced_inside(slot, gradient):
+                return
             self._begin_pass(task, slot, gradient)
         if self._debugger is not None:
             self._debugger.gradient(slot, gradient)
-        if slot.bit & self._local:
+        if self._local:
             self._check_added(slot, gradient)
         self._touched |= slot.bit
         if self._stays_local:
@@ -101,14 +109,74 @@ class GradientPasses(GradientState):
         because other ranks wait for this one."""
         if gradient is None or gradient.layout is not torch.strided or gradient.requires_grad:
             return  # backward makes a new tensor when it adds to such a gradient
-        added = gradient._cdata == slot.tensor_address and gradient._version == slot.version + 1
-        thrown_away = gradient._version == 0  # this pass has made the gradient, perhaps at the address of the old one
-        if not added and not thrown_away:
-            self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
-        self._local &= ~slot.bit
+        if slot.bit & self._local:
+            added = gradient._cdata == slot.tensor_address and (
+                gradient._version == slot.version + 1 or is_only_added(slot, gradient, self.slots.values(), 1)
+            )
+            thrown_away = (
+                gradient._version == 0
+            )  # this pass has made the gradient, perhaps at the address of the old one
+            if not added and not thrown_away:
+                self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
+            self._local &= ~slot.bit
+        slot.version = gradient._version
 
-    def pass_ended(self) -> bool:
+    def note_outside(self, inside: bool) -> int:
+        """Note the gradients that the script has replaced since their reduction: they count as set by hand. Called in a step.
+
+        Args:
+            inside: whether a backward pass runs. It may have added to gradients whose hooks of this optimizer come only after
+                the hook of the script that steps. These count as touched.
+
+        Returns:
+            The set of gradients that were touched like that, or that are not known to be reduced.
+        """
+        reduced = [slot.reduced() for slot in self.slots.values()]
+        if not inside and (self._keeps_aside or all(map(is_, reduced, map(_GRADIENT, self.slots)))):
+            return 0
+        outside = 0
+        for slot, known in zip(self.slots.values(), reduced, strict=True):
+            gradient = slot.parameter.grad
+            if gradient is None:
+                continue
+            if slot.bit & self._local:
+                if inside and (gradient._cdata, gradient._version) != (slot.tensor_address, slot.version):
+                    self._check_added(slot, gradient)
+                    outside |= slot.bit
+            elif slot.bit & self._touched:
+                continue
+            elif self._keeps_aside:
+                if slot.aside is not None or not slot.bit & (self._named | self._reduced):
+                    outside |= slot.bit
+            elif not slot.bit & self._named:
+                outside |= slot.bit if inside else 0
+            elif known is not gradient or (inside and gradient._version != slot.version):
+                outside |= slot.bit
+                self._touched |= slot.bit
+        self._touched |= outside if self._keeps_aside else 0
+        return outside
+
+    def stepped_inside(self, task: int, outside: int) -> None:
+        """Note that ``step()`` was called inside a backward pass.
+
+        Args:
+            task: the graph task of the pass.
+            outside: the gradients that it has reduced, although their hooks may still come.
+        """
+        self._inside = task, outside
+
+    def _is_reduced_inside(self, slot: Slot, gradient: torch.Tensor | None) -> bool:
+        """Whether ``step()`` has reduced this gradient in a hook of the script that runs before this optimizer's."""
+        task, outside = self._inside
+        if not slot.bit & outside:
+            return False
+        self._inside = task, outside & ~slot.bit
+        return gradient is None or (slot.reduced() is gradient and gradient._version == slot.version)
+
+    def pass_ended(self, task: int) -> bool:
         self._passes = self._open_passes()
+        if task == self._inside[0] and not self._touched:
+            return False  # step() has reduced what the pass has touched
         self._window += 1
         return self._window >= self.passes
 

@@ -25,8 +25,10 @@ from typing import Any
 import torch
 
 from horovod.common.basics import is_initialized
+from horovod.core.errors import MismatchError
 from horovod.observe.step_clock import UPDATE, clock
 from horovod.torch.ops.allreduce import allreduce_
+from horovod.torch.optimizer.backward_passes import current_task
 from horovod.torch.optimizer.gradient_hooks import hook_changes
 from horovod.torch.optimizer.gradient_passes import AFTER_AN_EXCEPTION
 from horovod.torch.optimizer.gradient_rounds import GradientRounds
@@ -55,6 +57,10 @@ _CHANGED_AFTER_ADDED = (
     "The parameter {name!r} was added to the optimizer after its last zero_grad() or step(), and its gradient was changed "
     "before it was reduced; backward() has reached no older parameter since then. Call optimizer.zero_grad() after "
     "replacing parameters."
+)
+_OTHER_ORDER = (
+    "This rank steps with the optimizer made at {line}, while other ranks step with other optimizers, and no rank has "
+    "gradients to reduce. Every rank must step its optimizers in the same order."
 )
 _LEFT_OUT = (
     "The parameter {name!r} has a gradient, but belongs to no DistributedOptimizer, so the gradient is this rank's own. If it "
@@ -170,6 +176,7 @@ class GradientReduction(GradientRounds):
 
     def _count_step(self) -> None:
         self._steps += 1
+        self._rounds = 0
         self.count.made += 1
 
     def zero_grad(self) -> None:
@@ -177,7 +184,7 @@ class GradientReduction(GradientRounds):
             self.adopt_changes()
             self.hear_all()
             self.prepare()
-        if self.under_way or (self._passes and not self._stays_local):
+        if self.under_way or (self._passes and self._touched and not self._stays_local):
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
         for each in (self, *self._takers()):
             each.discard()
@@ -205,12 +212,19 @@ class GradientReduction(GradientRounds):
             return
         for other in self._takers(check=True):
             other.complete()
+        task = current_task()
+        outside = self.note_outside(inside=task >= 0)
+        idle = False
         while self._is_due():
-            reduce_together([self], final=True)
+            before, idle = idle, reduce_together([self], final=True)
+            if idle and before:
+                raise MismatchError(_OTHER_ORDER.format(line=self.line), tensor=self.name)
+        if task >= 0:
+            self.stepped_inside(task, outside)
 
     def _is_due(self) -> bool:
         """Whether a round is needed before the step. The same on all ranks whose backward passes were the same."""
-        if self._touched or self._passes or self.under_way:
+        if self._touched or self.under_way or any(each() is None for each in self._passes):
             return True
         wanted = self.trained & ~self._covered
         return not self._settled and self._named & wanted != wanted

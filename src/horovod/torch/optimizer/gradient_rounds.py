@@ -5,14 +5,19 @@
 
 from __future__ import annotations
 
+import warnings
+from weakref import ref
+
 import torch
 
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.tuned import TunedSettings
+from horovod.comparison.alike import is_compared
 from horovod.core.lifecycle.context import running
 from horovod.torch.optimizer.bucket_sender import is_sparse, zero_gradient
 from horovod.torch.optimizer.buckets import Slot
 from horovod.torch.optimizer.gradient_passes import CHANGED_LOCALLY, GradientPasses
+from horovod.torch.optimizer.gradient_views import is_only_added
 from horovod.torch.optimizer.pass_record import Conclusion, TouchedGradients, as_bytes
 
 _CHANGED = (
@@ -33,6 +38,11 @@ _AFTER_JOIN = (
     "average would be missing. Call optimizer.zero_grad() before each backward pass, or run all passes but the last inside "
     "optimizer.no_sync()."
 )
+_CLIPPED_BY_HAND = (
+    "The gradients of the optimizer made at {line} were set by the script and then changed, and step() reduces them only now. "
+    "If they were clipped by their norm, each rank has clipped its own by a different norm. Call optimizer.synchronize() "
+    "before you change them, and then step() inside optimizer.skip_synchronize()."
+)
 _HISTORY = 8
 """After this number of passes that touch only a part of a bucket, the bucket is cut into the parts that passes touch."""
 
@@ -40,6 +50,8 @@ _HISTORY = 8
 class GradientRounds(GradientPasses):
     """The part of an optimizer that rounds call."""
 
+    _hinted = False
+    """Whether the script was told that gradients set by hand are reduced after its changes."""
     _covered = 0
     """The slots whose gradients other optimizers reduce, which were made later over the same parameters."""
 
@@ -47,7 +59,7 @@ class GradientRounds(GradientPasses):
         self._task = -2  # the next backward is a new pass
         joins = running().joins
         if self._joins != joins:  # before a join ends, ranks may have made different numbers of steps
-            self._joins, self._steps = joins, 0
+            self._joins, self._steps, self._rounds = joins, 0, 0
         new = self.adopt_changes()
         if new:  # backward may have reached them before they had hooks
             self.prepare()
@@ -63,7 +75,8 @@ class GradientRounds(GradientPasses):
             len(self.slots),
             as_bytes(touched),
             as_bytes(sparse),
-            final and not self._passes,
+            final,
+            self._rounds,
             self._check.digest(self.optimizer, self.slots.values(), self._steps),
         )
 
@@ -77,8 +90,17 @@ class GradientRounds(GradientPasses):
             return
         if gradient.layout is not torch.strided:
             self._sender.knows_sparse = True
-        if slot.bit & self._local and (gradient._cdata, gradient._version) != (slot.tensor_address, slot.version):
+        if slot.bit & self._local and not self._is_kept(slot, gradient):
             self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
+
+    def _is_only_added(self, slot: Slot, gradient: torch.Tensor) -> bool:
+        return is_only_added(slot, gradient, self.slots.values(), 0)
+
+    def _is_kept(self, slot: Slot, gradient: torch.Tensor) -> bool:
+        """Whether a local gradient is as the last pass has left it."""
+        return gradient._cdata == slot.tensor_address and (
+            gradient._version == slot.version or self._is_only_added(slot, gradient)
+        )
 
     def _set_by_hand(self) -> int:
         """The set of gradients that no backward pass has touched since the last step, and that may be this rank's own.
@@ -97,7 +119,18 @@ class GradientRounds(GradientPasses):
                     self._error = self._error or AssertionError(_REPLACED.format(name=slot.name))
                 continue
             found |= slot.bit
+        if found and not self._hinted and not self._touched | self._named and is_compared():
+            self._hint(found)
         return found
+
+    def _hint(self, found: int) -> None:
+        """Warn once if the script has set all gradients, and has then changed them in place."""
+        for slot in self._in(found):
+            gradient = slot.parameter.grad
+            if gradient is None or slot.reduced() is gradient or not gradient._version:
+                return
+        self._hinted = True
+        warnings.warn(_CLIPPED_BY_HAND.format(line=self.line), stacklevel=7)
 
     def send_touched(self, conclusion: Conclusion) -> None:
         if conclusion.sparse or self._sender.knows_sparse:
@@ -124,7 +157,7 @@ class GradientRounds(GradientPasses):
             error = failure
         for bucket in sent:
             try:
-                bucket.wait(_CHANGED)
+                bucket.wait(_CHANGED, self._is_only_added)
                 for complete in bucket.after:
                     complete()
             except BaseException as failure:
@@ -149,6 +182,7 @@ class GradientRounds(GradientPasses):
         self._reduced |= conclusion.touched
         self._touched = self._local = 0
         self._window = 0
+        self._rounds += 1
         self._settled = conclusion.final
         self._passes = self._open_passes()
         if self.settings.groups is None:
@@ -164,6 +198,7 @@ class GradientRounds(GradientPasses):
         if old is not None:
             with torch.no_grad():
                 slot.parameter.grad = old if new is None else old.add_(new)
+            slot.reduced, slot.version = ref(old), old._version
 
     def _missed(self, conclusion: Conclusion, members: int) -> BaseException | None:
         """An error if backward has added to a reduced gradient, whose average would lack the part of ranks that have joined."""

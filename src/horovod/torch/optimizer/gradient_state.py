@@ -33,6 +33,7 @@ class GradientState(DistributedPart, PassListener):
         _window: the number of counted passes since the last reduction.
         _passes: the passes that are running, or in which backward has raised.
         _steps: the number of steps in this generation, since all ranks last joined.
+        _rounds: the number of rounds since the last of these steps.
         _keeps_aside: whether the reduced part of a gradient is kept aside while a newer part is reduced.
         _error: this rank's error. It is raised after the reduction, because other ranks wait for this one.
     """
@@ -47,7 +48,7 @@ class GradientState(DistributedPart, PassListener):
         self._settled = False
         self._window = 0
         self._passes: list[weakref.ref[BackwardPass]] = []
-        self._steps = self._joins = 0
+        self._steps = self._joins = self._rounds = 0
         self._synchronized = self._scaler_stepped = False
         self._error: BaseException | None = None
         self._check = StepCheck()
@@ -84,6 +85,9 @@ class GradientState(DistributedPart, PassListener):
         for slot in self.slots.values() if self._keeps_aside else ():
             slot.aside = None
 
+    def is_elsewhere(self) -> bool:
+        return any(not found.is_here for each in self._passes if (found := each()) is not None and not found.ended)
+
     def _open_passes(self) -> list[weakref.ref[BackwardPass]]:
         return [each for each in self._passes if (found := each()) is not None and not found.ended]
 
@@ -95,7 +99,7 @@ class GradientState(DistributedPart, PassListener):
 
     def new_generation(self) -> None:
         self.forget()
-        self._steps = self._joins = 0
+        self._steps = self._joins = self._rounds = 0
         self._check.begin()
         self._debugger = debugger(self.name, self.process_set, self.line)
 

@@ -24,6 +24,7 @@ class TouchedGradients(msgspec.Struct, frozen=True, array_like=True):
         touched: the gradients with new contributions on this rank, as little-endian bytes.
         sparse: the gradients that are sparse on this rank, in the same form.
         final: the rank is in ``step()`` or ``synchronize()``, so its record has all gradients that are not reduced.
+        rounds: how often its gradients were reduced since the last of these steps.
         held: a digest of values that must be the same on all ranks; 0: nothing is compared.
     """
 
@@ -33,6 +34,7 @@ class TouchedGradients(msgspec.Struct, frozen=True, array_like=True):
     touched: bytes
     sparse: bytes = b""
     final: bool = False
+    rounds: int = 0
     held: int = 0
 
 
@@ -94,21 +96,23 @@ def conclude(records: Mapping[int, PassRecord]) -> dict[str, Conclusion]:
     return {name: _concluded(name, found[name], len(records)) for name in sorted(found)}
 
 
+def is_idle(records: Mapping[int, PassRecord]) -> bool:
+    """Whether all ranks are in ``step()`` of different optimizers, and none has a gradient to reduce."""
+    entries = [each for record in records.values() for each in record.optimizers]
+    named = {tuple(each.name for each in record.optimizers) for record in records.values()}
+    return len(named) > 1 and all(each.final and not as_mask(each.touched) for each in entries)
+
+
 def _concluded(name: str, told: Mapping[int, TouchedGradients], ranks: int) -> Conclusion:
-    for what, verb, unit in (("steps", "made ", "step"), ("parameters", "", "parameter")):
-        counts: dict[int, list[int]] = {}
-        for rank, each in told.items():
-            counts.setdefault(getattr(each, what), []).append(rank)
-        if len(counts) > 1:
-            views = ", ".join(
-                f"{_ranks(members)} {verb}{count} {unit}{'' if count == 1 else 's'}"
-                for count, members in counts.items()
-            )
-            raise MismatchError(
-                f"Ranks reduce gradients of {name}, but their optimizers differ: {views}. {_ADVICE[what]}",
-                ranks=told,
-                tensor=name,
-            )
+    if len({each.steps for each in told.values()}) > 1:
+        views = _views({rank: _place(each) for rank, each in told.items()}, "is", "are")
+        raise MismatchError(
+            f"Ranks reduce gradients of {name} at different steps: {views}. {_STEPS}", ranks=told, tensor=name
+        )
+    if len({each.parameters for each in told.values()}) > 1:
+        counts = {rank: f"{each.parameters} parameter{'s' * (each.parameters != 1)}" for rank, each in told.items()}
+        views = _views(counts, "has", "have")
+        raise MismatchError(f"Ranks reduce gradients of {name}, but {views}. {_PARAMETERS}", ranks=told, tensor=name)
     touched = sparse = 0
     for each in told.values():
         touched |= as_mask(each.touched)
@@ -117,16 +121,28 @@ def _concluded(name: str, told: Mapping[int, TouchedGradients], ranks: int) -> C
     return Conclusion(touched, sparse, final, len({each.held for each in told.values()}) == 1)
 
 
-_ADVICE = {
-    "steps": (
-        "Every rank must make the same passes and steps. Where one rank skips some, or makes more, for example because its "
-        "loss is not finite, all must do so; allreduce the condition first."
-    ),
-    "parameters": "Every rank must give its optimizer the same parameters, and add or remove them at the same step.",
-}
+_STEPS = (
+    "All ranks must make the same backward passes for each step: as many microbatches, and as many calls of a closure, whose "
+    "optimizer must decide alike on all ranks. A pass that only one rank makes, for example for diagnostics, belongs inside "
+    "optimizer.no_sync(), with zero_grad() after it. If one rank skips a step, for example because its loss is not finite, "
+    "all must skip it; allreduce the condition first."
+)
+_PARAMETERS = "Every rank must give its optimizer the same parameters, and add or remove them at the same step."
 
 
-def _ranks(members: list[int]) -> str:
-    """The subject of a sentence with its verb: ``rank 0 has`` or ``ranks 1, 2 have``."""
-    one = len(members) == 1
-    return f"{'rank' if one else 'ranks'} {', '.join(map(str, members))} {'has' if one else 'have'}"
+def _place(told: TouchedGradients) -> str:
+    """Where a rank is."""
+    inside = "" if told.final else f"pass {told.rounds + 1} of "
+    return f"in {inside}step {told.steps + 1}"
+
+
+def _views(texts: Mapping[int, str], singular: str, plural: str) -> str:
+    """What each rank has or is: ``rank 0 is in step 2, ranks 1, 2 are in step 3``."""
+    found: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        found.setdefault(text, []).append(rank)
+    return ", ".join(
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} "
+        f"{singular if len(ranks) == 1 else plural} {text}"
+        for text, ranks in found.items()
+    )

@@ -22,7 +22,7 @@ from horovod.comparison.comparison import Comparison
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.step_clock import REDUCTION, clock
-from horovod.torch.optimizer.pass_record import Conclusion, PassRecord, TouchedGradients, conclude, decode
+from horovod.torch.optimizer.pass_record import Conclusion, PassRecord, TouchedGradients, conclude, decode, is_idle
 
 RECORD = "DistributedOptimizer.pass"
 """The name of the records' comparison, in errors and stall reports."""
@@ -59,6 +59,10 @@ class Participant(ABC):
             final: whether to include gradients that no backward pass has reached.
         """
 
+    def is_elsewhere(self) -> bool:
+        """Whether another thread runs a backward pass that has touched its gradients."""
+        return False
+
     @abstractmethod
     def send_touched(self, conclusion: Conclusion) -> None:
         """Send all gradients that are to be reduced and are not sent yet."""
@@ -88,6 +92,12 @@ class Participant(ABC):
 _participants: weakref.WeakValueDictionary[int, Participant] = weakref.WeakValueDictionary()
 """The optimizers of this process, in the order in which they were made."""
 _count = count()
+_running: set[int | None] = set()
+"""The process sets in which a thread of this process reduces at present."""
+_THREADS = (
+    "Two threads of this process run backward() or step() of distributed optimizers at the same time. All ranks must "
+    "use the optimizers of a process set in the same order, so only one thread may use them."
+)
 
 
 def register_optimizer(participant: Participant) -> None:
@@ -100,12 +110,15 @@ def participants() -> list[Participant]:
     return list(_participants.values())
 
 
-def reduce_together(ending: Iterable[Participant], final: bool = False) -> None:
+def reduce_together(ending: Iterable[Participant], final: bool = False) -> bool:
     """Reduce the gradients that any rank's optimizers have touched. Every rank of their process sets must call it.
 
     Args:
         ending: the optimizers whose gradients this rank has touched, or in whose ``step()`` it is.
         final: this rank is in ``step()`` or ``synchronize()``.
+
+    Returns:
+        Whether all ranks are in ``step()`` of different optimizers, and none has a gradient to reduce.
 
     Raises:
         HorovodInternalError: a reduction failed, or ranks differ in steps or parameters.
@@ -113,15 +126,25 @@ def reduce_together(ending: Iterable[Participant], final: bool = False) -> None:
     """
     before = clock.enter(REDUCTION)
     try:
-        _reduce(ending, final)
+        return _reduce(ending, final)
     finally:
         clock.enter(before)
 
 
-def _reduce(ending: Iterable[Participant], final: bool) -> None:
+def _reduce(ending: Iterable[Participant], final: bool) -> bool:
     sets: dict[int | None, list[Participant]] = {}
     for each in ending:
         sets.setdefault(each.process_set.process_set_id, []).append(each)
+    if not _running.isdisjoint(sets):
+        raise AssertionError(_THREADS)
+    _running.update(sets)
+    try:
+        return _reduce_sets(sets, final)
+    finally:
+        _running.difference_update(sets)
+
+
+def _reduce_sets(sets: Mapping[int | None, list[Participant]], final: bool) -> bool:
     involved = [each for members in sets.values() for each in members]
     try:
         rounds = [_Round(members, final) for members in sets.values()]
@@ -139,6 +162,7 @@ def _reduce(ending: Iterable[Participant], final: bool) -> None:
         error = part.finish() or error
     if error is not None:
         raise error
+    return any(part.idle for part in rounds)
 
 
 class _Round:
@@ -151,6 +175,7 @@ class _Round:
         self._known = {each.name: each for each in ending}
         self._members = len(self._process_set.ranks or ())
         self.concluded: dict[Participant, Conclusion] = {}
+        self.idle = False
         self._comparison: Comparison | None = None
         if self._members > 1:
             number = self._process_set.process_set_id
@@ -169,6 +194,7 @@ class _Round:
             records = dict.fromkeys(range(self._members), self._record)
         else:
             records = {rank: decode(encoded) for rank, encoded in found.items()}
+            self.idle = is_idle(records)
         for name, conclusion in conclude(records).items():
             self.concluded[self._participant(name, records)] = conclusion
 
@@ -180,6 +206,8 @@ class _Round:
             if each.process_set.process_set_id == self._process_set.process_set_id:
                 each.prepare()
                 if each.name == name:
+                    if each.is_elsewhere():
+                        raise AssertionError(_THREADS)
                     return each
         naming = [rank for rank, record in records.items() if any(each.name == name for each in record.optimizers)]
         here = "; ".join(f"{each.name} (made at {each.line})" for each in participants())

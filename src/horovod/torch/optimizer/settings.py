@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from horovod.comm.reduction import ReduceOp
 from horovod.common.buckets import check_groups, chosen_groups
@@ -93,6 +94,7 @@ def check_arguments(
         raise ValueError(
             f"{type(compression).__name__} reduces gradients with op=hvd.Average or hvd.Sum and no gradient_predivide_factor"
         )
+    _check_shapes(optimizer)
     names = parameter_names(optimizer, named_parameters)
     checked = check_groups(groups, "torch.Tensor", _member)
     check_members(chosen, process_set)
@@ -107,6 +109,15 @@ def check_arguments(
         process_set=process_set,
         line=caller(),
     )
+
+
+def _check_shapes(optimizer: torch.optim.Optimizer) -> None:
+    for index, group in enumerate(optimizer.param_groups):
+        if any(map(is_lazy, group["params"])):
+            raise ValueError(
+                f"group {index} has parameters of lazy modules, whose shapes are not known before their first forward pass. "
+                "Call the model with a batch, then hvd.broadcast_parameters(), before you make the optimizer distributed"
+            )
 
 
 def _member(value: Any) -> torch.Tensor:

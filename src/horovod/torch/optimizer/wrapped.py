@@ -7,6 +7,7 @@ of the original optimizer. It has the parameter groups and the state of the orig
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import torch
 
 from horovod.comm.reduction import ReduceOp
+from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.torch.optimizer.data_loading import follow_data_loaders
 from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.settings import OptimizerSettings
@@ -23,7 +26,7 @@ from horovod.torch.optimizer.settings import OptimizerSettings
 class WrappedOptimizer(torch.optim.Optimizer):
     """The methods that all distributed optimizers share.
 
-    A pickled distributed optimizer is loaded as an optimizer of the wrapped class, without Horovod. A deep copy is distributed.
+    Copies and pickled optimizers are distributed, too. One that is loaded before ``hvd.init()`` is of the wrapped class.
     """
 
     _horovod: DistributedPart
@@ -133,8 +136,15 @@ class WrappedOptimizer(torch.optim.Optimizer):
         return wrapped
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        plain = self._plain()
-        return object.__new__, (type(plain),), plain.__getstate__()
+        plain, settings = self._plain(), self._horovod.settings
+        settings = settings.over(self._parameter_names, settings.groups)
+        return _loaded, (
+            type(plain),
+            plain.__getstate__(),
+            _front(type(self)),
+            settings,
+            self._horovod.identity.copied(),
+        )
 
     def _plain(self) -> torch.optim.Optimizer:
         """An optimizer of the wrapped class that shares its parameter groups and state with this one."""
@@ -142,6 +152,41 @@ class WrappedOptimizer(torch.optim.Optimizer):
         plain: torch.optim.Optimizer = kind.__new__(kind)
         plain.__dict__.update({name: value for name, value in vars(self).items() if name not in ("step", "_horovod")})
         return plain
+
+
+def _loaded(
+    kind: type[torch.optim.Optimizer],
+    state: dict[str, Any],
+    front: type[WrappedOptimizer],
+    settings: OptimizerSettings,
+    identity: OptimizerIdentity,
+) -> torch.optim.Optimizer:
+    """The distributed optimizer that was pickled.
+
+    Args:
+        kind, state: the class and the state of the optimizer that it has wrapped.
+
+    Raises:
+        ValueError: its process set does not exist here.
+    """
+    plain: Any = object.__new__(kind)
+    plain.__setstate__(state)
+    if not is_initialized():
+        warnings.warn(
+            f"A distributed optimizer is loaded as {kind.__name__}, which trains alone, because Horovod is not initialised. To "
+            "train with other ranks, call hvd.init() before, or hvd.DistributedOptimizer(optimizer, ...) afterwards.",
+            stacklevel=2,
+        )
+        return plain  # type: ignore[no-any-return]
+    if settings.process_set.process_set_id is None:
+        raise ValueError(
+            f"the distributed optimizer that is loaded was made for the ranks {settings.process_set.ranks}; register this "
+            "process set first (hvd.add_process_set), or save optimizer.state_dict() instead of the optimizer"
+        )
+    follow_data_loaders()
+    wrapped: WrappedOptimizer = wrap(plain, front, settings, identity)
+    wrapped._horovod.is_loaded = True
+    return wrapped
 
 
 def _front(derived: type) -> type[WrappedOptimizer]:

@@ -1,0 +1,32 @@
+"""Gradients that are views of one tensor. PyTorch counts the changes of all of them together (``_version``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from horovod.torch.optimizer.buckets import Slot
+
+
+def is_only_added(slot: Slot, gradient: torch.Tensor, slots: Iterable[Slot], additions: int) -> bool:
+    """Whether a gradient is a view of a larger tensor that backward alone has changed, as far as its count of changes tells.
+
+    The count exceeds that of the slot, because backward has added to other gradients in the same tensor since.
+
+    Args:
+        slots: the slots of the optimizer. Their ``version`` is the count after the last known change of their gradients.
+        additions: how many additions of backward are not in these counts yet.
+    """
+    if gradient.layout is not torch.strided:
+        return False
+    storage = gradient.untyped_storage()
+    if storage.nbytes() <= gradient.numel() * gradient.element_size():
+        return False
+    address = storage.data_ptr()
+    together = [
+        each.version
+        for each in slots
+        if (other := each.parameter.grad) is not None and other.untyped_storage().data_ptr() == address
+    ]
+    return max(together) + additions == gradient._version <= slot.version + 2 * len(together)
