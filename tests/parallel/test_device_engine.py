@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import native_devices
+from horovod.comm.engine import EngineError
 from horovod.comm.nccl import handle
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Spans, address_of, layout_of
@@ -339,26 +340,48 @@ def test_a_communicator_that_is_not_made_in_time_leaves_nccl_its_memory(job: Job
         assert "could not be set up" in text
 
 
-def test_ranks_with_one_gpu_each_that_is_number_0_do_not_share_it(job: Job, stand_in: str) -> None:
-    """As a batch system shows them: by control groups, where all are there and one is permitted."""
+@pytest.mark.parametrize(
+    ("gpus", "chosen", "engine"),
+    [
+        (["GPU-a,-GPU-b", "-GPU-a,GPU-b"], ["0", "0"], "nccl"),
+        (["GPU-a,GPU-b"] * 2, ["MIG-a-1", "MIG-b-1"], "nccl"),
+        (["GPU-a,GPU-b"] * 2, ["MIG-b-1", "MIG-b-2"], ""),
+    ],
+    ids=["control groups", "slices of two GPUs", "slices of one GPU"],
+)
+def test_ranks_share_a_gpu_if_it_is_the_same_whatever_its_number(
+    job: Job, stand_in: str, gpus: list[str], chosen: list[str], engine: str
+) -> None:
+    """A batch system shows each rank one GPU, or one slice of a GPU, as number 0."""
 
-    def check() -> tuple[str, bool]:
+    def check() -> tuple[str, str]:
         hvd.shutdown()
+        rank, found = int(os.environ["HOROVOD_RANK"]), list[str]()
         os.environ.pop("NCCL_MULTI_RANK_GPU_ENABLE", None)
         before = devices.provider()
-        with native_devices.loaded(stand_in, ["GPU-a,-GPU-b", "-GPU-a,GPU-b"][int(os.environ["HOROVOD_RANK"])]):
+        with native_devices.loaded(stand_in, gpus[rank]):
             arrays = Arrays()
             devices.provide(arrays.devices)
+            os.environ["CUDA_VISIBLE_DEVICES"] = chosen[rank]
             try:
-                hvd.init()
-                own = running().device_engine
-                hvd.shutdown()
+                for forced in ("", "nccl"):
+                    os.environ["HOROVOD_GPU_OPERATIONS"] = forced
+                    try:
+                        hvd.init()
+                        found.append(running().device_engine)
+                        hvd.shutdown()
+                    except EngineError as error:
+                        found.append(str(error))
             finally:
                 devices.provide(before)
+                del os.environ["CUDA_VISIBLE_DEVICES"], os.environ["HOROVOD_GPU_OPERATIONS"]
                 os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
-        return own, True
+        return found[0], found[1]
 
-    assert job(2, check) == [("nccl", True)] * 2
+    for found, forced in job(2, check):
+        assert found == engine
+        told = "share 1 GPU, and NCCL wants one GPU for each rank, and takes slices of one GPU (MIG) for the same GPU"
+        assert forced == engine if engine else told in forced
 
 
 def test_captures_of_graphs_on_other_threads_stay_valid(job: Job, stand_in: str) -> None:

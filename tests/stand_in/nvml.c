@@ -6,7 +6,8 @@ enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NO_PERMISSION = 4, MOST = 8 };
 static char identities[MOST][64];
 static unsigned identity_count;
 
-/* Identities of GPUs, separated by commas; one that begins with "-" is there, and not permitted. */
+/* Identities of GPUs, separated by commas; one that begins with "-" is there, and not permitted. The slice MIG-x-3 is one of the
+ * GPU whose identity is GPU-x. */
 void stand_in_gpus(const char *text) {
     identity_count = 0;
     for (const char *from = text; *from && identity_count < MOST; identity_count++) {
@@ -28,6 +29,22 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     if (index >= identity_count) return INVALID_ARGUMENT;
     if (identities[index][0] == '-') return NO_PERMISSION;
     *device = identities[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByUUID(const char *identity, void **device) {
+    for (unsigned index = 0; index < identity_count; index++) {
+        const char *name = identities[index] + strlen("GPU-");
+        int is_slice = !strncmp(identity, "MIG-", 4) && !strncmp(identity + 4, name, strlen(name));
+        if (!is_slice && strcmp(identity, identities[index])) continue;
+        *device = identities[index];
+        return SUCCESS;
+    }
+    return INVALID_ARGUMENT;
+}
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *part, void **device) {
+    *device = part;
     return SUCCESS;
 }
 

@@ -26,7 +26,8 @@ class DeviceFacts:
     """What a rank knows about its devices before it uses one.
 
     Attributes:
-        gpus: identifiers of the GPUs that this process may use, different for each GPU of the host.
+        gpus: identifiers of the GPUs that this process may use, different for each GPU of the host. Slices of one GPU (MIG)
+            have its identifier.
         missing: why no GPU can be used, and what to do about it; "" if one can.
     """
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib.util
+import os
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -261,27 +264,37 @@ def residence() -> int:
     return _HOST_IMMEDIATE
 
 
-def _candidates() -> Iterator[str]:
-    """Candidate paths of the library, best first. If PyTorch brings its own copy, no other one must be loaded beside it."""
-    for package, folder, names in (
-        ("nvidia.nccl", "lib", ("libnccl.so.2",)),
-        ("torch", "lib", ("librccl.so.1", "librccl.so", "libnccl.so.2")),
-    ):
+_NAMES = ("libnccl.so.2", "librccl.so.1", "librccl.so")
+_MAPPED = re.compile(r"(/.*/lib[nr]ccl\.so[^/ ]*)$", re.MULTILINE)
+
+
+def _in_use() -> str:
+    """The file that this process has loaded already, which PyTorch may do; "" for none. A second copy beside it would fail."""
+    try:
+        found = _MAPPED.search(Path("/proc/self/maps").read_text(errors="surrogateescape"))
+    except OSError:
+        return ""
+    return "" if found is None else found[1]
+
+
+def _folders() -> Iterator[Path]:
+    """Where the library may be, best first: the wheels of NVIDIA and PyTorch, the environment (conda), LD_LIBRARY_PATH."""
+    for package in ("nvidia.nccl", "torch"):
         try:
             spec = importlib.util.find_spec(package)
         except (ImportError, ValueError):
             continue
         for location in (spec.submodule_search_locations or []) if spec is not None else []:
-            yield from (str(path) for name in names if (path := Path(location, folder, name)).exists())
-    for name in ("nccl", "rccl"):
-        found = ctypes.util.find_library(name)
-        if found is not None:
-            yield found
+            yield Path(location, "lib")
+    yield Path(sys.prefix, "lib")
+    yield from (Path(each) for each in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if each)
 
 
 def find() -> str:
     """The path of the library that :func:`loaded` would load; "" if there is none. Loads nothing."""
-    return next(_candidates(), "")
+    present = (str(path) for folder in _folders() for name in _NAMES if (path := folder / name).exists())
+    system = (found for name in ("nccl", "rccl") if (found := ctypes.util.find_library(name)))
+    return _in_use() or next(present, "") or next(system, "")
 
 
 _loaded: dict[str, Nccl] = {}
@@ -296,8 +309,9 @@ def loaded() -> Nccl:
     path = find()
     if not path:
         raise OSError(
-            "libnccl.so.2 was not found: pip install nvidia-nccl-cu12 (or nvidia-nccl-cu13, to match PyTorch's CUDA), or "
-            "install the system's package libnccl2; for ROCm, librccl.so comes with PyTorch"
+            f"libnccl.so.2 was not found in {', '.join(map(str, _folders()))}, nor where the system keeps its libraries: pip "
+            "install nvidia-nccl-cu12 (or nvidia-nccl-cu13, to match PyTorch's CUDA), or install the system's package "
+            "libnccl2, or set LD_LIBRARY_PATH to its folder; for ROCm, librccl.so comes with PyTorch"
         )
     if path not in _loaded:
         _loaded[path] = Nccl.load(path)

@@ -30,16 +30,21 @@ class DeviceReport(msgspec.Struct, array_like=True):
     """The GPUs that it may use; empty where several ranks may share one."""
 
 
-def own_report(rank: int, size: int, forced: str) -> DeviceReport:
+def own_report(rank: int, size: int, forced: str, warns: bool) -> DeviceReport:
     """This rank's message to the others.
 
     Args:
         forced: HOROVOD_GPU_OPERATIONS of this rank.
+        warns: whether this rank logs a warning if it has a GPU and no engine can be used here. One rank of each host does.
     """
     provider = devices.provider()
     facts = DeviceFacts() if provider is None else provider.facts()
     group = EngineGroup(rank, size, ("",) * size, facts=facts)
-    return DeviceReport(forced, obstacles(group, forced, device=GPU), list(facts.gpus) if not_alone() else [])
+    found = obstacles(group, forced, device=GPU)
+    if warns and facts.gpus and not facts.missing and all(found.values()):
+        for reason in found.values():
+            _log.warning("tensors on GPUs travel through host memory: %s", reason)
+    return DeviceReport(forced, found, list(facts.gpus) if not_alone() else [])
 
 
 def choose(hosts: Sequence[str], reports: Sequence[DeviceReport]) -> str:

@@ -211,7 +211,9 @@ class Generation:
             cpu_resources,
             self.config.common(),
             self.world.launched.node or identity.hostname,
-            device_choice.own_report(identity.rank, identity.size, self.config.gpu_operations),
+            device_choice.own_report(
+                identity.rank, identity.size, self.config.gpu_operations, warns=identity.local_rank == 0
+            ),
         )
         seconds = self.config.start_timeout.total_seconds()
         rank_infos = exchange_rank_infos(own, all_gather, seconds)

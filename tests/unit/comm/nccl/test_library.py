@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import inspect
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,8 +94,10 @@ def test_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_library_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "find", lambda: "")
-    with pytest.raises(OSError, match="pip install nvidia-nccl-cu12"):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/somewhere/else")
+    with pytest.raises(OSError, match="pip install nvidia-nccl-cu12") as error:
         library.loaded()
+    assert str(Path(sys.prefix, "lib")) in str(error.value) and "/somewhere/else" in str(error.value)
 
 
 def test_the_wheel_beside_pytorch_is_found_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -100,4 +105,31 @@ def test_the_wheel_beside_pytorch_is_found_first(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "lib" / "libnccl.so.2").touch()
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: spec if name == "nvidia.nccl" else None)
+    monkeypatch.setattr(library.sys, "prefix", "/conda")
     assert library.find() == str(tmp_path / "lib" / "libnccl.so.2")
+
+
+@pytest.mark.parametrize("where", ["conda", "LD_LIBRARY_PATH"])
+def test_the_library_is_found_where_conda_puts_it_and_where_the_linker_looks(
+    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libnccl.so.2").touch()
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(library.sys, "prefix", str(tmp_path if where == "conda" else "/nowhere"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere/else:{tmp_path / 'lib'}")
+    assert library.find() == str(tmp_path / "lib" / "libnccl.so.2")
+
+
+def test_the_copy_that_the_process_has_loaded_is_the_one_that_is_found(tmp_path: Path) -> None:
+    """As where PyTorch is linked to a library that is in none of the usual places."""
+    there = tmp_path / "of pytorch" / "libnccl.so.2"
+    there.parent.mkdir()
+    math = re.search(r"/\S*/libm\.so\.6", Path("/proc/self/maps").read_text())
+    assert math is not None
+    shutil.copy(math[0], there)
+    script = (
+        "import ctypes, sys; from horovod.comm.nccl import library; ctypes.CDLL(sys.argv[1]); print(library.find())"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(there)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(there)
