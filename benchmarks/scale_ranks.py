@@ -124,7 +124,9 @@ class SimulatedMember:
         self._schedule = Schedule()
         self._role: Member
         if tree.children(rank):
-            self._role = Relay(self.connections, self._schedule, capacity, tree.group(rank), LONGEST_SECONDS)
+            self._role = Relay(
+                self.connections, self._schedule, capacity, tree.group(rank), range(len(tree)), LONGEST_SECONDS
+            )
         else:
             self._role = Member(self.connections, self._schedule, None, capacity, tree.parent(rank))
         self._awaited: set[str] = set()

@@ -2,10 +2,13 @@
 
 A relay keeps one (:mod:`horovod.core.worker.relay`). A name goes up
 
-1. once for the whole host, when all members of the host that have not joined have announced the same;
+1. once for the whole host, when all members of the host that take part and have not joined have announced the same;
 2. once for each member, when all have announced it and their requests differ;
 3. once for each member, as they announce it, after a member that has announced it has joined, and when :data:`HELD_SECONDS`
    have passed since the first announcement. So the coordinator knows which members a name waits for.
+
+Some members alone take part in a request on device memory of another process set (:attr:`Request.members`). Joining does not
+concern such a request.
 
 The announcements of one member may overtake each other, but not its joining, which comes behind everything that the member has
 announced before. Its leaving ends the process set, so it waits for nothing.
@@ -20,7 +23,7 @@ from horovod.core.negotiation.messages import Operation, Request
 from horovod.core.negotiation.negotiator import NegotiationError
 
 ALL_MEMBERS = -1
-"""Instead of a member's rank: all members of the host that have not joined."""
+"""Instead of a member's rank: all members of the host that take part in a request and have not joined."""
 
 HELD_SECONDS = 1.0
 """Time after which an incomplete name is passed on for each member separately."""
@@ -42,11 +45,18 @@ class HostShare(NamedTuple):
 
 
 class _Name:
-    """A name that some members of the host have announced and others have not."""
+    """A name that some members of the host have announced and others have not.
 
-    __slots__ = ("passed_on", "requests", "since")
+    Attributes:
+        ranks: as :attr:`Request.members`.
+        members: the members of the host that take part.
+    """
 
-    def __init__(self, since: float, passed_on: bool) -> None:
+    __slots__ = ("members", "passed_on", "ranks", "requests", "since")
+
+    def __init__(self, ranks: tuple[int, ...], members: Sequence[int], since: float, passed_on: bool) -> None:
+        self.ranks = ranks
+        self.members = members
         self.since = since
         self.passed_on = passed_on
         self.requests: dict[int, Request] = {}
@@ -57,10 +67,12 @@ class HostTally:
 
     Args:
         members: their indices in the process set.
+        ranks: their global ranks.
     """
 
-    def __init__(self, members: Sequence[int]) -> None:
+    def __init__(self, members: Sequence[int], ranks: Sequence[int]) -> None:
         self._members = members
+        self._ranks = ranks
         self._gathers = True
         self._names: dict[str, _Name] = {}
         self._joined: set[int] = set()
@@ -88,24 +100,29 @@ class HostTally:
         Raises:
             NegotiationError: the member has announced one of the names before.
         """
-        names, size = self._names, len(self._members)
+        names = self._names
         for index, request in enumerate(requests):
             if request.operation is _JOIN:
                 self._join(member, request, now)
                 continue
             at = since[index] if index < len(since) else now
-            if request.members or member in self._joined:
+            if member in self._joined:
                 self._put(member, request, at)
                 continue
             name = names.get(request.name)
             if name is None:
-                name = names[request.name] = _Name(now, not self._gathers)
+                members = self._taking_part(request)
+                name = names[request.name] = _Name(request.members, members, now, not self._gathers)
+            if request.members != name.ranks or member not in name.members:  # the coordinator finds out what is wrong
+                self._pass_on(name)
+                self._put(member, request, at)
+                continue
             if member in name.requests:
                 raise NegotiationError(f"it announced {request.name!r} twice")
             name.requests[member] = request
             if name.passed_on:
                 self._put(member, request, at)
-            if len(name.requests) == size or (self._joined and self._complete(name)):
+            if len(name.requests) == len(name.members) or (self._joined and self._complete(name)):
                 self._finish(request.name, name)
 
     def all_joined(self) -> None:
@@ -143,8 +160,15 @@ class HostTally:
             if self._complete(name):
                 self._finish(text, name)
 
+    def _taking_part(self, request: Request) -> Sequence[int]:
+        if not request.members:
+            return self._members
+        ranks = zip(self._members, self._ranks, strict=True)
+        return [member for member, rank in ranks if rank in request.members]
+
     def _complete(self, name: _Name) -> bool:
-        return all(member in name.requests or member in self._joined for member in self._members)
+        excused = () if name.ranks else self._joined
+        return all(member in name.requests or member in excused for member in name.members)
 
     def _finish(self, text: str, name: _Name) -> None:
         del self._names[text]

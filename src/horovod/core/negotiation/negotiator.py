@@ -155,41 +155,38 @@ class Negotiator:
             if tally.count == len(tally.requests) or (self._joined and self._complete(tally)):
                 self._decide(name, tally)
 
-    def not_joined(self, members: Sequence[int]) -> Sequence[int]:
-        """The members that have not joined, of these members."""
-        return [member for member in members if member not in self._joined] if self._joined else members
+    def taking_part(self, members: Sequence[int], request: Request) -> Sequence[int]:
+        """The members that take part in a request and have not joined, of these members."""
+        if not request.members and not self._joined:
+            return members
+        ranks = request.members or self._ranks
+        return [member for member in members if member not in self._joined and self._ranks[member] in ranks]
 
-    def announce_together(self, members: Sequence[int], requests: Sequence[Request], now: float) -> None:
-        """Take equal requests of several members.
+    def announce_together(self, members: Sequence[int], request: Request, now: float) -> None:
+        """Take the same request of several members.
 
         The same as :meth:`announce` for one after another. For a range it takes hardly longer than for one member, unless a
         member has joined.
         """
-        if self._joined or not isinstance(members, range):
-            for member in members:
-                self.announce(member, requests, now)
-            return
-        tallies, pending = self._tallies, self._pending
-        indices = slice(members.start, members.stop, members.step)
+        name = request.name
+        tally = self._tallies.get(name)
+        together = not self._joined and isinstance(members, range) and not request.members
+        if tally is None and together and request.operation is not _JOIN:
+            tally = self._remember(request)
         width = len(members)
-        nobody = [None] * width
+        indices = slice(members.start, members.stop, members.step) if isinstance(members, range) else slice(0)
+        if not together or tally is None or tally.ranks is not self._ranks or tally.requests[indices] != [None] * width:
+            for member in members:  # which finds out what is wrong
+                self.announce(member, (request,), now)
+            return
         self._moved = now
-        for request in requests:
-            name = request.name
-            tally = tallies.get(name)
-            if tally is None and request.operation is not _JOIN and not request.members:
-                tally = self._remember(request)
-            if tally is None or tally.ranks is not self._ranks or request.members or tally.requests[indices] != nobody:
-                for member in members:  # which finds out what is wrong
-                    self.announce(member, (request,), now)
-                continue
-            if tally.count == 0:
-                tally.since = now
-                pending[name] = tally
-            tally.requests[indices] = [request] * width
-            tally.count += width
-            if tally.count == len(tally.requests):
-                self._decide(name, tally)
+        if tally.count == 0:
+            tally.since = now
+            self._pending[name] = tally
+        tally.requests[indices] = [request] * width
+        tally.count += width
+        if tally.count == len(tally.requests):
+            self._decide(name, tally)
 
     def _index(self, member: int, request: Request, tally: _Tally) -> int:
         """The index of a member's request in the tally of a request that only some members take part in."""

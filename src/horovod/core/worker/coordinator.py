@@ -155,9 +155,10 @@ class Coordinator(Role):
         for share in message.shares:
             if share.member == ALL_MEMBERS and relay in self._host_decoders:
                 requests = self._host_decoders[relay].requests(share.items)
-                members = self._negotiator.not_joined(self._groups[relay])
-                self._mark(members, requests, ())
-                self._negotiator.announce_together(members, requests, now)
+                for request in requests:
+                    members = self._negotiator.taking_part(self._groups[relay], request)
+                    self._mark(members, (request,), ())
+                    self._negotiator.announce_together(members, request, now)
             else:
                 member = self._spoken_for(relay, share.member)
                 requests = self._decoders[member].requests(share.items)

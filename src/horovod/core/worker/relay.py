@@ -43,16 +43,23 @@ class Relay(Member):
     Args:
         connections: with the coordinator, and with each other member of ``group``.
         group: the members of this host; the first is this rank.
+        ranks: the global ranks of all members of the process set.
         seconds: how long it may take to send the last message.
     """
 
     def __init__(
-        self, connections: Connections, schedule: Schedule, capacity: int, group: Sequence[int], seconds: float
+        self,
+        connections: Connections,
+        schedule: Schedule,
+        capacity: int,
+        group: Sequence[int],
+        ranks: Sequence[int],
+        seconds: float,
     ) -> None:
         super().__init__(connections, schedule, None, capacity)
         self._index, *self._children = group
         self._seconds = seconds
-        self._tally = HostTally(group)
+        self._tally = HostTally(group, [ranks[member] for member in group])
         self._decoders = {member: RequestDecoder(capacity) for member in self._children}
         self._encoders = {member: RequestEncoder(capacity) for member in (ALL_MEMBERS, *group)}
 

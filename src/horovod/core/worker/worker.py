@@ -145,7 +145,8 @@ class WorkerThread:
                 fast_path.is_open, fast_path.seen = coordinator.fast_path_open, coordinator.seen
         elif self._children:
             seconds = config.timeout.total_seconds() / 3
-            self.role = Relay(self._connections, self._schedule, config.cache_capacity, tree.group(index), seconds)
+            capacity, group = config.cache_capacity, tree.group(index)
+            self.role = Relay(self._connections, self._schedule, capacity, group, self.ranks, seconds)
         else:
             self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity, tree.parent(index))
         self.executor.settled = self.role.settled

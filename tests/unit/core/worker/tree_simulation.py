@@ -122,11 +122,11 @@ class SimulatedSet:
         for member, program in enumerate(programs):
             links, schedule = cast(Connections, Links(member, self.wires)), Schedule()
             role: Role
+            ranks = range(GLOBAL, GLOBAL + self.size)
             if member == COORDINATOR:
-                ranks = range(GLOBAL, GLOBAL + self.size)
                 role = self.coordinator = Coordinator(ranks, links, schedule, None, config, Watch(), "none", tree)
             elif tree.children(member):
-                role = Relay(links, schedule, capacity, tree.group(member), 1.0)
+                role = Relay(links, schedule, capacity, tree.group(member), ranks, 1.0)
             else:
                 role = Member(links, schedule, None, capacity, tree.parent(member))
             self.ranks.append(SimulatedRank(role, schedule, program))
