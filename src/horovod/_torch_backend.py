@@ -7,6 +7,7 @@ little, and nothing of ``horovod.torch`` before a group is made: an error here w
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import Any
@@ -35,20 +36,28 @@ def _make(options: Any, _: Any = None) -> Any:
 
 
 def _stand_in() -> None:
-    """Have ``init_process_group("gloo")`` make the default group with this back end."""
+    """Have ``init_process_group("gloo")`` make the default group with this back end.
+
+    ``monitored_barrier()``, which PyTorch before 2.15 offers on Gloo only, works on its groups, too.
+    """
     module: Any = sys.modules["torch.distributed.distributed_c10d"]
-    original = module.init_process_group
+    init, barrier = module.init_process_group, module.monitored_barrier
 
     def init_process_group(backend: Any = None, *arguments: Any, **options: Any) -> Any:
         if backend is not None and str(backend).lower() in (_REPLACED, f"cpu:{_REPLACED}"):
             _say_so()
             backend = NAME
-        return original(backend, *arguments, **options)
+        return init(backend, *arguments, **options)
 
-    init_process_group.__doc__, init_process_group.__wrapped__ = original.__doc__, original  # type: ignore[attr-defined]
-    module.init_process_group = init_process_group
-    package: Any = dist
-    package.init_process_group = init_process_group
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
+        if module._rank_not_in_group(group) or module.get_backend(group) != NAME:
+            return barrier(group, timeout, wait_all_ranks)
+        return (group or module._get_default_group()).monitored_barrier(timeout, wait_all_ranks)
+
+    for replacement, original in ((init_process_group, init), (monitored_barrier, barrier)):
+        functools.update_wrapper(replacement, original)
+        for place in (module, dist):
+            setattr(place, replacement.__name__, replacement)
 
 
 def _say_so() -> None:

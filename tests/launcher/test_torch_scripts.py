@@ -18,9 +18,12 @@ import torch
 import torch.distributed as dist
 assert "horovod.torch" not in sys.modules
 dist.init_process_group(sys.argv[1])
+if dist.get_backend() == "horovod" and sys.argv[1] == "horovod":
+    dist.monitored_barrier = dist.barrier  # before 2.15 PyTorch offers it on Gloo only
 total = torch.tensor([float(os.environ["LOCAL_RANK"]) + 1])
 dist.all_reduce(total)
 assert total.item() == 3.0 and dist.get_rank() == int(os.environ["RANK"])
+dist.monitored_barrier()
 print(type(dist.group.WORLD).__name__, dist.get_backend(), dist.get_world_size())
 dist.destroy_process_group()
 """

@@ -1,4 +1,5 @@
-"""Excludes two kinds of code from PyTorch's compiler: collectives that a waiting thread executes itself, and gradient hooks.
+"""Excludes code from PyTorch's compiler: collectives that a waiting thread executes itself, groups of ``torch.distributed``,
+and gradient hooks.
 
 Inside a compiled function the compiler traces every Python function that runs on the thread, also after a graph break. It must
 not compile the code that executes collectives.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, TypeVar
 
 import torch
 
@@ -59,6 +61,30 @@ def in_compiled_backward() -> bool:
     """Whether this process runs a backward pass of compiled autograd."""
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     return bool(getattr(module, "in_compiled_autograd_region", False))
+
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def uncompiled(made: _Class) -> _Class:
+    """Class decorator: the compiler skips the methods of a class, and everything that they call.
+
+    It marks their code, which does not load the compiler. PyTorch before 2.6 can only skip the methods themselves.
+    """
+    for value in vars(made).values():
+        function = value.fget if isinstance(value, property) else value
+        if isinstance(function, FunctionType):
+            _skip(function.__code__)
+    return made
+
+
+def _skip(code: CodeType) -> None:
+    compiler: Any = torch._C._dynamo.eval_frame
+    if hasattr(compiler, "set_code_exec_strategy"):
+        skip = compiler._FrameAction.SKIP
+        compiler.set_code_exec_strategy(code, compiler._FrameExecStrategy(skip, skip))
+    else:
+        compiler.skip_code(code)
 
 
 def _call(function: Callable[..., None], *arguments: Any) -> None:

@@ -262,7 +262,7 @@ def test_calls_that_do_not_fit_are_told_with_their_lines(ranks: Ranks) -> None:
         shapes, operations, barrier, root, gathered, inside = each
         assert "[50]" in shapes and "[100]" in shapes and shapes.count("test_distributed_groups.py:") == 2, shapes
         assert "One rank did an ALLREDUCE, but another rank did an BROADCAST" in operations, operations
-        assert "sent 0 tensors" in barrier, barrier
+        assert "One rank did an BARRIER, but another rank did an ALLREDUCE" in barrier, barrier
         assert "Mismatched BROADCAST root ranks" in root and "Mismatched ALLTOALL root ranks" in gathered
         assert "[72]" in inside and "[100]" in inside and inside.count("test_distributed_groups.py:") >= 2, inside
 
@@ -514,3 +514,80 @@ def test_split_group_is_an_error_where_pytorch_wants_an_accelerator(ranks: Ranks
         dist.barrier()
 
     run_in_group(ranks(2, framework="torch"), check)
+
+
+@pytest.mark.parametrize("later", [0, 1])
+@pytest.mark.parametrize("of_some", [False, True])
+def test_a_rank_with_one_more_call_is_told_when_it_ends(ranks: Ranks, later: int, of_some: bool) -> None:
+    """Also if nothing has waited for that call, and whichever rank leaves first."""
+
+    def check(later: int, of_some: bool) -> list[str]:
+        import warnings
+
+        import torch.distributed as dist
+
+        rank = dist.get_rank()
+        group = dist.new_group([0, 1]) if of_some else dist.group.WORLD
+        for _ in range(3):
+            dist.all_reduce(torch.ones(3), group=group)
+        if rank == 0:
+            dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        store = dist.distributed_c10d._get_default_store()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if rank == later:
+                store.wait(["left"])
+            if of_some:
+                dist.destroy_process_group(group)
+            else:
+                store.set("left", "")
+            if of_some and rank != later:
+                store.set("left", "")
+            dist.destroy_process_group()
+        return [str(each.message) for each in caught if "different numbers" in str(each.message)]
+
+    (text,) = [each for said in run_in_group(ranks(2, framework="torch"), check, later, of_some) for each in said]
+    assert "different numbers of calls of the process group made at " in text and ".py:" in text
+    assert "4" in text and "3" in text and "on rank 0" in text and "join()" in text, text
+
+
+def test_a_rank_with_fewer_steps_of_ddp_is_named_with_its_calls(ranks: Ranks) -> None:
+    def check() -> str:
+        import torch.distributed as dist
+
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+        try:
+            for _ in range(4 - dist.get_rank()):
+                model(torch.ones(1, 2)).sum().backward()
+        except RuntimeError as error:
+            return str(error)
+        dist.destroy_process_group()
+        return ""
+
+    waited, left = run_in_group(ranks(2, framework="torch"), check)
+    assert not left and "rank 1: it left the job" in waited and " calls of the process group made at " in waited, waited
+
+
+def test_the_profiler_shows_collectives_and_messages(ranks: Ranks) -> None:
+    def check() -> dict[str, Any]:
+        import torch.distributed as dist
+        from torch.profiler import ProfilerActivity, profile
+
+        rank, size = dist.get_rank(), dist.get_world_size()
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+            dist.all_reduce(torch.ones(3))
+            dist.all_reduce(torch.ones(2, 2), async_op=True).wait()
+            dist.all_gather([torch.zeros(4) for _ in range(size)], torch.ones(4))
+            dist.barrier()
+            for work in (dist.isend(torch.ones(5), 1 - rank), dist.irecv(torch.zeros(5), 1 - rank)):
+                work.wait()
+        found: dict[str, Any] = {}
+        for event in seen.events():
+            if event.name.startswith("horovod:"):
+                found.setdefault(event.name, []).append(event.input_shapes)
+        return found
+
+    for found in run_in_group(ranks(2, framework="torch"), check):
+        assert found["horovod:all_reduce"] == [[[3]], [[2, 2]]]
+        assert found["horovod:send"] == found["horovod:recv"] == [[[5]]]
+        assert found["horovod:all_gather"] == [[[4]] * 2] and "horovod:barrier" in found

@@ -48,6 +48,8 @@ def _mismatch(first: Request, present: list[Request]) -> str:
             return f"{MISMATCHED}: One rank has {first.alike}, but another rank has {other.alike}."
     for other in present:
         if len(other.tensors) != len(first.tensors):
+            if other.operation != first.operation:
+                return _different_operations(first, other)
             return (
                 f"Mismatched group sizes: One rank sent {len(first.tensors)} tensors, "
                 f"but another rank sent {len(other.tensors)} tensors."
@@ -58,10 +60,7 @@ def _mismatch(first: Request, present: list[Request]) -> str:
                 return f"Mismatched data types: One rank had type {one}, but another rank had type {two}.{_member(ours, first)}"
     for other in present:
         if other.operation != first.operation:
-            return (
-                f"Mismatched operations: One rank did an {operation.name}, "
-                f"but another rank did an {other.operation.name}."
-            )
+            return _different_operations(first, other)
     for other in present:
         for ours, theirs in zip(first.tensors, other.tensors, strict=True):
             reason = _shape_mismatch(operation, ours.shape, theirs.shape)
@@ -87,6 +86,13 @@ def _mismatch(first: Request, present: list[Request]) -> str:
                 f"but another rank's is on {other.device}."
             )
     return ""
+
+
+def _different_operations(first: Request, other: Request) -> str:
+    return (
+        f"Mismatched operations: One rank did an {first.operation.name}, "
+        f"but another rank did an {other.operation.name}."
+    )
 
 
 def _join_obstacle(first: Request, requests: Sequence[Request | None], ranks: Sequence[int]) -> str:

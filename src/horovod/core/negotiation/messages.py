@@ -187,18 +187,20 @@ class Announce(msgspec.Struct, tag=0, array_like=True):
 
 
 class StepsMade(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The number of steps that a rank has made with one optimizer.
+    """The number of steps that a rank has made with one optimizer, or of its calls of one process group.
 
     Attributes:
-        optimizer: its name, the same on all ranks.
-        ranks: the ranks that reduce its gradients.
+        optimizer: the name of the optimizer or group, the same on all ranks.
+        ranks: the ranks that reduce its gradients, or the members.
         line: the line of the script that made it; "" if it is not known.
+        calls: whether it is a process group.
     """
 
     optimizer: str
     ranks: tuple[int, ...]
     steps: int
     line: str = ""
+    calls: bool = False
 
 
 class Leave(msgspec.Struct, tag=1, array_like=True):

@@ -103,10 +103,13 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         if self._next:
             self._call_next(self._next)
 
-    def then(self, callback: Callable[[], None]) -> None:
+    def then(self, callback: Callable[[], None], hurried: bool = True) -> None:
         """Call ``callback`` once when the collective is done, on the thread that completes it; at once if it is done.
 
         For bindings whose framework waits by itself. The callback must not block. An exception that it raises is logged.
+
+        Args:
+            hurried: whether the caller needs the result, so that the worker thread carries the collective out at once.
         """
         if self._next is None:
             with _first:
@@ -114,7 +117,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         self._next.append(callback)
         if self._finished:
             self._call_next(self._next)
-        else:
+        elif hurried:
             self.leave_to_worker()
 
     def leave_to_worker(self) -> None:

@@ -79,8 +79,8 @@ class WorkerThread:
     Attributes:
         role: coordinator, relay or member.
         finished: whether the set has ended without a failure, on all ranks.
-        farewell: the last message of the first rank to leave; None before, and if a collective of this rank has failed because
-            of it.
+        farewell: the last message of the first rank to leave; None before, and if a thread of this rank waited for a collective
+            that has failed because of it.
         unnamed: by kind, the number of calls without a name on this process set.
         registration: a number that distinguishes this process set from another of the same ranks; the same on all members.
         executor: carries out the batches.
@@ -468,9 +468,9 @@ class WorkerThread:
         self.finished = True
         rank, reason = stop.rank, stop.reason
         pending = self._requests.oldest()
-        if pending is None:
+        if not self._requests.awaited():  # otherwise the script gets the error
             self.farewell = stop
-        else:
+        if pending is not None:
             reason += f" while rank {self.ranks[self.index]} waited for {pending.request.name!r}"
         self.fail(shut_down_by(rank, reason, pending.request.name if pending is not None else ""))
         self._on_stopped(rank, reason, pending is not None)

@@ -9,8 +9,11 @@
     backend         a Backend in Python, from PyTorch 2.15 on: one of several back ends of a group, or the one that such a
                     ProcessGroup registers for C++ code
     splitting       makes a group from some ranks of another group
-    operations      each operation of c10d as a collective of the core; sparse has the sum of sparse tensors
+    operations      each operation of c10d as a collective of the core: reductions, movements; sparse has the sum of sparse
+                    tensors
+    arguments       the forms and names of the operations' arguments
     submission      makes requests of tensors, and submits them
+    flat_tensors    how tensors are passed to the core, and results to the caller's tensors
     plain           a shorter path for plain tensors in host memory
     work, futures   the return values of calls
     point_to_point  send and recv, which involve only two ranks

@@ -18,6 +18,7 @@ from horovod.torch.distributed.base import NAME, BackendGroup
 from horovod.torch.distributed.splitting import split
 from horovod.torch.distributed.submission import Submitter
 from horovod.torch.distributed.work import HorovodWork
+from horovod.torch.uncompiled import uncompiled
 
 _Base: Any = getattr(getattr(torch._C, "_distributed_c10d", None), "Backend", object)
 AVAILABLE = not isinstance(_Base.__init__, WrapperDescriptorType)
@@ -26,6 +27,7 @@ AVAILABLE = not isinstance(_Base.__init__, WrapperDescriptorType)
 _BackendBase: Any = _Base if AVAILABLE else object
 
 
+@uncompiled
 class HorovodBackend(BackendGroup, _BackendBase):  # type: ignore[misc]  # C++, without types
     """The operations of a group on Horovod's engines.
 

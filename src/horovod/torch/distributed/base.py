@@ -11,10 +11,12 @@ from horovod.torch.distributed.operations import Operations
 from horovod.torch.distributed.point_to_point.operations import PointToPoint
 from horovod.torch.distributed.store import StoreExchange
 from horovod.torch.distributed.submission import Submitter
+from horovod.torch.uncompiled import uncompiled
 
 NAME = "horovod"
 
 
+@uncompiled
 class BackendGroup(Operations, PointToPoint):
     """A group of ranks: its operations, its time limit and its end. A subclass also derives from one of PyTorch's classes."""
 
@@ -41,11 +43,11 @@ class BackendGroup(Operations, PointToPoint):
 
     _set_default_timeout = set_timeout
 
-    def monitored_barrier(self, options: Any = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Return when all ranks of the group have called it. It uses the store, so it works even if collectives do not.
 
         Args:
-            options: the time limit, as a timedelta or as the attribute ``timeout`` of an object; by default that of the group.
+            timeout: the time limit, as a timedelta or as the attribute ``timeout`` of an object; by default that of the group.
             wait_all_ranks: has no effect: the message always lists the missing ranks.
 
         Raises:
@@ -53,9 +55,9 @@ class BackendGroup(Operations, PointToPoint):
             RuntimeError: the store cannot be used.
         """
         submitter = self._submitter
-        timeout = options if isinstance(options, timedelta) else getattr(options, "timeout", None)
-        given = isinstance(timeout, timedelta) and timeout > timedelta(0)
-        seconds = timeout.total_seconds() if given and timeout is not None else submitter.seconds
+        limit = timeout if isinstance(timeout, timedelta) else getattr(timeout, "timeout", None)
+        given = isinstance(limit, timedelta) and limit > timedelta(0)
+        seconds = limit.total_seconds() if given and limit is not None else submitter.seconds
         exchange = StoreExchange(
             self._store, submitter.index, submitter.size, "torch.distributed.monitored_barrier()", "barriers"
         )
@@ -66,7 +68,11 @@ class BackendGroup(Operations, PointToPoint):
         return False
 
     def _set_sequence_number_for_group(self) -> None:
-        """Does nothing: the runtime counts the calls of a group."""
+        """Does nothing: the count of a group begins at 0."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """The number of collectives that the script has called, the same on all ranks after the same calls."""
+        return self._submitter.calls.made
 
     def shutdown(self) -> None:
         """End the group: ``destroy_process_group()`` calls it."""

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from horovod.torch.uncompiled import uncompiled
+
 _log = logging.getLogger("horovod.torch")
 
 
@@ -116,6 +118,7 @@ def present_origin() -> Origin | None:
     return _present.origin
 
 
+@uncompiled
 class CollectiveFuture(torch.futures.Future[Any]):
     """A future that names the calls of its callbacks after itself.
 

@@ -20,12 +20,14 @@ from horovod.torch.distributed.backend import HorovodBackend
 from horovod.torch.distributed.base import BackendGroup
 from horovod.torch.distributed.splitting import split
 from horovod.torch.distributed.submission import Submitter
+from horovod.torch.uncompiled import uncompiled
 
 _ProcessGroup: Any = dist.ProcessGroup  # its stubs have overloads, and names that only the compiled class has
 
 _DEVICES = ("cpu", "cuda")
 
 
+@uncompiled
 class _WithoutBackend:
     """The names and devices that PyTorch keeps in the back ends of a group. Before 2.15 a group in Python can have no back end,
     so the group keeps them itself."""
@@ -68,6 +70,7 @@ class _WithoutBackend:
 _BASES: Any = (BackendGroup, _ProcessGroup) if backend.AVAILABLE else (BackendGroup, _WithoutBackend, _ProcessGroup)
 
 
+@uncompiled
 class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
     """A group of ranks whose operations run on Horovod's engines.
 

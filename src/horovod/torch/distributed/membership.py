@@ -20,10 +20,12 @@ from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle import context
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.rendezvous import user_secret
+from horovod.core.lifecycle.steps_made import StepCount
 from horovod.core.submission.process_sets_by_members import add_by_members
 from horovod.core.worker.worker import WorkerThread
 from horovod.environments import ProcessIdentity, identity
 from horovod.environments.horovodrun import HorovodRun
+from horovod.observe.call_site import caller
 from horovod.torch.distributed.store import StoreExchange, StoreRendezvous
 
 INIT = 'torch.distributed.init_process_group("horovod")'
@@ -40,6 +42,7 @@ class GroupMembership(NamedTuple):
         worker: this rank's worker of the process set.
         ranks: the global ranks of the members, in the order of the group.
         store: the store of the default group.
+        calls: the number of this rank's calls of the group, which the ranks compare when they leave.
     """
 
     generation: Generation
@@ -47,6 +50,7 @@ class GroupMembership(NamedTuple):
     worker: WorkerThread
     ranks: Sequence[int]
     store: Any
+    calls: StepCount
 
     def check(self) -> None:
         """Check that the group's runtime still runs; after its end, another runtime may be running.
@@ -108,7 +112,7 @@ def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> Gro
     exchange.end()
     generation = context.current()
     _stores[generation] = store
-    return GroupMembership(generation, 0, generation.workers[0], list(range(size)), store)
+    return _membership(generation, 0, range(size))
 
 
 def of_some_ranks(
@@ -137,7 +141,12 @@ def of_some_ranks(
     number = add_by_members(ranks, all_gather, time_limit)
     exchange.end()
     generation = context.current()
-    return GroupMembership(generation, number, generation.workers[number], list(ranks), _stores[generation])
+    return _membership(generation, number, ranks)
+
+
+def _membership(generation: Generation, number: int, ranks: Sequence[int]) -> GroupMembership:
+    calls = generation.steps.of(f"torch.distributed.{number}", ranks, caller(), calls=True)
+    return GroupMembership(generation, number, generation.workers[number], list(ranks), _stores[generation], calls)
 
 
 def leave(membership: GroupMembership, reason: str) -> None:

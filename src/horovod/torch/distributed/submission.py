@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -23,11 +22,13 @@ from horovod.core.submission.requests import check_reduction, make_request
 from horovod.observe.call_site import caller
 from horovod.torch.device.base import TorchMemory
 from horovod.torch.device.memory import host_memory, memory_of
+from horovod.torch.distributed.arguments import ArgumentError
+from horovod.torch.distributed.flat_tensors import Results, apart, expects, flat, writes_back
 from horovod.torch.distributed.futures import Origin, present_origin
 from horovod.torch.distributed.membership import GroupMembership
-from horovod.torch.distributed.plain import Key, check_room, key_of, room_in
+from horovod.torch.distributed.plain import Key, key_of
 from horovod.torch.distributed.work import Finish, HorovodWork
-from horovod.torch.ops.tensors import DATA_TYPES, flat_array, plain
+from horovod.torch.ops.tensors import DATA_TYPES
 
 PREFIX = "torch.distributed"
 """The first part of the names of all calls. The calls of a group share one counter, so all ranks must make the same calls in
@@ -49,15 +50,13 @@ _MOVED = ReductionArguments()
 _REMEMBERED = 1024
 """How many requests of each of both kinds, general and plain, a group keeps."""
 _FOLDER = str(Path(__file__).parent)
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By element size in bytes, the type as which elements of other types are sent. They cannot be reduced."""
 
 
 def checked_reduction(op: Any) -> ReductionArguments:
     """The arguments of a reduction by ``op``, which is a ``torch.distributed.ReduceOp`` or a member of it.
 
     Raises:
-        ValueError: the core has no such reduction, or the factor of PREMUL_SUM is a tensor of several elements.
+        ArgumentError: the core has no such reduction, or the factor of PREMUL_SUM is a tensor of several elements.
     """
     kind = getattr(op, "op", op)
     known = _REDUCING.get(kind)
@@ -66,11 +65,13 @@ def checked_reduction(op: Any) -> ReductionArguments:
     if kind.name == "PREMUL_SUM":
         factor = op.factor
         if isinstance(factor, torch.Tensor) and factor.numel() != 1:
-            raise ValueError("the factor of ReduceOp.PREMUL_SUM must be one number, not a tensor of several")
+            raise ArgumentError("the factor of ReduceOp.PREMUL_SUM must be one number, not a tensor of several")
         return ReductionArguments(ReduceOp.SUM, prescale=float(factor))
     found = _OPERATIONS.get(kind.name)
     if found is None:
-        raise ValueError(f"ReduceOp.{kind.name} is not supported; use one of {', '.join(_OPERATIONS)} and PREMUL_SUM")
+        raise ArgumentError(
+            f"ReduceOp.{kind.name} is not supported; use one of {', '.join(_OPERATIONS)} and PREMUL_SUM"
+        )
     known = _REDUCING[kind] = ReductionArguments(found)
     return known
 
@@ -89,92 +90,6 @@ def is_awaited(options: Any) -> bool:
     return not getattr(options, "asyncOp", True)
 
 
-def flat(tensor: torch.Tensor, reduced: bool = False) -> torch.Tensor:
-    """A tensor in one dimension: a view of its memory if it is contiguous and not lazily conjugated or negated, else a copy.
-
-    Args:
-        reduced: whether the elements will be reduced. If not, elements of a type that the core does not support are viewed as
-            integers of the same size.
-
-    Raises:
-        ValueError: the tensor is sparse, or of a type that cannot be communicated.
-    """
-    if tensor.layout is not torch.strided:
-        raise ValueError(f"{PREFIX}: a tensor of layout {tensor.layout} cannot be communicated here; make it dense")
-    tensor = tensor.detach()
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        tensor = plain(tensor)
-    tensor = tensor.view(-1)
-    if tensor.dtype not in DATA_TYPES:
-        bits = _BITS.get(tensor.dtype.itemsize)
-        if reduced or bits is None:
-            raise ValueError(f"{PREFIX}: elements of type {tensor.dtype} cannot be {'reduced' if reduced else 'sent'}")
-        tensor = tensor.view(bits)
-    return tensor
-
-
-def as_flat(tensors: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """All tensors as one flat tensor, see :func:`flat`. Without tensors it is empty, of the type of ``like``."""
-    parts = [flat(tensor) for tensor in tensors]
-    if not parts:
-        return flat(like)[:0]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def writes_back(targets: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> Finish | None:
-    """A function that copies the flat results ``parts`` to ``targets``; None if all share their memory already."""
-    copies = [
-        (target, part) for target, part in zip(targets, parts, strict=True) if target.data_ptr() != part.data_ptr()
-    ]
-    if not copies:
-        return None
-
-    def finish(_: Handle) -> None:
-        for target, part in copies:
-            target.copy_(part.view(target.dtype).view(target.shape))
-
-    return finish
-
-
-class Results:
-    """The memory for the results of an allgather or alltoall, whose sizes are known only once the ranks have agreed.
-
-    In host memory the collective writes to ``targets``. For a device it makes new tensors, which are then copied to
-    ``targets``.
-
-    Args:
-        memory: the memory of the collective.
-        sources: the inputs of the collective.
-        targets: flat tensors, one for each result.
-    """
-
-    def __init__(self, memory: TorchMemory, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-        self._sources = sources
-        self._targets = targets
-        self._grown: dict[int, torch.Tensor] = {}
-        self._grow = None if memory is host_memory else memory.grow(sources, self._grown)
-
-    def allocate(self, index: int, rows: int) -> Any:
-        """The :data:`horovod.core.requests.tensor.Allocate` of the collective.
-
-        Raises:
-            ValueError: the target has another size.
-        """
-        target = self._targets[index]
-        elements = rows * math.prod(self._sources[index].shape[1:])
-        check_room(elements, target.numel())
-        return room_in(flat_array(target)) if self._grow is None else self._grow(index, rows)
-
-    @property
-    def finish(self) -> Finish | None:
-        """A function that copies new tensors to the targets; None if the collective writes to the targets."""
-        return None if self._grow is None else self._copy
-
-    def _copy(self, _: Handle) -> None:
-        for index, grown in self._grown.items():
-            self._targets[index].copy_(grown.view(-1))
-
-
 class Submitter:
     """Submits the calls of one group.
 
@@ -187,6 +102,7 @@ class Submitter:
     Attributes:
         size: the number of ranks in the group.
         index: this rank's number in the group.
+        calls: the number of collectives that the script has called. Those of callbacks are not counted.
     """
 
     def __init__(self, membership: GroupMembership, seconds: float, names_callbacks: bool = True) -> None:
@@ -195,6 +111,7 @@ class Submitter:
         self._names_callbacks = names_callbacks
         self.size = len(membership.ranks)
         self.index = membership.worker.index
+        self.calls = membership.calls
         self._futures = Origin("after")
         self._requests: dict[Any, Request] = {}
         self._plain: dict[Key, tuple[ReductionArguments, Request]] = {}
@@ -222,7 +139,7 @@ class Submitter:
             awaited: whether the caller will wait for the handle at once.
 
         Raises:
-            ValueError: the reduction does not support a type.
+            ArgumentError: the reduction does not support a type.
             HorovodInternalError: the runtime that the group belongs to has ended, or the job has failed.
             NotImplementedError: a callback whose calls cannot be named has called this.
         """
@@ -240,7 +157,10 @@ class Submitter:
                 if len(self._requests) >= _REMEMBERED:
                     self._requests.clear()
                 self._requests[key] = request
-        return submit(membership.number, request, inputs, outputs, allocate, awaited)
+        handle = submit(membership.number, request, inputs, outputs, allocate, awaited)
+        if origin is None:
+            self.calls.made += 1
+        return handle
 
     def start_plain(
         self,
@@ -285,6 +205,7 @@ class Submitter:
                 self._plain.clear()
             known = self._plain[key] = how, self._make(operation, [spec], how, root, splits, HOST, None)
         handle = submit_arrays(membership.number, known[1], inputs, outputs, allocate, is_awaited(options))
+        self.calls.made += 1
         return self.work(handle, host_memory, [result], what, None, options)
 
     def _make(
@@ -329,16 +250,25 @@ class Submitter:
         how: ReductionArguments,
         options: Any,
         root: int = -1,
+        results: Sequence[torch.Tensor] = (),
+        finish: Finish | None = None,
     ) -> HorovodWork:
-        """Reduce tensors in place, in one request. With a ``root``, only that rank of the group gets the results."""
-        sources = [flat(tensor, reduced=True) for tensor in tensors]
+        """Reduce tensors in place, in one request.
+
+        Args:
+            root: the only rank of the group that gets the results; -1: all do.
+            results: the tensors with the results for the caller, if they are others than ``tensors``.
+            finish: copies the results to them.
+        """
+        sources = apart([flat(tensor, reduced=True) for tensor in tensors])
         targets = sources if root in (-1, self.index) else [torch.empty_like(source) for source in sources]
         memory = memory_of(sources, how)
         read, written = memory.reduce(sources, targets)
         awaited = is_awaited(options)
         handle = self.submit(Operation.ALLREDUCE, read, written, how=how, root=root, awaited=awaited)
-        finish = writes_back(tensors, sources) if targets is sources else None
-        return self.work(handle, memory, tensors, what, finish, options)
+        if targets is sources:
+            finish = _both(writes_back(tensors, sources), finish)
+        return self.work(handle, memory, results or tensors, what, finish, options)
 
     def gather(
         self,
@@ -373,13 +303,15 @@ class Submitter:
         options: Any,
         finish: Finish | None = None,
         root: int = -1,
+        received: Sequence[int] = (),
     ) -> HorovodWork:
-        """Send ``splits[r]`` rows of ``source`` to each rank r; the received rows fill the flat tensor ``target``.
+        """Send ``splits[r]`` elements of the flat ``source`` to each rank r; those received fill the flat ``target``.
 
         Args:
             outputs: the tensors with the results for the caller.
             finish: copies the results from ``target`` to ``outputs``; None if they share memory.
             root: see :meth:`submit`.
+            received: the number of elements that this rank expects from each; empty: any.
         """
         memory = memory_of([source])
         results = Results(memory, [source], [target])
@@ -391,7 +323,8 @@ class Submitter:
             root=root,
             awaited=is_awaited(options),
         )
-        return self.work(handle, memory, outputs, what, _both(results.finish, finish), options)
+        finish = _both(results.finish, finish)
+        return self.work(handle, memory, outputs, what, _both(expects(what, received), finish), options)
 
 
 _CALLER = dist.distributed_c10d.__file__

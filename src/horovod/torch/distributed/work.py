@@ -5,15 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
+import torch.autograd.profiler as profiler
 import torch.distributed as dist
 
 from horovod.core.errors import CollectiveTimeoutError
 from horovod.core.requests.handle import Handle
 from horovod.torch.device.base import TorchMemory
 from horovod.torch.distributed.futures import Origin, future_of
+from horovod.torch.uncompiled import uncompiled
 
 Finish = Callable[[Handle], None]
 """Called once when the collective is done, to copy its results to the caller's tensors."""
@@ -22,6 +25,7 @@ _NO_LIMIT = timedelta(0)
 """PyTorch's value for a wait that has no limit of its own."""
 
 
+@uncompiled
 class HorovodWork(dist.Work):
     """One call of an operation. PyTorch's C++ code calls only ``wait`` and ``get_future``; Python code may call all methods.
 
@@ -57,6 +61,8 @@ class HorovodWork(dist.Work):
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._future: Any = None
+        if profiler._is_profiler_enabled:
+            _record(what, handle, self._outputs)
 
     def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         """Wait until the results are in the outputs, and return True. For tensors on a device it makes the current stream wait
@@ -142,3 +148,10 @@ class HorovodWork(dist.Work):
         return int(self._handle.result) if self._what == "recv" else -1
 
     _source_rank = source_rank
+
+
+def _record(what: str, handle: Handle, tensors: Sequence[torch.Tensor]) -> None:
+    """Show the call in PyTorch's profiler, until the collective is done, as it shows calls of other back ends."""
+    autograd: Any = torch.autograd
+    event = autograd._record_function_with_args_enter(f"horovod:{what}", *tensors)
+    handle.then(partial(autograd._record_function_with_args_exit, event), hurried=False)

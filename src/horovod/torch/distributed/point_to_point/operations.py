@@ -10,14 +10,18 @@ from horovod.comm.datatypes import Array
 from horovod.core.requests.handle import Handle
 from horovod.observe.call_site import caller
 from horovod.torch.device.memory import host_memory
+from horovod.torch.distributed.arguments import check_peer, listed, only
+from horovod.torch.distributed.flat_tensors import flat, writes_back
 from horovod.torch.distributed.point_to_point.mailbox import Mailbox, mailbox_of
 from horovod.torch.distributed.point_to_point.matching import ANY, ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
 from horovod.torch.distributed.point_to_point.receiving import Receive
-from horovod.torch.distributed.submission import Submitter, flat, writes_back
+from horovod.torch.distributed.submission import Submitter
 from horovod.torch.distributed.work import HorovodWork
+from horovod.torch.uncompiled import uncompiled
 
 
+@uncompiled
 class PointToPoint:
     """The operations of a group between two ranks. The subclass makes ``_submitter``.
 
@@ -28,8 +32,9 @@ class PointToPoint:
 
     _submitter: Submitter
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> HorovodWork:
-        submitter, tensor = self._submitter, _only(tensors)
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> HorovodWork:
+        submitter, tensor = self._submitter, only("send", "tensor", listed("send", tensors))
+        check_peer("send", "destination", dstRank, tag, submitter.size)
         source = flat(tensor).cpu()
         data = _bytes(source)
         envelope = Envelope(
@@ -41,34 +46,31 @@ class PointToPoint:
             caller(),
         )
         handle = Handle(lambda error, _=source: error)  # type: ignore[misc]  # keeps the memory alive until it is done
-        self._mailbox().send(submitter.membership.ranks[dst], envelope, data, handle)
+        self._mailbox().send(submitter.membership.ranks[dstRank], envelope, data, handle)
         return HorovodWork(handle, host_memory, [tensor], "send", seconds=submitter.seconds)
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> HorovodWork:
-        submitter, tensor = self._submitter, _only(tensors)
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> HorovodWork:
+        check_peer("recv", "source", srcRank, tag, self._submitter.size)
+        return self._receive(tensors, srcRank, tag)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> HorovodWork:
+        check_peer("recv", "source", 0, tag, self._submitter.size)
+        return self._receive(tensors, ANY, tag)
+
+    def _receive(self, tensors: Any, source: int, tag: int) -> HorovodWork:
+        submitter, tensor = self._submitter, only("recv", "tensor", listed("recv", tensors))
         target = flat(tensor)
         buffer = target if target.is_cpu else torch.empty_like(target, device="cpu")
         handle = Handle()
         receive = Receive(_bytes(buffer), str(tensor.dtype).removeprefix("torch."), caller(), handle)
-        self._mailbox().receive(ReceiveFilter(submitter.membership.number, src, tag), receive)
+        self._mailbox().receive(ReceiveFilter(submitter.membership.number, source, tag), receive)
         finish = writes_back([tensor], [buffer])
         return HorovodWork(handle, host_memory, [tensor], "recv", finish, submitter.seconds)
-
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> HorovodWork:
-        return self.recv(tensors, ANY, tag)
 
     def _mailbox(self) -> Mailbox:
         membership = self._submitter.membership
         membership.check()
         return mailbox_of(membership.generation, membership.store)
-
-
-def _only(tensors: Any) -> torch.Tensor:
-    if isinstance(tensors, torch.Tensor):
-        return tensors
-    (tensor,) = tensors
-    found: torch.Tensor = tensor
-    return found
 
 
 def _bytes(tensor: torch.Tensor) -> Array:

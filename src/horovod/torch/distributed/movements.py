@@ -1,0 +1,297 @@
+"""The operations of c10d that move data without reducing it, as collectives of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from horovod.core.negotiation.messages import Operation
+from horovod.torch.device.memory import memory_of
+from horovod.torch.distributed.arguments import (
+    ArgumentError,
+    equally_many,
+    for_each_rank,
+    listed,
+    nested,
+    only,
+    options_of,
+    root_of,
+    same_kind,
+    same_types,
+)
+from horovod.torch.distributed.flat_tensors import apart, as_flat, flat, writes_back
+from horovod.torch.distributed.plain import elements_of, results_into
+from horovod.torch.distributed.submission import Submitter, is_awaited
+from horovod.torch.distributed.work import HorovodWork
+from horovod.torch.ops.tensors import empty_like
+from horovod.torch.uncompiled import uncompiled
+
+Tensors = Sequence[torch.Tensor]
+
+c10d: Any = dist.distributed_c10d  # its stubs lack some classes of options
+
+
+@uncompiled
+class Movements:
+    """The operations of a group that move data without reducing it. The subclass makes ``_submitter``."""
+
+    _submitter: Submitter
+
+    def broadcast(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        tensor: torch.Tensor | None = None,
+        root: int | None = None,
+    ) -> HorovodWork:
+        """Copy the root's tensor to all ranks. Of several tensors the root sends one (``rootTensor``); all get its values."""
+        submitter, opts = self._submitter, options_of(c10d.BroadcastOptions, opts, root, timeout)
+        tensors, at, which = listed("broadcast", tensors, tensor), root_of("broadcast", opts, submitter.size), 0
+        if len(tensors) > 1 or opts.rootTensor:
+            which = int(opts.rootTensor)
+            if not 0 <= which < len(tensors):
+                raise ArgumentError(f"broadcast: invalid root tensor: {which}")
+            same_kind("broadcast", tensors)
+        elif (elements := elements_of(tensors[0])) is not None:
+            work = submitter.start_plain(
+                "broadcast", Operation.BROADCAST, tensors[0], elements.shape, (), [elements], tensors[0], opts, root=at
+            )
+            if work is not None:
+                return work
+        target = flat(tensors[which])
+        memory = memory_of([target])
+        views = memory.read([target]) if submitter.index == at else memory.write([target])
+        handle = submitter.submit(Operation.BROADCAST, (), views, root=at, awaited=is_awaited(opts))
+        finish = writes_back(tensors, [target] * len(tensors))
+        return submitter.work(handle, memory, tensors, "broadcast", finish, opts)
+
+    def allgather(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        input_tensor: torch.Tensor | None = None,
+    ) -> HorovodWork:
+        """Gather tensors on all ranks. Of ``n`` inputs, input ``j`` of a rank is in each output list at ``rank * n + j``."""
+        submitter, opts = self._submitter, options_of(c10d.AllgatherOptions, opts, timeout)
+        inputs, lists = listed("all_gather", input_tensors, input_tensor), nested(output_tensors)
+        equally_many("all_gather", lists, inputs)
+        same_kind("all_gather", inputs)
+        count = len(inputs)
+        for index, parts in enumerate(lists):
+            if len(parts) != submitter.size * count:
+                raise ArgumentError(
+                    f"all_gather: invalid output tensor list at index {index} (expected length {submitter.size * count}, got "
+                    f"{len(parts)})"
+                )
+        if count > 1:
+            same_kind("all_gather", [part for parts in lists for part in parts])
+        by_input = [[part for parts in lists for part in parts[index::count]] for index in range(count)]
+        return self._allgather("all_gather", by_input, inputs, opts)
+
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> HorovodWork:
+        """Gather several tensors on all ranks: the input ``j`` of a rank is in ``output_lists[rank][j]``."""
+        opts = options_of(c10d.AllgatherOptions, opts)
+        lists, inputs = nested(output_lists), listed("allgather_coalesced", input_list)
+        for_each_rank("allgather_coalesced", "output", lists, self._submitter.size)
+        for parts in lists:
+            if len(parts) != len(inputs):
+                raise ArgumentError(
+                    f"allgather_coalesced: invalid output size: (expected length {len(inputs)}, got {len(parts)})"
+                )
+        by_input = [[parts[index] for parts in lists] for index in range(len(inputs))]
+        return self._allgather("allgather_coalesced", by_input, inputs, opts)
+
+    def _allgather(self, what: str, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> HorovodWork:
+        """Gather the inputs on all ranks. ``outputs[j]`` are the outputs for input j: one for each rank, perhaps several times
+        over."""
+        size, index = self._submitter.size, self._submitter.index
+        for parts, source in zip(outputs, inputs, strict=True):
+            same_types(what, parts, source)
+            if parts[index].numel() != source.numel():
+                raise ArgumentError(
+                    f"{what}: invalid tensor size at index {index} (expected {source.numel()} elements, as in this rank's "
+                    f"input, got {parts[index].numel()})"
+                )
+        targets = [_room(parts[:size], source) for parts, source in zip(outputs, inputs, strict=True)]
+        every = [part for parts in outputs for part in parts]
+        pieces = [
+            piece
+            for target, parts in zip(targets, outputs, strict=True)
+            for piece in _pieces(target, parts[:size]) * (len(parts) // size)
+        ]
+        return self._submitter.gather(what, inputs, targets, every, opts, writes_back(every, pieces))
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HorovodWork:
+        opts = options_of(c10d.AllgatherOptions, opts)
+        source, target = elements_of(input), elements_of(output)
+        if source is not None and target is not None and output.dtype is input.dtype:
+            work = self._submitter.start_plain(
+                "all_gather",
+                Operation.ALLGATHER,
+                input,
+                source.shape,
+                [source],
+                (),
+                output,
+                opts,
+                allocate=results_into(target),
+            )
+            if work is not None:
+                return work
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> HorovodWork:
+        opts = options_of(c10d.AllgatherOptions, opts)
+        outputs, inputs = listed("all_gather", outputs), listed("all_gather", inputs)
+        equally_many("all_gather", outputs, inputs)
+        for output, source in zip(outputs, inputs, strict=True):
+            same_types("all_gather", [output], source)
+        targets = apart([flat(output) for output in outputs])
+        return self._submitter.gather("all_gather", inputs, targets, outputs, opts, writes_back(outputs, targets))
+
+    def gather(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        input_tensor: torch.Tensor | None = None,
+        root: int | None = None,
+    ) -> HorovodWork:
+        submitter, opts = self._submitter, options_of(c10d.GatherOptions, opts, root, timeout)
+        at = root_of("gather", opts, submitter.size)
+        tensor = only("gather", "input tensor", listed("gather", input_tensors, input_tensor))
+        parts = self._at_root("gather", "output", nested(output_tensors), at)
+        same_types("gather", parts, tensor)
+        source, target = flat(tensor), _room(parts, tensor)
+        splits = [source.numel() if rank == at else 0 for rank in range(submitter.size)]
+        finish = writes_back(parts, _pieces(target, parts))
+        return submitter.exchange("gather", source, splits, target, parts, opts, finish, at, _sizes(parts))
+
+    def scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        output_tensor: torch.Tensor | None = None,
+        root: int | None = None,
+    ) -> HorovodWork:
+        submitter, opts = self._submitter, options_of(c10d.ScatterOptions, opts, root, timeout)
+        at = root_of("scatter", opts, submitter.size)
+        output = only("scatter", "output tensor", listed("scatter", output_tensors, output_tensor))
+        parts = self._at_root("scatter", "input", nested(input_tensors), at)
+        same_types("scatter", parts, output)
+        target = flat(output)
+        splits = _sizes(parts) or [0] * submitter.size
+        finish = writes_back([output], [target])
+        return submitter.exchange("scatter", as_flat(parts, output), splits, target, [output], opts, finish, at)
+
+    def _at_root(self, what: str, which: str, lists: Sequence[Tensors], root: int) -> Tensors:
+        """The tensors that only the root passes, one for each rank; none on other ranks."""
+        if self._submitter.index == root:
+            return for_each_rank(what, which, only(what, which, lists), self._submitter.size)
+        if any(lists):
+            raise ArgumentError(f"{what}: requires empty {which} on non-root: rank {root} is the root")
+        return []
+
+    def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> HorovodWork:
+        submitter, opts = self._submitter, options_of(c10d.AllToAllOptions, opts)
+        inputs, outputs = listed("all_to_all", input_tensors), listed("all_to_all", output_tensors)
+        for which, tensors in (("input", inputs), ("output", outputs)):
+            same_types("all_to_all", for_each_rank("all_to_all", which, tensors, submitter.size), inputs[0])
+        target = _room(outputs, outputs[0])
+        finish = writes_back(outputs, _pieces(target, outputs))
+        source = as_flat(inputs, inputs[0])
+        return submitter.exchange(
+            "all_to_all", source, _sizes(inputs), target, outputs, opts, finish, received=_sizes(outputs)
+        )
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] = (),
+        input_split_sizes: Sequence[int] = (),
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> HorovodWork:
+        """Send rows of the input to all ranks. A rank without rows may pass an empty tensor of any shape."""
+        opts = options_of(c10d.AllToAllOptions, opts, timeout)
+        work = self._all_to_all_evenly(output, input, opts) if not (output_split_sizes or input_split_sizes) else None
+        if work is not None:
+            return work
+        same_types("all_to_all_single", [output], input)
+        sent = self._elements("input", input, input_split_sizes)
+        received = self._elements("output", output, output_split_sizes)
+        target = flat(output)
+        finish = writes_back([output], [target])
+        return self._submitter.exchange(
+            "all_to_all_single", flat(input), sent, target, [output], opts, finish, received=received
+        )
+
+    def _elements(self, which: str, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
+        """The number of elements for each rank, if ``splits`` has the numbers of rows, or if all get equally many."""
+        size, rows = self._submitter.size, tensor.shape[0] if tensor.dim() else 1
+        if splits and (len(splits) != size or sum(splits) != rows or min(splits) < 0):
+            raise ArgumentError(f"all_to_all_single: {which} splits {list(splits)} of {rows} rows for {size} ranks")
+        if not splits and rows % size:
+            raise ArgumentError(f"all_to_all_single: {rows} {which} rows do not divide among {size} ranks; pass splits")
+        elements = tensor.numel() // rows if rows else 0
+        return [each * elements for each in splits or [rows // size] * size]
+
+    def _all_to_all_evenly(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> HorovodWork | None:
+        """Alltoall of plain tensors without splits, on the shorter path; None if it does not apply."""
+        size = self._submitter.size
+        source, target = elements_of(input), elements_of(output)
+        if source is None or target is None or not source.size or output.dtype is not input.dtype:
+            return None
+        if (input.shape[0] if input.dim() else 1) % size or (output.shape[0] if output.dim() else 1) % size:
+            return None  # all_to_all_single() raises the error
+        return self._submitter.start_plain(
+            "all_to_all_single",
+            Operation.ALLTOALL,
+            input,
+            source.shape,
+            [source],
+            (),
+            output,
+            opts,
+            splits=(source.size // size,) * size,
+            allocate=results_into(target),
+        )
+
+    # Older names of the same operations.
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def _room(parts: Tensors, like: torch.Tensor) -> torch.Tensor:
+    """A flat tensor for results of the total size of ``parts``: the memory of a single part, otherwise new memory, from which
+    the results are then copied to ``parts``."""
+    elements = sum(part.numel() for part in parts)
+    source = flat(like)
+    if len(parts) == 1:
+        return flat(parts[0])
+    return empty_like(source.new_empty(elements))
+
+
+def _pieces(target: torch.Tensor, parts: Tensors) -> list[torch.Tensor]:
+    return list(torch.split(target, _sizes(parts))) if parts else []
+
+
+def _sizes(parts: Tensors) -> list[int]:
+    return [part.numel() for part in parts]

@@ -1,0 +1,199 @@
+"""The reductions of c10d as collectives of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from horovod.comm.reduction import ReduceOp
+from horovod.common.reductions import ReductionArguments
+from horovod.core.negotiation.messages import Operation
+from horovod.torch.device.memory import memory_of
+from horovod.torch.distributed.arguments import (
+    ArgumentError,
+    equally_many,
+    for_each_rank,
+    listed,
+    nested,
+    only,
+    options_of,
+    root_of,
+    same_kind,
+    same_types,
+)
+from horovod.torch.distributed.flat_tensors import apart, as_flat, flat, writes_back
+from horovod.torch.distributed.plain import elements_of
+from horovod.torch.distributed.sparse import allreduce_sparse
+from horovod.torch.distributed.submission import Submitter, checked_reduction, is_awaited
+from horovod.torch.distributed.work import HorovodWork
+from horovod.torch.uncompiled import uncompiled
+
+c10d: Any = dist.distributed_c10d  # its stubs lack some classes of options
+
+
+@uncompiled
+class Reductions:
+    """The reductions of a group. The subclass makes ``_submitter``."""
+
+    _submitter: Submitter
+
+    def allreduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        tensor: torch.Tensor | None = None,
+        op: Any = None,
+    ) -> HorovodWork:
+        """Reduce a tensor over the ranks, in place. Several tensors get one result: the reduction over all of all ranks."""
+        opts = options_of(c10d.AllreduceOptions, opts, op, timeout)
+        tensors, how = listed("all_reduce", tensors, tensor), checked_reduction(opts.reduceOp)
+        if tensors[0].layout is torch.sparse_coo:
+            return allreduce_sparse(self._submitter, only("all_reduce", "sparse tensor", tensors), how, opts)
+        if len(tensors) > 1:
+            return self._allreduce_several(tensors, how, opts)
+        if (elements := elements_of(tensors[0])) is not None:
+            (tensor,), vectors = tensors, [elements]
+            work = self._submitter.start_plain(
+                "all_reduce", Operation.ALLREDUCE, tensor, elements.shape, vectors, vectors, tensor, opts, how
+            )
+            if work is not None:
+                return work
+        return self._submitter.reduce("all_reduce", tensors, how, opts)
+
+    def _allreduce_several(self, tensors: Sequence[torch.Tensor], how: ReductionArguments, opts: Any) -> HorovodWork:
+        same_kind("all_reduce", tensors)
+        combine = _COMBINED.get(how.op)
+        if combine is None:
+            raise ArgumentError("all_reduce: ReduceOp.AVG takes one tensor in each call")
+        whole = flat(tensors[0], reduced=True).clone()
+        for each in tensors[1:]:
+            combine(whole, flat(each, reduced=True))
+        finish = writes_back(tensors, [whole] * len(tensors))
+        return self._submitter.reduce("all_reduce", [whole], how, opts, results=tensors, finish=finish)
+
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> HorovodWork:
+        """Reduce each of several tensors over the ranks, in place."""
+        opts = options_of(c10d.AllreduceCoalescedOptions, opts)
+        tensors, how = listed("allreduce_coalesced", tensors), checked_reduction(opts.reduceOp)
+        return self._submitter.reduce("allreduce_coalesced", tensors, how, opts)
+
+    def reduce(
+        self,
+        tensors: Any = None,
+        opts: Any = None,
+        op: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        tensor: torch.Tensor | None = None,
+        root: int | None = None,
+    ) -> HorovodWork:
+        opts = options_of(c10d.ReduceOptions, opts, root, op, timeout)
+        found = only("reduce", "tensor", listed("reduce", tensors, tensor))
+        at = root_of("reduce", opts, self._submitter.size)
+        return self._submitter.reduce("reduce", [found], checked_reduction(opts.reduceOp), opts, at)
+
+    def reduce_scatter_single(
+        self, outputTensor: torch.Tensor, inputTensor: torch.Tensor, opts: Any = None
+    ) -> HorovodWork:
+        opts = options_of(c10d.ReduceScatterOptions, opts)
+        size, how = self._submitter.size, checked_reduction(opts.reduceOp)
+        source, target = elements_of(inputTensor), elements_of(outputTensor)
+        if (
+            source is not None
+            and target is not None
+            and source.size == target.size * size > 0
+            and outputTensor.dtype is inputTensor.dtype
+        ):
+            work = self._submitter.start_plain(
+                "reduce_scatter",
+                Operation.REDUCESCATTER,
+                inputTensor,
+                (size, target.size),
+                [source],
+                [target],
+                outputTensor,
+                opts,
+                how,
+            )
+            if work is not None:
+                return work
+        return self.reduce_scatter_single_coalesced([outputTensor], [inputTensor], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> HorovodWork:
+        opts = options_of(c10d.ReduceScatterOptions, opts)
+        submitter, how = self._submitter, checked_reduction(opts.reduceOp)
+        outputs, inputs = listed("reduce_scatter", outputs), listed("reduce_scatter", inputs)
+        equally_many("reduce_scatter", outputs, inputs)
+        for output, source in zip(outputs, inputs, strict=True):
+            same_types("reduce_scatter", [output], source)
+            if output.numel() * submitter.size != source.numel():
+                raise ArgumentError(
+                    f"reduce_scatter: an input of {source.numel()} elements does not divide into {submitter.size} outputs of "
+                    f"{output.numel()}"
+                )
+        sources = [
+            flat(source, reduced=True).view(submitter.size, -1) if source.numel() else flat(source) for source in inputs
+        ]
+        targets = apart([flat(output, reduced=True) for output in outputs])
+        memory = memory_of(sources, how)
+        handle = submitter.submit(
+            Operation.REDUCESCATTER, memory.read(sources), memory.write(targets), how=how, awaited=is_awaited(opts)
+        )
+        finish = writes_back(outputs, targets)
+        return self._submitter.work(handle, memory, outputs, "reduce_scatter", finish, opts)
+
+    def reduce_scatter(
+        self,
+        output_tensors: Any = None,
+        input_tensors: Any = None,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        output: torch.Tensor | None = None,
+        input: Any = None,
+        op: Any = None,
+    ) -> HorovodWork:
+        opts, submitter = options_of(c10d.ReduceScatterOptions, opts, op, timeout), self._submitter
+        output = only("reduce_scatter", "output tensor", listed("reduce_scatter", output_tensors, output))
+        parts = only("reduce_scatter", "input", nested(input_tensors, input))
+        for_each_rank("reduce_scatter", "input", parts, submitter.size)
+        same_types("reduce_scatter", parts, output)
+        if parts[submitter.index].numel() != output.numel():
+            raise ArgumentError(
+                f"reduce_scatter: the output has {output.numel()} elements, but this rank's input has "
+                f"{parts[submitter.index].numel()}"
+            )
+        if all(part.numel() == parts[0].numel() for part in parts):
+            return self.reduce_scatter_single(output, as_flat(parts, output), opts)
+        return self._reduce_scatter_uneven(output, parts, opts)
+
+    def _reduce_scatter_uneven(self, output: torch.Tensor, parts: Sequence[torch.Tensor], opts: Any) -> HorovodWork:
+        """Reduce-scatter of parts of different sizes, which the core does not support: an allreduce of all parts together."""
+        whole = as_flat(parts, output)
+        start = sum(part.numel() for part in parts[: self._submitter.index])
+        how = checked_reduction(opts.reduceOp)
+        finish = writes_back([output], [whole[start : start + output.numel()]])
+        return self._submitter.reduce("reduce_scatter", [whole], how, opts, results=[output], finish=finish)
+
+    # Older names of the same operations.
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+
+_COMBINED = {
+    ReduceOp.SUM: torch.Tensor.add_,
+    ReduceOp.PRODUCT: torch.Tensor.mul_,
+    ReduceOp.MIN: lambda whole, each: torch.minimum(whole, each, out=whole),
+    ReduceOp.MAX: lambda whole, each: torch.maximum(whole, each, out=whole),
+    ReduceOp.BAND: torch.Tensor.bitwise_and_,
+    ReduceOp.BOR: torch.Tensor.bitwise_or_,
+    ReduceOp.BXOR: torch.Tensor.bitwise_xor_,
+}
+"""How a rank reduces several tensors of its own, in place, in the first of them."""
