@@ -47,6 +47,7 @@ class PolicyWorld:
         self.timers: dict[str, float] = {}
         self.said = ""
         self.dismissed: dict[int, bool] = {}
+        self.reasons: dict[int, str] = {}
         self.ended_rounds: list[int] = []
         self.have_state: set[int] = set()
         self.killed: list[int] = []  # by the launcher
@@ -74,6 +75,7 @@ class PolicyWorld:
                 self.ended_rounds.append(decision.round)
             elif isinstance(decision, Dismiss):
                 self.dismissed[decision.number] = decision.job_ends
+                self.reasons[decision.number] = decision.reason
             elif isinstance(decision, Wake):
                 self.timers[decision.reason] = decision.seconds
             elif isinstance(decision, Say):
@@ -93,7 +95,10 @@ class PolicyWorld:
             self.asked[number] += 1
             self.assignments.pop(number, None)
             has_state = number in self.have_state
-            ready = ReadyForRound(self.asked[number], before, failed, "why", has_state=has_state, keeps_state=keep)
+            line = "train.py:7" if failed else ""
+            ready = ReadyForRound(
+                self.asked[number], before, failed, "why", has_state=has_state, keeps_state=keep, line=line
+            )
             self.do(self.policy.told(number, ready))
 
     def connect(self) -> None:

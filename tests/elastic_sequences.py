@@ -36,7 +36,7 @@ def main() -> int:
         except AssertionError as error:
             failures.append((seed, str(error)))
         else:
-            endings[(ended.stopped.split(":")[0] or "over") if ended.over else "running"] += 1
+            endings[ended.kind] += 1
             rounds, deliveries = rounds + ended.rounds, max(deliveries, ended.deliveries)
         if options.log:
             print("\n".join(log))

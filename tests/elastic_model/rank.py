@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from horovod.control.elastic_messages import Connected, NoRank, RankAssignment, ReadyForRound
-from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoNextRound
+from horovod.control.elastic_messages import Connected, NoRank, RankAssignment, ReadyForRound, Returned
+from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoNextRound, RepeatedFailureError
 from horovod.elastic.loop import outcome_of
-from horovod.elastic.policy import Begun, Call, Completed, Outcome, RankPolicy
+from horovod.elastic.policy import Begun, Call, Completed, ErrorKind, Failed, Outcome, RankPolicy
 from horovod.elastic.progress import StateReport, furthest
+from horovod.elastic.repetition import Repetition
 from horovod.elastic.updates import Heard, hear
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class Rank:
         calls: how many collectives it has called in that round.
         rounds, step, saved: how often its state was synchronised, the step that it is of, and that of the last save.
         handles_sigterm: whether SIGTERM means to leave at the next check.
+        returns: whether its function returns at the next step, although others go on.
+        exits: whether its function calls ``sys.exit(0)`` at the next step.
+        asked: whether it has asked for a further round after the one of its assignment.
+        begun: whether its runtime has run in the round of its assignment.
     """
 
     def __init__(self, world: World, number: int, host: str) -> None:
@@ -67,6 +72,8 @@ class Rank:
         self.rounds = self.step = self.saved = 0
         self.has_state: bool | None = None
         self.handles_sigterm = False
+        self.returns = self.exits = False
+        self.asked = self.begun = self._in_run = False
         self.heard_news = 0
         self._news = 0
         self._heard_at = 0.0
@@ -113,8 +120,19 @@ class Rank:
         except SystemExit:
             return 0
         self._begin()
-        self.has_state, self.handles_sigterm = False, True
-        policy = RankPolicy()
+        assert self.assignment is not None
+        try:
+            if self.world.settings.before_run == "broadcast" and not self.assignment.in_run:
+                yield Calls(("parameters", 0), None)
+            if self.world.settings.before_run == "collective":
+                if self.assignment.in_run:
+                    self.world.raises(self)  # nobody would take part
+                    return 1
+                yield Calls(("early", 0), None)
+        except HorovodInternalError:
+            return 1
+        self.has_state, self.handles_sigterm, self._in_run = False, True, True
+        policy, repetition = RankPolicy(), Repetition()
         while policy.call is not Call.RETURN:
             try:
                 outcome = yield from self._make(policy)
@@ -128,12 +146,17 @@ class Rank:
                     self._failed = False
                 elif isinstance(error, HorovodInternalError | OSError):
                     self._failed = True
+                if outcome == Failed(ErrorKind.COLLECTIVE) and isinstance(error, HorovodInternalError):
+                    self._final = isinstance(repetition.after(error, self._checks), RepeatedFailureError)
             if policy.after(outcome) is Call.RAISE:
                 return 1
+        self.world.tells(self, Returned(self._left, self.step), in_order=True)
         self.world.leaves(self)
         return 0
 
     _failed = False
+    _final = False
+    _checks = 0
 
     def _make(self, policy: RankPolicy) -> Generator[Wait, Any, Outcome]:
         call = policy.call
@@ -160,19 +183,18 @@ class Rank:
     def _ask(self, *, failed: bool, keeps_state: bool) -> Waits:
         question, self._questions = self._questions, self._questions + 1
         has_state = self._connected if self.has_state is None else self.has_state
-        self.world.tells(
-            self,
-            ReadyForRound(question, self._left, failed, "why", has_state=has_state, keeps_state=keeps_state),
-            in_order=True,
-        )
+        self.asked = self.assignment is not None
+        ready = ReadyForRound(question, self._left, failed, "why", self._final, has_state, keeps_state, self._in_run)
+        self.world.tells(self, ready, in_order=True)
         answer: RankAssignment | NoRank = yield Asks(question)
         if isinstance(answer, NoRank):
             raise NoNextRound(answer.reason) if answer.job_ends else SystemExit(0)
         self.assignment, self.calls, self._left = answer, 0, answer.round
+        self.asked = self.begun = False
         self.heard_news = self._news = 0
 
     def _begin(self) -> None:
-        self._connected, self._heard_at = True, 0.0
+        self._connected, self._heard_at, self.begun = True, 0.0, True
         self.world.tells(self, Connected(self._left), in_order=True)
 
     def _sync(self) -> Waits:
@@ -186,7 +208,9 @@ class Rank:
         self.rounds += 1
 
     def _train(self) -> Waits:
-        while self.step < self.world.goal:
+        while self.step < self.world.goal and not self.returns:
+            if self.exits:
+                raise SystemExit(0)
             yield Calls(("allreduce", self.step), None)
             self.step += 1
             self.saved = self.step
@@ -200,6 +224,7 @@ class Rank:
         updates = [(self.world.clock, self._news)] if self._news else []
         self._news = 0
         answers = yield Calls(("check", self.step), tuple(hear(self._heard_at, updates)))
+        self._checks += 1
         heard = Heard(*answers[0])
         self._heard_at = heard.latest
         return heard

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 from typing import NamedTuple
 
 from elastic_model.rank import Imports, Rank
 from elastic_model.world import Pick, Settings, World
 from horovod.runner.agent.messages import Exit
-from horovod.runner.elastic.job_state import Finishing, Limits, Running, Training, WaitingForRound
+from horovod.runner.elastic.job_state import Limits, Training, WaitingForRound
+from horovod.runner.elastic.phases import Finishing, Running
 
 HOSTS = ["alpha", "beta", "gamma", "delta"]
 EVENTS = 250
@@ -28,6 +30,12 @@ class Ended(NamedTuple):
     stopped: str
     rounds: int
     deliveries: int
+
+    @property
+    def kind(self) -> str:
+        if not self.over:
+            return "running"
+        return re.sub(r"Process \d+.*? ended", "a rank ended", self.stopped.split(":")[0]) or "over"
 
 
 def of_seed(seed: int) -> Pick:
@@ -78,7 +86,8 @@ def _settings(pick: Pick) -> Settings:
         starting=30.0,
         fixed=not pick(4),
     )
-    return Settings(limits, (1, 4) if pick(2) else None, bool(pick(2)))
+    cooldown, furthest = (1, 4) if pick(2) else None, bool(pick(2))
+    return Settings(limits, cooldown, furthest, ("", "", "broadcast", "collective")[pick(4)])
 
 
 def _happen(world: World, present: dict[str, int]) -> None:
@@ -117,7 +126,7 @@ def _disturb(world: World, present: dict[str, int]) -> None:
     pick = world.pick
     ranks = sorted(world.ranks)
     rank = world.ranks[ranks[pick(len(ranks))]] if ranks else None
-    kind = pick(24)
+    kind = pick(28)
     if kind < 8 and not world.settings.limits.fixed:
         name = HOSTS[pick(len(HOSTS))]
         slots = pick(4)
@@ -173,6 +182,20 @@ def _disturb_rank(world: World, rank: Rank, kind: int) -> None:
         if rank.assignment is not None and not isinstance(rank.waits, Imports):
             world.note(f"a collective of {number} fails")
             world.break_round(rank, world.pick(rank.assignment.size))
+    elif kind == 23:
+        rank.returns = True
+        world.note(f"{number} returns early")
+    elif kind == 24:
+        if not world.pick(2):
+            rank.exits = True
+            world.note(f"{number} calls sys.exit(0)")
+        else:
+            world.note(f"{number} calls os._exit(0)")
+            world.kill(number, Exit(0))
+    elif kind < 27:
+        for each in [each for each in world.ranks.values() if isinstance(each.waits, Imports)][: 1 + world.pick(2)]:
+            world.note(f"{each.number} ends with 0 before init()")
+            world.kill(each.number, Exit(0))
     elif world.furthest_step > 3 and not world.pick(3):
         world.goal = world.furthest_step + 1 + world.pick(3)
         world.note(f"the goal is {world.goal}")
@@ -213,6 +236,31 @@ def _check_end(world: World) -> None:
         left = [rank.number for rank in world.ranks.values() if rank.rounds and not rank.stopped]
         assert not left or world.all_ended, f"{left} have the state"
     assert not any(isinstance(each.state, WaitingForRound) for each in job.processes.values()) or world.all_ended
+    _check_status(world)
+
+
+def _check_status(world: World) -> None:
+    """The exit status is 0 only if every rank of the last round has ended by itself with 0, and then always."""
+    job, last = world.job, world.policy.round
+    if world.all_ended:
+        return
+    if not last:
+        well = not world.asked and all(each.exit.code == 0 for each in world.ends.values())
+        assert world.status == 0 or not well or world.policy.stopped
+        assert world.status or well, "nothing has been done"
+        return
+    ends = {number: world.ends[number] for number in job.ranks.values()}
+    finished = {number: each.exit.code == 0 and each.round == last and not each.asked for number, each in ends.items()}
+    assert world.status or all(finished.values()), f"status 0 although {finished}"
+    assert world.status or any(each.begun for each in ends.values()), "status 0 although the last round has not run"
+    if all(finished.values()) and all(each.begun for each in ends.values()):
+        assert not world.status, f"status 1 although {finished}: {world.policy.stopped}"
+    if isinstance(job.phase, Finishing):
+        first = [number for number in ends if job.phase.first.startswith(f"Process {number} ")]
+        assert first and finished[first[0]], f"{job.phase.first}, but {ends}"
+        left = {rank for rank, number in job.ranks.items() if ends[number].asked}
+        assert {rank for rank, _ in job.phase.unfinished} <= left
+        assert bool(world.policy.stopped) == bool(job.phase.unfinished)
 
 
 def _describe(world: World) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from elastic_model.rank import Asks, Calls, Imports, Rank
 from horovod.control.elastic_messages import Leaving, NoRank, RankAssignment, RankFailed, ReadyForRound, Told
-from horovod.core.errors import HorovodInternalError
+from horovod.core.errors import HorovodInternalError, RankRaisedError
 from horovod.elastic.progress import StateReport
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.blacklist import Blacklist
@@ -23,7 +23,8 @@ from horovod.runner.elastic.decisions import (
     StartProcess,
     StopProcess,
 )
-from horovod.runner.elastic.job_state import JobState, Limits, Running
+from horovod.runner.elastic.job_state import JobState, Limits
+from horovod.runner.elastic.phases import Running
 from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.policy import EndAll, Say, Wake
@@ -39,11 +40,30 @@ class Settings(NamedTuple):
 
     Attributes:
         furthest: whether ranks take over the state of one that has come furthest, as models do; else that of rank 0.
+        before_run: what the script calls between ``init()`` and ``hvd.elastic.run``: "broadcast" of parameters, another
+            "collective", or "" for nothing.
     """
 
     limits: Limits
     cooldown: tuple[int, int] | None
     furthest: bool
+    before_run: str
+
+
+class End(NamedTuple):
+    """How a process has ended.
+
+    Attributes:
+        exit: its exit code.
+        round: that of its last assignment; 0 if it had none.
+        asked: whether it had asked for a further round.
+        begun: whether its runtime had run in that round.
+    """
+
+    exit: Exit
+    round: int
+    asked: bool
+    begun: bool
 
 
 class Collective:
@@ -62,6 +82,7 @@ class Round:
         gone: ranks that have left it, or whose processes have ended.
         culprit: the rank that its failure is put down to; None if a rank has left in good order, or none has.
         over: whether the launcher has said that it is.
+        raised: whether it has failed because the script of a rank has raised an error.
     """
 
     def __init__(self, number: int, members: dict[int, int]) -> None:
@@ -71,6 +92,7 @@ class Round:
         self.culprit: int | None = None
         self.failed = False
         self.over = False
+        self.raised = False
         self.collectives: list[Collective] = []
 
 
@@ -90,6 +112,8 @@ class World:
         self.ranks: dict[int, Rank] = {}  # those that have not ended
         self.unstarted: dict[int, str] = {}
         self.exits: dict[int, Exit] = {}  # that the launcher has not seen
+        self.ends: dict[int, End] = {}
+        self.asked = False
         self.told: dict[int, deque[Told]] = {}  # in the order in which a process has sent them
         self.told_aside: list[tuple[int, Told]] = []  # by other threads of a process, which may come at any time
         self.answers: dict[tuple[int, int], RankAssignment | NoRank] = {}
@@ -166,7 +190,7 @@ class World:
         for number, question, slot in begin.assignments:
             assignment = RankAssignment(
                 begin.round, slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size,
-                begin.same_state,
+                begin.same_state, begin.in_run,
             )  # fmt: skip
             self.answers[number, question] = assignment
             if number not in self.ranks:  # it has ended, and the launcher does not know it yet
@@ -195,9 +219,7 @@ class World:
         if number in self.unstarted:
             self.not_started(number)
         elif number in self.ranks:
-            self._gone(self.ranks[number], blamed=True)
-            del self.ranks[number]
-            self.exits[number] = end
+            self._end(self.ranks[number], end, blamed=True)
 
     def terminate(self, number: int) -> None:
         """SIGTERM. A process that is stopped gets it when it goes on."""
@@ -211,12 +233,23 @@ class World:
             self.kill(number, Exit(143, signal.SIGTERM))
 
     def ended(self, rank: Rank, code: int) -> None:
-        self._gone(rank, blamed=code != 0)
+        self._end(rank, Exit(code), blamed=code != 0)
+
+    def _end(self, rank: Rank, end: Exit, *, blamed: bool) -> None:
+        self._gone(rank, blamed=blamed)
         del self.ranks[rank.number]
-        self.exits[rank.number] = Exit(code)
+        self.exits[rank.number] = end
+        number = 0 if rank.assignment is None else rank.assignment.round
+        self.ends[rank.number] = End(end, number, rank.asked, rank.begun)
 
     def leaves(self, rank: Rank) -> None:
         self._gone(rank, blamed=False)
+
+    def raises(self, rank: Rank) -> None:
+        """Its script raises an error, which the runtime tells the others."""
+        found = self._round(rank)
+        if found is not None and not found.failed:
+            found.raised = True
 
     def break_round(self, rank: Rank, culprit: int) -> None:
         """A collective fails although no process is lost."""
@@ -238,6 +271,7 @@ class World:
     # What processes do.
 
     def tells(self, rank: Rank, told: Told, *, in_order: bool) -> None:
+        self.asked = self.asked or isinstance(told, ReadyForRound)
         self.told[rank.number].append(told)
 
     def commits(self, rank: Rank) -> None:
@@ -321,7 +355,7 @@ class World:
         culprit, own = found.culprit, rank.assignment.rank
         if culprit is not None and (own in (0, culprit) or culprit == 0):
             self.told_aside.append((rank.number, RankFailed(found.number, culprit, "failed")))
-        rank.fail(HorovodInternalError("a rank failed"))
+        rank.fail(RankRaisedError("an error of the script") if found.raised else HorovodInternalError("a rank failed"))
 
     def _find_stuck(self, rank: Rank, stuck: Rank) -> None:
         found = self._round(rank)
@@ -367,6 +401,11 @@ class World:
     def over(self) -> bool:
         """Whether the launcher ends: no process is left, and none comes."""
         return self.all_ended or not (self.policy.running or self.policy.undecided)
+
+    @property
+    def status(self) -> int:
+        """The launcher's exit status, without its value."""
+        return int(self.all_ended or self.policy.first_failure is not None or bool(self.policy.stopped))
 
     def note(self, text: str) -> None:
         self.log.append(text)

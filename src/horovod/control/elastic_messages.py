@@ -34,12 +34,24 @@ class ReadyForRound(msgspec.Struct, tag=True, frozen=True):
     """Whether the process has synchronised its state, and so has the state of the job. Other processes may lack it."""
     keeps_state: bool = False
     """Whether all ranks of that round have stopped at the same check as this one, with the same state, or have failed."""
+    in_run: bool = False
+    """Whether the process asks from ``hvd.elastic.run``; otherwise it asks from a call of ``init()`` in the script."""
+    line: str = ""
+    """The line of the script whose collective failed; "" if none did."""
 
 
 class Connected(msgspec.Struct, tag=True, frozen=True):
     """``init()`` has succeeded in a process."""
 
     round: int
+
+
+class Returned(msgspec.Struct, tag=True, frozen=True):
+    """``hvd.elastic.run`` has returned in a process."""
+
+    round: int
+    commits: int
+    """How many commits and checks the process has made, in all rounds."""
 
 
 class RankFailed(msgspec.Struct, tag=True, frozen=True):
@@ -60,7 +72,7 @@ ENDING = "elastic/ending"
 """The launcher stores a value under this key when it ends the job. After that, a process that receives SIGTERM need not send
 :class:`Leaving`."""
 
-Told = ReadyForRound | Connected | RankFailed | Leaving
+Told = ReadyForRound | Connected | Returned | RankFailed | Leaving
 
 
 class RankAssignment(msgspec.Struct, tag=True, frozen=True):
@@ -75,6 +87,8 @@ class RankAssignment(msgspec.Struct, tag=True, frozen=True):
     cross_size: int
     same_state: bool = False
     """Whether all ranks of this round come from the same check of the round before. If not, all synchronise their states."""
+    in_run: bool = False
+    """Whether ranks of this round are in ``hvd.elastic.run``, so that the next collective of all is there."""
 
 
 class NoRank(msgspec.Struct, tag=True, frozen=True):

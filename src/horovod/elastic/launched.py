@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from horovod.core.errors import HorovodInternalError, MismatchError, RepeatedFailureError
 from horovod.core.lifecycle import elastic_process
@@ -26,7 +28,9 @@ class LaunchedRounds:
     def next(self, reason: Reason, *, has_state: bool, keeps_state: bool) -> None:
         self._process.has_state = self._process.has_state or has_state
         final = isinstance(reason, MismatchError | RepeatedFailureError)
-        self._process.next(isinstance(reason, HorovodInternalError), str(reason), final, keeps_state=keeps_state)
+        failed = isinstance(reason, HorovodInternalError)
+        line = reason.call_sites.get(self._process.rank, "") if isinstance(reason, HorovodInternalError) else ""
+        self._process.next(failed, str(reason), final, keeps_state=keeps_state, line=line)
 
     def same_state(self) -> bool:
         return self._process.same_state
@@ -43,6 +47,20 @@ def connect() -> None:
         process.has_state = False
         rounds.connect(launched, launched)
         _leave_when_asked_to_end(process)
+
+
+@contextmanager
+def in_run() -> Iterator[ElasticProcess | None]:
+    """A call of ``hvd.elastic.run``. Yields this process as one of an elastic job; None in any other job."""
+    process = elastic_process.this_process()
+    if process is None:
+        yield None
+        return
+    process.enters_run()
+    try:
+        yield process
+    finally:
+        process.leaves_run()
 
 
 def _leave_when_asked_to_end(process: ElasticProcess) -> None:

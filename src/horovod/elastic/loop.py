@@ -9,12 +9,14 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoNextRound
+from horovod.core.lifecycle import context
 from horovod.elastic import launched
 from horovod.elastic.notification import notification_manager
 from horovod.elastic.policy import Begun, Call, Completed, ErrorKind, Failed, Interrupted, Outcome, RankPolicy
 from horovod.elastic.repetition import Repetition
 from horovod.elastic.rounds import Reason, Reset
 from horovod.elastic.state import State
+from horovod.observe.call_site import raised_at
 
 _Result = TypeVar("_Result")
 
@@ -44,7 +46,11 @@ def run_fn(func: Callable[..., _Result], reset: Callable[[], object]) -> Callabl
         notification_manager.init()
         notification_manager.register_listener(state)
         try:
-            return _Rank(state, functools.partial(func, state, *args, **kwargs), reset).run()
+            with launched.in_run() as process:
+                result = _Rank(state, functools.partial(func, state, *args, **kwargs), reset).run()
+                if process is not None:
+                    process.returned(state.checks)
+                return result
         finally:
             notification_manager.remove_listener(state)
 
@@ -109,6 +115,8 @@ class _Rank(Generic[_Result]):
             self._reason = HorovodInternalError(f"The next round could not begin: {str(error).rstrip('.')}.")
         elif isinstance(error, HorovodInternalError) and outcome == Failed(ErrorKind.COLLECTIVE):
             _log.warning("going back to the last commit: %s", error)
+            if context.is_initialized():
+                error.call_sites.setdefault(context.current().identity.rank, raised_at(error))
             self._reason = self._repetition.after(error, self._state.checks)
         return outcome
 

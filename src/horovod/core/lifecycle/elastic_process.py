@@ -21,6 +21,7 @@ from horovod.control.elastic_messages import (
     RankAssignment,
     RankFailed,
     ReadyForRound,
+    Returned,
     Told,
 )
 from horovod.control.rendezvous.client import RendezvousClient
@@ -48,7 +49,11 @@ class ElasticProcess:
     Attributes:
         has_state: whether it has the state of the job, as ``hvd.elastic.run`` reports; None if that was not called: then every
             process that has been in a round counts as having it.
+        rank: in the present round, or the last; -1 before the first.
         same_state: whether all ranks of the present round have the same state.
+        in_run: whether it is in ``hvd.elastic.run``.
+        alone: whether it has a rank in a round of ranks that are in ``hvd.elastic.run``, and has not come there itself: nobody
+            takes part in its collectives.
     """
 
     def __init__(self, address: Address, secret: bytes, number: int) -> None:
@@ -57,7 +62,10 @@ class ElasticProcess:
         self._address = address
         self._secret = secret
         self.has_state: bool | None = None
+        self.rank = -1
         self.same_state = False
+        self.in_run = False
+        self.alone = False
         self._connected = False
         self._questions = 0
         self._has_rank = False  # one that no init() has used yet
@@ -68,7 +76,9 @@ class ElasticProcess:
         """The round that this process is a rank of, or was last; 0 before the first."""
         return 0 if self._listener is None else self._listener.round
 
-    def next(self, failed: bool, reason: str, final: bool = False, *, keeps_state: bool = False) -> None:
+    def next(
+        self, failed: bool, reason: str, final: bool = False, *, keeps_state: bool = False, line: str = ""
+    ) -> None:
         """Wait for the rank in the next round, and put it into the environment.
 
         Args:
@@ -76,6 +86,7 @@ class ElasticProcess:
             reason: why it has ended.
             final: whether another round would fail in the same way, so the launcher ends the job.
             keeps_state: whether all ranks stopped at one check for changed hosts, and this process still has that state.
+            line: the line of the script whose collective failed.
 
         Raises:
             NoNextRound: the job ends; the text says why.
@@ -88,8 +99,10 @@ class ElasticProcess:
         try:
             with RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS) as client:
                 has_state = self._connected if self.has_state is None else self.has_state
-                ready = ReadyForRound(question, earlier, failed, reason, final, has_state, keeps_state)
-                self._tell(client, ready)
+                self._tell(
+                    client,
+                    ReadyForRound(question, earlier, failed, reason, final, has_state, keeps_state, self.in_run, line),
+                )
                 answer = messages.decode_answer(_wait(client, messages.answer_key(self.number, question)))
         except RendezvousError as error:
             raise NoNextRound(
@@ -97,11 +110,14 @@ class ElasticProcess:
             ) from error
         if isinstance(answer, NoRank):
             if answer.job_ends:
-                raise NoNextRound(f"The job ends: {answer.reason}")
+                own = f" {reason}" if failed and reason not in answer.reason else ""
+                raise NoNextRound(f"The job ends: {answer.reason.rstrip('.')}.{own}")
             _log.info("this process is not needed any more: %s", answer.reason)
             raise SystemExit(0)
         os.environ.update(variables(answer))
+        self.rank = answer.rank
         self.same_state = answer.same_state
+        self.alone = answer.in_run and not self.in_run
         try:
             client = RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS)
         except RendezvousError as error:
@@ -125,6 +141,18 @@ class ElasticProcess:
         """Note that ``init()`` has succeeded."""
         self._connected = True
         self.tell(Connected(self.round))
+
+    def enters_run(self) -> None:
+        """Note that ``hvd.elastic.run`` begins."""
+        self.in_run, self.alone = True, False
+
+    def leaves_run(self) -> None:
+        """Note that ``hvd.elastic.run`` ends, whether it returns or raises."""
+        self.in_run = False
+
+    def returned(self, commits: int) -> None:
+        """Report that ``hvd.elastic.run`` returns after so many commits."""
+        self.tell(Returned(self.round, commits))
 
     def call_when_over(self, act: Callable[[str], None] | None) -> None:
         """Call ``act(reason)``, on any thread, once the launcher says that the present round is over."""

@@ -27,6 +27,8 @@ class BeginRound(NamedTuple):
     assignments: Sequence[tuple[int, int, SlotInfo]]
     same_state: bool
     """Whether all of them have the same state, so that they need not synchronise."""
+    in_run: bool
+    """Whether some of them are in ``hvd.elastic.run``."""
 
 
 class NotifyHostsChanged(NamedTuple):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from horovod.runner.elastic.blacklist import Blacklist
+from horovod.runner.elastic.phases import MOST_REASONS, Early, Ending, Finishing, Gathering, Running, count
 from horovod.runner.hosts.slots import HostInfo
 
 
@@ -50,10 +51,16 @@ class WaitingForRound:
     Attributes:
         question: how many times it had asked before.
         kept: the round whose ranks all stopped at one check with the state that this process has; None if there is none.
+        line, reason: at which line of the script the process was, and why it asks.
     """
 
     question: int
     kept: int | None = None
+    line: str = ""
+    reason: str = ""
+
+    def describe(self) -> str:
+        return f"waited at {self.line}: {self.reason}" if self.line else f"asks for another round: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -81,41 +88,12 @@ class JobProcess:
     """Whether its runtime has run in a round."""
     has_state: bool = False
     """Whether it has reported that it has the job's state. If a failure came first, its runtime has run without that state."""
+    in_run: bool = False
+    """Whether it has asked for its rank from ``hvd.elastic.run``."""
+    commits: int | None = None
+    """How many commits it had made when ``hvd.elastic.run`` returned; None if it has not returned."""
     leaving: bool = False
     """Whether something other than this launcher has asked it to end."""
-
-
-# The phases of the job.
-
-
-@dataclass(frozen=True)
-class Gathering:
-    """No round runs: the job waits for processes for the next one."""
-
-    number: int
-    """How many rounds have ended."""
-
-
-@dataclass(frozen=True)
-class Running:
-    """A round runs, or begins."""
-
-    announced: bool
-    """Whether its ranks know that hosts have changed, so that it ends soon."""
-
-
-@dataclass(frozen=True)
-class Finishing:
-    """A process has done its work: no further round begins."""
-
-    process: int
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The job cannot continue."""
-
-    why: str
 
 
 @dataclass
@@ -129,6 +107,8 @@ class JobState:
         processes: the processes that have not ended, by number.
         started: how many processes have been started.
         phase: what the job is doing.
+        asked: whether any process has ever asked for a rank.
+        early: the processes that ended with exit code 0 before they had a rank in a round that ran.
         round: the number of the last round that has begun; 0 before the first.
         ranks: the process of each rank of that round.
         connected: whether the runtime of a rank of that round has run.
@@ -148,6 +128,8 @@ class JobState:
     processes: dict[int, JobProcess] = field(default_factory=dict)
     started: int = 0
     phase: Gathering | Running | Finishing | Ending = field(default_factory=lambda: Gathering(0))
+    asked: bool = False
+    early: dict[int, Early] = field(default_factory=dict)
     round: int = 0
     ranks: dict[int, int] = field(default_factory=dict)
     connected: bool = False
@@ -208,6 +190,16 @@ class JobState:
         """Whether a process has, or had, a rank in the last round that has begun."""
         return number in self.ranks.values()
 
+    def rank_of(self, number: int) -> int | None:
+        """The rank that a process has, or had, in the last round that has begun."""
+        return next((rank for rank, each in self.ranks.items() if each == number), None)
+
+    def awaited_ranks(self, number: int) -> list[JobProcess]:
+        """The processes of round ``number`` that neither come to the next one nor end, while others have left it because of a
+        failure."""
+        left = self.phase == Gathering(number) or (isinstance(self.phase, Finishing) and bool(self.phase.unfinished))
+        return self.training() if left and number == self.round else []
+
     def have_same_state(self, members: Iterable[JobProcess]) -> bool:
         """Whether all members have stopped at the same check of the last round, and so have the same state."""
         return all(isinstance(each.state, WaitingForRound) and each.state.kept == self.round for each in members)
@@ -247,8 +239,8 @@ class JobState:
     # Texts for the user.
 
     def describe(self, process: JobProcess) -> str:
-        rank = next((f"rank {rank}, " for rank, number in self.ranks.items() if number == process.number), "")
-        return f"Process {process.number} ({rank}on {process.host})"
+        rank = self.rank_of(process.number)
+        return f"Process {process.number} ({'' if rank is None else f'rank {rank}, '}on {process.host})"
 
     def how_many(self) -> str:
         wanted = self.wanted()
@@ -260,7 +252,10 @@ class JobState:
         if not self.started:
             return self.too_few_slots()
         failed = [name for name in self.hosts if name in self.blacklist]
-        where = f": processes have failed on {', '.join(failed[:16])}" if failed else ""
+        reasons = [early.text for early in list(self.early.values())[-MOST_REASONS:]]
+        if failed and not all(name in {early.host for early in self.early.values()} for name in failed):
+            reasons.append(f"processes have failed on {', '.join(failed[:16])}")
+        where = f": {'; '.join(reasons)}" if reasons else ""
         return f"{self.how_many()}, and no more can be started{where}"
 
     def awaited(self) -> str:
@@ -277,7 +272,3 @@ class JobState:
             "Timed out waiting for minimum number of slots to become available. Please check that you have enough resources "
             f"to run at least {self.limits.start} Horovod processes"
         )
-
-
-def count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -9,20 +9,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
-from horovod.control.elastic_messages import Connected, Leaving, RankFailed, ReadyForRound, Told
+from horovod.control.elastic_messages import Connected, Leaving, RankFailed, ReadyForRound, Returned, Told
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.decisions import ElasticDecision, EndRound, KillProcess, StopProcess
-from horovod.runner.elastic.job_state import (
-    Dismissed,
-    Ending,
-    Finishing,
-    Gathering,
-    JobProcess,
-    JobState,
-    Running,
-    Training,
-    WaitingForRound,
-)
+from horovod.runner.elastic.job_state import Dismissed, JobProcess, JobState, Starting, Training, WaitingForRound
+from horovod.runner.elastic.phases import Early, Ending, Finishing, Gathering, Running, count
 from horovod.runner.elastic.review import Reviewer, dismiss
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.output.outcome import ReportedFailure
@@ -30,8 +21,6 @@ from horovod.runner.policy import FirstFailure, Policy, Say
 
 HUNG_SECONDS = 5.0
 """The time in which a rank that others have reported as stuck must ask for the next round."""
-SLOW_SECONDS = 30.0
-"""After this time a message names the processes that the others wait for."""
 MOST_FRUITLESS_ROUNDS = 3
 """How many rounds in a row may fail to begin although no process is lost."""
 
@@ -42,8 +31,8 @@ class ElasticPolicy(Policy):
     A host on which a process fails gets no new ones, forever or for its cool-down; its running processes continue. After a
     failure the next round begins as soon as all processes of the last one have asked for it or are lost, without waiting for
     replacements, if enough are left. Replacements and additions join later: the policy interrupts the running round when they
-    are ready. Hosts that are withdrawn are given up as soon as enough ranks are left without them. Once a process has ended
-    with exit code 0, no further round begins.
+    are ready. Hosts that are withdrawn are given up as soon as enough ranks are left without them. Once a rank has ended
+    with exit code 0 by itself, no further round begins. The job has succeeded if all ranks of that round end in this way.
 
     Args:
         job: its state, which only this policy and its reviewer change.
@@ -71,7 +60,7 @@ class ElasticPolicy(Policy):
     @property
     def stopped(self) -> str:
         """Why the job ended although no rank was to blame; "" if it did not."""
-        return self._job.phase.why if isinstance(self._job.phase, Ending) else ""
+        return self._job.phase.why if isinstance(self._job.phase, Ending | Finishing) else ""
 
     def hosts_found(self, hosts: Iterable[HostInfo]) -> list[ElasticDecision]:
         """The discovery has found the hosts that are available now."""
@@ -85,11 +74,8 @@ class ElasticPolicy(Policy):
         decisions: list[ElasticDecision] = []
         for name in names:
             message = f"horovodrun: the agent of {name} got {signal.Signals(number).name}: that host counts as lost."
-            if name not in self._job.blacklist:
-                more, following = self._shun(name)
-                message += more
-                decisions += following
-            decisions.append(Say(message))
+            more, following = self._shun(name)
+            decisions += [*following, Say(message + more)]
         return decisions
 
     def told(self, number: int, told: Told) -> list[ElasticDecision]:
@@ -106,12 +92,17 @@ class ElasticPolicy(Policy):
             if isinstance(process.state, Dismissed):
                 return dismiss(process, told.question, "it has no rank in the job any more", job_ends=False)
             kept = told.round if told.keeps_state else None
-            was, process.state = process.state, WaitingForRound(told.question, kept)
-            process.has_state = told.has_state
+            was, process.state = process.state, WaitingForRound(told.question, kept, told.line, told.reason)
+            process.has_state, process.in_run = told.has_state, told.in_run
             job.has_state = job.has_state or told.has_state
+            if not job.asked:
+                job.asked = True
+                for early in job.early.values():
+                    job.blacklist.remove(early.host)
+                    decisions += self._say_early(early)
             if isinstance(was, Training) and was.round == job.round:
                 decisions += self._leave_round(told.reason)
-            if told.final and not self.ending:
+            if told.final and not isinstance(job.phase, Finishing):
                 return decisions + self._reviewer.stop(told.reason)
         elif isinstance(told, Connected):
             if told.round != job.round:
@@ -120,6 +111,9 @@ class ElasticPolicy(Policy):
             if job.connected:
                 return []
             job.connected, job.fruitless = True, 0
+        elif isinstance(told, Returned):
+            process.commits = told.commits
+            return []
         elif isinstance(told, RankFailed):
             decisions += self._on_rank_failed(told)
         elif isinstance(told, Leaving):
@@ -136,11 +130,8 @@ class ElasticPolicy(Policy):
             return []
         decisions: list[ElasticDecision] = []
         dismissed = isinstance(process.state, Dismissed) or isinstance(job.phase, Ending)
-        left = process.leaving and end.code == 0
-        if end.code == 0 and not dismissed and not left and not isinstance(job.phase, Finishing):
-            job.phase = Finishing(number)
-            if self.first_failure is not None and not job.has_rank(self.first_failure.culprit):
-                self.first_failure = None  # of a process that would have joined in another round
+        if end.code == 0 and not dismissed:
+            decisions += self._on_end(process)
         elif end.code and not dismissed:
             decisions += self._on_failure(process, end)
         elif process.leaving and process.host in job.hosts and process.host not in job.blacklist:
@@ -176,15 +167,14 @@ class ElasticPolicy(Policy):
                 decisions.append(KillProcess(process.number))
         elif kind == "gone" and int(arguments[0]) in job.processes:
             decisions.append(StopProcess(int(arguments[0])))
-        elif kind == "late" and job.phase == Gathering(int(arguments[0])):
-            decisions += self._give_up_late()
+        elif kind == "late":
+            decisions += self._give_up_late(job.awaited_ranks(int(arguments[0])))
         elif kind == "silent" and job.phase == Gathering(0) and job.said != job.awaited():
             job.said = job.awaited()
             decisions.append(Say(f"horovodrun: {job.said}"))
-        elif kind == "slow" and job.phase == Gathering(int(arguments[0])):
-            slow = ", ".join(job.describe(process) for process in job.training())
-            if slow:
-                decisions.append(Say(f"horovodrun: the next round waits for {slow}"))
+        elif kind == "slow" and (slow := job.awaited_ranks(int(arguments[0]))):
+            waits = "the job has failed, and waits" if isinstance(job.phase, Finishing) else "the next round waits"
+            decisions.append(Say(f"horovodrun: {waits} for {', '.join(map(job.describe, slow))}"))
         elif kind == "slots" and not job.started:
             return self._reviewer.stop(job.too_few_slots())
         elif kind == "patience" and job.short and job.shortages == int(arguments[0]):
@@ -214,21 +204,55 @@ class ElasticPolicy(Policy):
             decisions += self._reviewer.wake(f"hung {number} {told.round}", HUNG_SECONDS)
         return decisions
 
+    def _on_end(self, process: JobProcess) -> list[ElasticDecision]:
+        """A process has ended by itself with exit code 0. It has done its work only if it was a rank of a round that ran."""
+        job = self._job
+        if isinstance(process.state, Training) and job.connected:
+            if not isinstance(job.phase, Finishing):
+                returned = ""
+                if process.commits is not None:
+                    returned = f"returned from the training function after {count(process.commits, 'commit')} and "
+                unfinished = tuple(each for early in job.early.values() for each in early.unfinished)
+                job.phase = Finishing(f"{job.describe(process)} {returned}ended with exit code 0", unfinished)
+            if self.first_failure is not None and not job.has_rank(self.first_failure.culprit):
+                self.first_failure = None  # of a process that would have joined in another round
+            return []
+        when = "while it waited for a rank"
+        if isinstance(process.state, Starting):
+            when = "before it called hvd.init()"
+        elif isinstance(process.state, Training):
+            when = f"while round {job.round} began"
+        rank, unfinished = job.rank_of(process.number), ()
+        if isinstance(process.state, WaitingForRound) and rank is not None:
+            unfinished = ((rank, process.state.describe()),)
+        early = Early(process.host, f"{job.describe(process)} ended with exit code 0 {when}", unfinished)
+        job.early[process.number] = early
+        if job.asked:
+            return self._say_early(early)
+        if process.host not in job.blacklist:
+            job.blacklist.add(process.host)
+        if not job.processes and self.first_failure is None:  # the program does not use Horovod
+            job.phase = Finishing(early.text)
+        return []
+
+    def _say_early(self, early: Early) -> list[ElasticDecision]:
+        more, decisions = self._shun(early.host)
+        return [Say(f"horovodrun: {early.text}.{more}"), *decisions]
+
     def _on_failure(self, process: JobProcess, end: Exit) -> list[ElasticDecision]:
         job = self._job
         if self.first_failure is None or (
             job.has_rank(process.number) and not job.has_rank(self.first_failure.culprit)
         ):
             self.first_failure = FirstFailure(process.number, process.number, end, "")
-        message = f"horovodrun: {job.describe(process)} exit with status code {end}."
-        decisions: list[ElasticDecision] = []
-        if process.host not in job.blacklist:
-            more, decisions = self._shun(process.host)
-            message += more
-        return [Say(message), *decisions]
+        more, decisions = self._shun(process.host)
+        return [Say(f"horovodrun: {job.describe(process)} exit with status code {end}.{more}"), *decisions]
 
     def _shun(self, host: str) -> tuple[str, list[ElasticDecision]]:
-        """Start no new processes on a host, forever or for its cool-down. Returns the text about it and the decisions."""
+        """Start no new processes on a host, forever or for its cool-down. Returns the text about it and the decisions: none if
+        the host is on the blacklist already."""
+        if host in self._job.blacklist:
+            return "", []
         seconds = self._job.blacklist.add(host)
         if seconds is None:
             return f" No new processes are started on {host}.", []
@@ -245,14 +269,14 @@ class ElasticPolicy(Policy):
         decisions: list[ElasticDecision] = [EndRound(job.round, reason)]
         if job.fruitless >= MOST_FRUITLESS_ROUNDS:
             return decisions + self._reviewer.stop(f"{job.fruitless} rounds in a row could not begin. {reason}")
-        decisions += self._reviewer.wake(f"slow {job.round}", SLOW_SECONDS)
-        return decisions + self._reviewer.wake(f"late {job.round}", job.limits.patience)
+        return decisions + self._reviewer.await_ranks()
 
-    def _give_up_late(self) -> list[ElasticDecision]:
+    def _give_up_late(self, late: Iterable[JobProcess]) -> list[ElasticDecision]:
         """Kill the ranks of the last round that neither come to the next one nor end: the others have waited long enough."""
         job = self._job
         decisions: list[ElasticDecision] = []
-        for process in job.training():
-            message = f"{job.describe(process)} has not come to the next round within {job.limits.patience:.6g} seconds"
+        what = "ended" if isinstance(job.phase, Finishing) else "come to the next round"
+        for process in late:
+            message = f"{job.describe(process)} has not {what} within {job.limits.patience:.6g} seconds"
             decisions += [Say(f"horovodrun: {message}: it is killed"), KillProcess(process.number)]
         return decisions

@@ -17,19 +17,8 @@ from horovod.runner.elastic.decisions import (
     StartProcess,
     StopProcess,
 )
-from horovod.runner.elastic.job_state import (
-    Dismissed,
-    Ending,
-    Finishing,
-    Gathering,
-    JobProcess,
-    JobState,
-    Running,
-    Starting,
-    Training,
-    WaitingForRound,
-    count,
-)
+from horovod.runner.elastic.job_state import Dismissed, JobProcess, JobState, Starting, Training, WaitingForRound
+from horovod.runner.elastic.phases import Ending, Finishing, Gathering, Running, count
 from horovod.runner.elastic.rank_assignment import RoundMember, assign
 from horovod.runner.hosts.slots import HostInfo, SlotInfo
 from horovod.runner.policy import Say, Wake
@@ -40,6 +29,8 @@ FINAL_WORDS_SECONDS = 5.0
 """The time that ranks have to save their state when the job ends."""
 LEAVING_SECONDS = 30.0
 """How long a process that has no rank any more may take to end, while others continue."""
+SLOW_SECONDS = 30.0
+"""After this time a message names the processes that the others wait for."""
 SILENT_SECONDS = 5.0
 """How long a job that has not begun to train waits before the launcher says for what."""
 
@@ -181,6 +172,7 @@ class Reviewer:
                 f"Horovod was shutdown because number of resets during elastic job exceeded limit: {job.limits.resets}"
             )
         job.short, job.said = False, ""
+        job.early.clear()
         chosen = {process.number for process in ready}
         gone = [each for each in waiting if each.number not in chosen and each.number not in wanted]
         return self._begin_with(ready, gone)
@@ -233,7 +225,8 @@ class Reviewer:
             assert isinstance(process.state, WaitingForRound)
             assignments.append((process.number, process.state.question, slots[process.number]))
             process.state = Training(job.round, slots[process.number].rank)
-        begin = BeginRound(job.round, assignments, same_state)
+        in_run = any(process.in_run for process in ready)
+        begin = BeginRound(job.round, assignments, same_state, in_run)
         if job.round == 1:
             return [*decisions, begin]
         hosts = len({process.host for process in ready})
@@ -261,19 +254,30 @@ class Reviewer:
 
     def _finish(self, phase: Finishing) -> list[ElasticDecision]:
         """No further round begins: end processes that wait for one; those that train continue to their end."""
-        waiting = self._job.waiting()
+        job = self._job
+        waiting = job.waiting()
         if not waiting:
             return []
-        who = ", ".join(self._job.describe(process) for process in waiting)
-        message = f"process {phase.process} has done its work and ended with exit code 0"
+        who = ", ".join(job.describe(process) for process in waiting)
         decisions: list[ElasticDecision] = [
-            Say(f"horovodrun: {message}, so no further round begins: ending {who}"),
+            Say(f"horovodrun: {phase.first}, so no further round begins: ending {who}"),
         ]
         for process in waiting:
             assert isinstance(process.state, WaitingForRound)
-            decisions += dismiss(process, process.state.question, message, job_ends=True)
+            reason = f"{phase.first}, so no further round begins"
+            rank = job.rank_of(process.number)
+            if rank is not None:  # it has left the last round, and has not finished
+                phase = Finishing(phase.first, (*phase.unfinished, (rank, process.state.describe())))
+                decisions += self.await_ranks()
+            decisions += dismiss(process, process.state.question, reason, job_ends=True)
             decisions += self.wake(f"gone {process.number}", FINAL_WORDS_SECONDS)
+        job.phase = phase
         return decisions
+
+    def await_ranks(self) -> list[ElasticDecision]:
+        """Wait, not for ever, for the ranks of a round that others have left because of a failure."""
+        job = self._job
+        return self.wake(f"slow {job.round}", SLOW_SECONDS) + self.wake(f"late {job.round}", job.limits.patience)
 
 
 def dismiss(process: JobProcess, question: int, reason: str, *, job_ends: bool) -> list[ElasticDecision]:

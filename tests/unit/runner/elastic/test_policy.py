@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from elastic_policy_world import KILLED, PolicyWorld
-from horovod.control.elastic_messages import HostUpdateResult, Leaving, RankFailed, ReadyForRound
+from horovod.control.elastic_messages import HostUpdateResult, Leaving, RankFailed, ReadyForRound, Returned
 from horovod.runner.agent.messages import Exit
 from horovod.runner.policy import EndAll
 
@@ -341,16 +341,84 @@ def test_a_rank_lost_in_an_earlier_round_does_not_fail_a_job_that_ends_well() ->
     assert world.policy.first_failure is None
 
 
-def test_a_process_that_asks_for_a_round_after_the_work_is_done_is_ended() -> None:
+@pytest.mark.parametrize("asks_first", [True, False], ids=["it asks first", "the other ends first"])
+def test_a_rank_that_ends_well_before_others_have_finished_fails_the_job(asks_first: bool) -> None:
+    world = PolicyWorld({"a": 3}, least=1)
+    world.begin()
+    world.do(world.policy.told(0, Returned(1, 10)))
+    if asks_first:
+        world.ready(1, failed=True)
+        assert not world.dismissed, "it may yet be a loss"
+    world.end(0, Exit(0))
+    if not asks_first:
+        assert not world.policy.stopped
+        world.ready(1, failed=True)
+    assert world.dismissed == {1: True}
+    world.end(1, Exit(0))  # its script has caught the error
+    assert world.policy.undecided, "rank 2 may write a result"
+    world.end(2, Exit(0))
+    assert not world.policy.undecided
+    first = "Process 0 (rank 0, on a) returned from the training function after 10 commits and ended with exit code 0"
+    assert world.policy.stopped == f"{first} before 1 other rank had finished:\n  rank 1 waited at train.py:7: why"
+    assert world.reasons[1] == f"{first}, so no further round begins"
+
+
+def test_a_rank_that_ends_well_after_it_has_asked_for_another_round_has_not_finished() -> None:
+    world = PolicyWorld({"a": 1, "b": 1})
+    world.begin()
+    world.ready(1, failed=True)
+    world.end(1, Exit(0))
+    world.end(0, Exit(0))
+    assert "Process 0 (rank 0, on a) ended with exit code 0 before 1 other rank had finished" in world.policy.stopped
+
+
+def test_a_rank_that_was_told_to_end_and_finishes_first_has_done_its_work() -> None:
+    world = PolicyWorld({"a": 1})
+    world.begin()
+    world.do(world.policy.told(0, Leaving(1)))
+    world.end(0, Exit(0))
+    assert not (world.policy.undecided or world.policy.stopped or world.policy.first_failure)
+
+
+def test_a_rank_that_neither_finishes_nor_asks_after_the_job_has_failed_is_not_awaited_for_ever() -> None:
     world = PolicyWorld({"a": 3}, least=1)
     world.begin()
     world.end(0, Exit(0))
     world.ready(1, failed=True)
-    assert world.dismissed == {1: True}
     world.end(1, Exit(1))
-    world.end(2, Exit(0))
-    assert world.policy.first_failure is None
+    world.wake("slow 1")
+    assert world.said.endswith("the job has failed, and waits for Process 2 (rank 2, on a)\n")
+    world.wake("late 1")
+    assert "Process 2 (rank 2, on a) has not ended within 600 seconds: it is killed" in world.said
     assert not world.policy.undecided
+
+
+def test_a_new_process_that_ends_well_before_init_ends_no_job() -> None:
+    world = PolicyWorld({"a": 2}, least=1)
+    world.begin()
+    world.hosts({"a": 2, "b": 2})
+    world.end(2, Exit(0))
+    assert "Process 2 (on b) ended with exit code 0 before it called hvd.init(). No new processes" in world.said
+    world.ready(3)
+    world.end(3, Exit(0))
+    assert "Process 3 (on b) ended with exit code 0 while it waited for a rank." in world.said
+    world.end(1)
+    world.ready(0, failed=True)
+    world.connect()
+    assert world.ranks() == [0]
+    world.end(0, Exit(0))
+    assert not (world.policy.undecided or world.policy.stopped or world.policy.first_failure)
+
+
+@pytest.mark.parametrize("asks_first", [True, False])
+def test_ranks_that_wait_in_init_learn_of_others_that_never_call_it(asks_first: bool) -> None:
+    world = PolicyWorld({"a": 2}, least=2, fixed=True)
+    for act in [lambda: world.ready(1), lambda: world.end(0, Exit(0))][:: 1 if asks_first else -1]:
+        act()
+    early = "Process 0 (on a) ended with exit code 0 before it called hvd.init()"
+    assert early in world.said
+    assert world.policy.stopped == f"1 rank of at least 2 is left, and no more can be started: {early}"
+    assert world.dismissed == {1: True}
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 0, 1)])

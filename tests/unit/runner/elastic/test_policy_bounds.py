@@ -51,7 +51,7 @@ def test_a_process_that_is_not_needed_any_more_ends_at_once() -> None:
     world.wake("gone 1")
     assert world.killed == [1]
     world.end(2, Exit(0))
-    assert not world.policy.undecided and world.policy.first_failure is None
+    assert not world.policy.undecided and world.policy.first_failure is None and world.policy.stopped
 
 
 def test_the_time_to_wait_for_ranks_does_not_end_a_round_that_runs() -> None:
