@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
-
 KILLED = "its process ended without hvd.shutdown(): it crashed, was killed, or its host went away"
 STOPPED = "it does not answer any more: its process is stopped (SIGSTOP, Ctrl-Z)"
 
@@ -29,14 +27,14 @@ def why_not_running(pid: int) -> str | None:
     A process that a debugger or profiler has stopped counts as running.
     """
     try:
-        status = psutil.Process(pid).status()
-    except psutil.NoSuchProcess:
-        return KILLED
-    except psutil.Error:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return KILLED if Path("/proc/self").exists() else None
+    except OSError:
         return None
-    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+    if state in (b"Z", b"X"):
         return KILLED
-    return STOPPED if status == psutil.STATUS_STOPPED else ""
+    return STOPPED if state == b"T" else ""  # "t" where a debugger has stopped it
 
 
 def ended(processes: Mapping[int, int]) -> list[int]:

@@ -381,6 +381,6 @@ class Job:
             return None if awaited is None else ReportedFailure(*awaited)
         try:
             content = json.loads(value)
-            return ReportedFailure(int(content["rank"]), str(content["reason"]))
+            return ReportedFailure(int(content["rank"]), str(content["reason"]), bool(content.get("own")))
         except (ValueError, KeyError, TypeError):
             return None  # not written by the runtime of this version

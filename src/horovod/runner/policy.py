@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from horovod.control.processes import STOPPED
 from horovod.runner.agent.messages import Exit
 from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.output.outcome import ReportedFailure
@@ -43,7 +44,12 @@ class EndAll(NamedTuple):
     grace: float
 
 
-Decision = Say | Wake | EndAll
+class Look(NamedTuple):
+    """Have the agents report which processes are stopped, and call :meth:`Policy.looked`; before that, :meth:`Policy.ended` for
+    every process that has ended."""
+
+
+Decision = Say | Wake | Look | EndAll
 """The decisions of every policy."""
 Decisions = Sequence[tuple[object, ...]]
 """The decisions of one policy, which may have further kinds."""
@@ -109,6 +115,10 @@ class Policy(ABC):
     def woken(self, reason: str, reported: ReportedFailure | None) -> Decisions:
         """The time of a :class:`Wake` is over."""
 
+    def looked(self, stopped: Collection[int], reported: ReportedFailure | None) -> Decisions:
+        """All agents have reported which processes are stopped, or have had the time for it."""
+        return []
+
     def signalled(self, number: int) -> list[Decision]:
         """A signal has asked the launcher, or one of its agents, to end."""
         if self.interrupted:
@@ -161,7 +171,10 @@ class StaticPolicy(Policy):
         super().__init__(reader, batch_job)
         self._running = set(ranks)
         self._first_failed: int | None = None  # the first rank that ended with an exit code other than 0
-        self._deciding = False
+        self._stopped: Collection[int] | None = (
+            None  # ranks that were stopped when the first failed; None: not known yet
+        )
+        self._waits = False  # for a rank that was reported to end by itself
 
     @property
     def running(self) -> frozenset[int]:
@@ -170,7 +183,7 @@ class StaticPolicy(Policy):
     @property
     def undecided(self) -> bool:
         # The policy waits a moment before it decides which rank failed first.
-        return self._deciding and self.first_failure is None and not self.ending
+        return self._first_failed is not None and self.first_failure is None and not self.ending
 
     def ended(self, rank: int, end: Exit, reported: ReportedFailure | None) -> list[Decision]:
         self._running.discard(rank)
@@ -184,6 +197,13 @@ class StaticPolicy(Policy):
             return [] if self._running else self._end_all()
         if end.code and self._first_failed is None:
             self._first_failed = rank
+            return [Look()]
+        return self._name_first_failure(reported, wait_for_it=True)
+
+    def looked(self, stopped: Collection[int], reported: ReportedFailure | None) -> list[Decision]:
+        if self.ending or self.first_failure is not None:
+            return []
+        self._stopped = stopped
         return self._name_first_failure(reported, wait_for_it=True)
 
     def _interrupt_ended_it(self, end: Exit) -> bool:
@@ -203,19 +223,18 @@ class StaticPolicy(Policy):
 
     def _name_first_failure(self, reported: ReportedFailure | None, wait_for_it: bool) -> list[Decision]:
         """Decide which rank failed first: a rank that fails because of another may end before that one."""
-        if self._first_failed is None:
+        if self._first_failed is None or self._stopped is None:
             return []
-        known = reported is not None and (reported.rank in self._running or reported.rank in self.exits)
-        culprit = reported.rank if reported is not None and known else self._first_failed
+        culprit, reason = self._culprit(self._first_failed, self._stopped, reported)
         # No rank sends SIGTERM to another. A batch system that ends a job sends it to all processes, this launcher included.
         terminated = self.exits[self._first_failed].signal == signal.SIGTERM
-        if wait_for_it and (culprit in self._running or terminated):
-            first, self._deciding = not self._deciding, True
+        may_end = culprit in self._running and culprit not in self._stopped
+        if wait_for_it and (may_end or terminated):
+            first, self._waits = not self._waits, True
             return [Wake("reported", _REPORTED_SECONDS)] if first else []
         # A culprit that still runs, or that ended with 0, has no exit code to pass on; its first victim has.
         own = self.exits.get(culprit)
         ended = culprit if own is not None and own.code else self._first_failed
-        reason = reported.reason if reported is not None and known else ""
         self.first_failure = FirstFailure(culprit, ended, self.exits[ended], reason)
         message = f"horovodrun: Process {ended} exit with status code {self.exits[ended]}."
         if ended != culprit:
@@ -225,3 +244,20 @@ class StaticPolicy(Policy):
             message += f" Terminating the {others} rank{'s' * (others > 1)} that still run{'s' * (others == 1)}."
             return [Say(message), Wake("final output", _FINAL_OUTPUT_SECONDS)]
         return [Say(message), *self._end_all()]
+
+    def _culprit(self, failed: int, stopped: Collection[int], reported: ReportedFailure | None) -> tuple[int, str]:
+        """The rank that failed first, and the reason if the exit does not say it.
+
+        What ranks say of each other is less certain than what the launcher sees: no failure of another rank stops a process,
+        or ends it by SIGKILL.
+
+        Args:
+            failed: the first rank that ended with an exit code other than 0.
+        """
+        known = reported if reported and (reported.rank in self._running or reported.rank in self.exits) else None
+        killed = [rank for rank, end in self.exits.items() if end.signal == signal.SIGKILL]
+        seen = [*killed, *sorted(stopped)]
+        if known is not None and (known.own or known.rank in seen or not seen):
+            return known.rank, known.reason
+        culprit = seen[0] if seen else failed
+        return culprit, STOPPED if culprit in stopped else ""

@@ -23,6 +23,7 @@ from horovod.runner.agent.messages import (
     OutputData,
     ProcessPlan,
     Signalled,
+    Stopped,
 )
 from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.agent.processes import STREAMS
@@ -31,11 +32,13 @@ from horovod.runner.loop import Loop
 from horovod.runner.output import standard_input
 from horovod.runner.output.outcome import Outcome, ReportedFailure
 from horovod.runner.output.output import JobOutput, RankStream, ReaderGone
-from horovod.runner.policy import Decisions, EndAll, Policy, Say, Wake
+from horovod.runner.policy import Decisions, EndAll, Look, Policy, Say, Wake
 from horovod.runner.signals import SecondSignal, SignalPipe
 
 _PROMPT_SECONDS = 0.05
 """How long the rank that reads standard input may pause within a line before the line counts as a prompt."""
+_LOOK_SECONDS = 1.0
+"""How long the agents may take to report which processes are stopped."""
 _SWEEP_SECONDS = 4.0
 """How long, after the grace period, an agent may take to report that it has ended everything."""
 
@@ -85,6 +88,8 @@ class Supervisor:
         self._tails: dict[int, RankStream] = {}
         self._immortal: dict[str, list[int]] = {}
         self._input = standard_input.Forwarder(loop)
+        self._looking: set[Agent] = set()  # agents that have not said yet which processes are stopped
+        self._stopped: set[int] = set()
         self._refusal = ""  # why a process could not be started
 
     def run(self, agents: Sequence[Agent], plans: Callable[[], Sequence[Plans]], seconds: float) -> Outcome:
@@ -142,6 +147,9 @@ class Supervisor:
             self._refusal = self._refusal or event.reason
         elif isinstance(event, Closed):
             self._immortal[agent.name] = event.immortal
+        elif isinstance(event, Stopped):
+            self._stopped.update(event.processes)
+            self._has_looked(agent)
         elif isinstance(event, Signalled):
             self._do(self._policy.signalled(event.number))
         elif isinstance(event, Lost):
@@ -246,6 +254,7 @@ class Supervisor:
                 self._show(rank, name, b"")
             if rank in self._policy.running:
                 self._on_end(rank, Exit(255, reason=reason))
+        self._has_looked(agent)
 
     def _on_signals(self) -> None:
         assert self._signals is not None
@@ -283,10 +292,30 @@ class Supervisor:
             self._output.say(decision.text)
         elif isinstance(decision, Wake):
             self._loop.after(("policy", decision.reason), decision.seconds, partial(self._wake, decision.reason))
+        elif isinstance(decision, Look):
+            self._look()
         elif isinstance(decision, EndAll):
             for agent in list(self._agents):  # as in _close
                 agent.end(decision.grace, hunt=True)
             self._loop.after("overdue", decision.grace + _SWEEP_SECONDS, self._give_up)
+
+    def _look(self) -> None:
+        """Have the agents report which processes are stopped. A host that does not answer in time has none."""
+        self._looking = {agent for agent in self._agents if not agent.closed}
+        self._loop.after("looking", _LOOK_SECONDS, self._looked)
+        for agent in list(self._looking):
+            agent.look()
+
+    def _has_looked(self, agent: Agent) -> None:
+        if agent in self._looking:
+            self._looking.discard(agent)
+            if not self._looking:
+                self._looked()
+
+    def _looked(self) -> None:
+        self._looking.clear()
+        self._loop.cancel("looking")
+        self._do(self._policy.looked(frozenset(self._stopped), self._reported_failure()))
 
     def _give_up(self) -> None:
         """End without the agents that do not answer: they are stopped, or their hosts have just become unreachable."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-import psutil
 import pytest
 
 from horovod.control.processes import KILLED, STOPPED, own_process_namespace, why_not_running
 from unit.control.concurrent_ranks import wait_until
 
+PTRACE_ATTACH, PTRACE_DETACH = 16, 17
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 
 
@@ -43,16 +45,21 @@ def test_a_process_that_is_gone(process: subprocess.Popen[bytes]) -> None:
     assert why_not_running(process.pid) == KILLED
 
 
-def test_a_process_that_a_debugger_holds_up_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil.Process, "status", lambda self: psutil.STATUS_TRACING_STOP)
-    assert why_not_running(os.getpid()) == ""
+def test_a_process_that_a_debugger_holds_up_runs(process: subprocess.Popen[bytes]) -> None:
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    if ptrace(PTRACE_ATTACH, process.pid, None, None):
+        pytest.skip(f"no process can be traced here: {os.strerror(ctypes.get_errno())}")
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    assert Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "t"
+    assert why_not_running(process.pid) == ""
+    ptrace(PTRACE_DETACH, process.pid, None, None)
 
 
 def test_a_process_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: psutil.Process) -> str:
-        raise psutil.AccessDenied(self.pid)
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(self)
 
-    monkeypatch.setattr(psutil.Process, "status", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     assert why_not_running(os.getpid()) is None
 
 

@@ -369,12 +369,12 @@ class Generation:
             self.watch.report(self.identity.rank, raised, cause=RAISED)
             self.termination.failed.wait(5.0)
         elif raised:
-            self.termination.ended_by(raised)
+            self.termination.ended_by(raised, own=True)
         error = crash.failed_collective()
         if isinstance(error, RankLostError):
             self.termination.blame_leaver()
         elif error is not None:
-            self.termination.ended_by(f"{type(error).__name__}: {error}")
+            self.termination.ended_by(f"{type(error).__name__}: {error}", own=False)
         deadline = time.monotonic() + self.config.timeout.total_seconds()
         compared = self.config.check != "off"
         made, steps = (self.steps.describe(), self.steps.told()) if compared else ("", [])

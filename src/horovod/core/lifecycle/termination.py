@@ -120,7 +120,7 @@ class Termination:
         for companion in list(self.companions):
             companion.fail(self.failure, orderly=False)
         if self._rank in (0, rank) or rank == 0:
-            self._tell_launcher(rank, reason)
+            self._tell_launcher(rank, reason, own=cause.kind is FailureKind.RAISED)
         self.failed.set()
 
     def about_to_fail(self, seconds: float, reason: str) -> HorovodInternalError:
@@ -153,11 +153,11 @@ class Termination:
         if self._leaver is not None and self._leaver[0] != self._rank and not elastic:
             self._tell_launcher(*self._leaver)
 
-    def ended_by(self, reason: str) -> None:
-        """Tell the launcher that an error ends this process: its own, or one that other ranks raise, too, such as a mismatch.
-        Called before this rank leaves, so that no other rank reports first that it has left."""
+    def ended_by(self, reason: str, own: bool) -> None:
+        """Tell the launcher that an error ends this process: its ``own``, or one that other ranks raise, too, such as a
+        mismatch. Called before this rank leaves, so that no other rank reports first that it has left."""
         if elastic_process.this_process() is None:
-            self._tell_launcher(self._rank, reason)
+            self._tell_launcher(self._rank, reason, own)
 
     def _launched(self, rank: int) -> int:
         return self.rank_infos[rank].launched if rank < len(self.rank_infos) else rank
@@ -171,7 +171,7 @@ class Termination:
             text += ")" if launched == rank else f", rank {launched} of the launched job)"
         return text
 
-    def _tell_launcher(self, rank: int, reason: str) -> None:
+    def _tell_launcher(self, rank: int, reason: str, own: bool = False) -> None:
         process = elastic_process.this_process()
         if process is not None:
             process.failed(rank, reason)
@@ -180,7 +180,7 @@ class Termination:
             return
         try:
             with RendezvousClient(self.point.address, self.point.secret, 2.0) as client:
-                reported_failure = json.dumps({"rank": self._launched(rank), "reason": reason}).encode()
+                reported_failure = json.dumps({"rank": self._launched(rank), "reason": reason, "own": own}).encode()
                 client.put(FAILURE_KEY, reported_failure, only_first=True, timeout=2.0)
         except (RendezvousError, OSError) as error:
             _log.debug("this rank could not tell the launcher which rank failed first: %s", error)

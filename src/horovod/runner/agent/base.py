@@ -60,6 +60,10 @@ class Agent(ABC):
         """Signal these processes and what they started."""
 
     @abstractmethod
+    def look(self) -> None:
+        """Report the ends of processes that have not been reported yet, and then :class:`Stopped`."""
+
+    @abstractmethod
     def feed(self, process: int, data: bytes) -> None:
         """Standard input for a process that does not inherit the launcher's; empty data closes it.
 

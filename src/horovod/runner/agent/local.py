@@ -15,7 +15,7 @@ from functools import partial
 from horovod.runner.agent import process_tree
 from horovod.runner.agent.base import Agent, HostFacts, Report
 from horovod.runner.agent.guardian import Guardian
-from horovod.runner.agent.messages import Closed, Ended, InputConsumed, NotStarted, OutputData, ProcessPlan
+from horovod.runner.agent.messages import Closed, Ended, InputConsumed, NotStarted, OutputData, ProcessPlan, Stopped
 from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.agent.processes import STREAMS, StartedProcess
 from horovod.runner.children import owned
@@ -91,6 +91,12 @@ class LocalAgent(Agent):
         for process in processes:
             if process in self._processes:
                 self._processes[process].signal_group(number)
+
+    def look(self) -> None:
+        for process in list(self._processes.values()):
+            if self._loop.watches(process.ended):
+                self._on_end(process)
+        self._report(self, Stopped([number for number, process in self._processes.items() if process.stopped]))
 
     def feed(self, process: int, data: bytes) -> None:
         pipe = self._processes[process].input if process in self._processes else None

@@ -82,6 +82,10 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
     processes: list[int]
 
 
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Report the ends of processes that have not been reported yet, and then :class:`Stopped`."""
+
+
 class Input(msgspec.Struct, frozen=True, tag=True):
     """Standard input for a process; empty data closes it."""
 
@@ -154,6 +158,13 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     exit: Exit
 
 
+class Stopped(msgspec.Struct, frozen=True, tag=True):
+    """The answer to :class:`Look`."""
+
+    processes: list[int]
+    """Those that are stopped (SIGSTOP, Ctrl-Z)."""
+
+
 class Signalled(msgspec.Struct, frozen=True, tag=True):
     """The agent got a signal that did not come from the launcher: a batch system signals all processes of a job."""
 
@@ -173,8 +184,10 @@ class Closed(msgspec.Struct, frozen=True, tag=True):
     """Process ids that even SIGKILL did not end."""
 
 
-AgentOrder = Prepare | StartProcesses | Signal | Input | End
-AgentEvent = Hello | AgentReady | Refused | NotStarted | OutputData | InputConsumed | Ended | Signalled | Lost | Closed
+AgentOrder = Prepare | StartProcesses | Signal | Look | Input | End
+AgentEvent = (
+    Hello | AgentReady | Refused | NotStarted | OutputData | InputConsumed | Ended | Stopped | Signalled | Lost | Closed
+)
 
 encode = msgspec.msgpack.Encoder().encode
 decode_order = msgspec.msgpack.Decoder(AgentOrder).decode

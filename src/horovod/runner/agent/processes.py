@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections.abc import Mapping
 
+from horovod.control.processes import STOPPED, why_not_running
 from horovod.runner.agent.messages import CHUNK_BYTES, Exit, ProcessPlan
 from horovod.runner.errors import LaunchError
 
@@ -86,6 +87,11 @@ class StartedProcess:
                 killed = found.si_code != os.CLD_EXITED
                 self.exit = Exit(128 + found.si_status, found.si_status) if killed else Exit(found.si_status)
         return self.exit
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the process is stopped (SIGSTOP, Ctrl-Z), other than by a debugger."""
+        return self.exit is None and why_not_running(self._process.pid) == STOPPED
 
     def signal_group(self, number: int) -> None:
         """Signal the process and what it started, except children that left its group."""

@@ -32,6 +32,7 @@ from horovod.runner.agent.messages import (
     End,
     Hello,
     Input,
+    Look,
     Lost,
     Prepare,
     Refused,
@@ -110,6 +111,8 @@ class Program:
             self._local.start({**os.environ, **order.environment, "PWD": self._directory}, order.plans)
         elif isinstance(order, Signal):
             self._local.signal(order.number, order.processes)
+        elif isinstance(order, Look):
+            self._local.look()
         elif isinstance(order, Input):
             self._local.feed(order.process, order.data)
         elif isinstance(order, End):

@@ -26,7 +26,7 @@ from horovod.runner.job import LOOPBACK, Job
 from horovod.runner.loop import Loop
 from horovod.runner.output.outcome import Outcome, ReportedFailure
 from horovod.runner.output.output import JobOutput, RankStream, Sink
-from horovod.runner.policy import Decision, StaticPolicy
+from horovod.runner.policy import Decision, Look, StaticPolicy
 from horovod.runner.reach.reach import launcher_addresses
 from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans, Supervisor
@@ -174,9 +174,10 @@ class ExternalJobPolicy(StaticPolicy):
     def __init__(self, *, reads_input: bool) -> None:
         super().__init__([CHILD], CHILD if reads_input else None)
 
-    def _name_first_failure(self, reported: ReportedFailure | None, wait_for_it: bool) -> list[Decision]:
+    def ended(self, rank: int, end: Exit, reported: ReportedFailure | None) -> list[Decision]:
+        decisions = super().ended(rank, end, reported)
         # The program has ended its ranks on other hosts. On this host, processes that are left are ended here.
-        return [] if self._first_failed is None else self._end_all()
+        return self._end_all() if decisions == [Look()] else decisions
 
 
 class PlainOutput(JobOutput):

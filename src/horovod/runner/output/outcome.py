@@ -21,6 +21,8 @@ class ReportedFailure:
 
     rank: int
     reason: str
+    own: bool = False
+    """Whether the rank itself has said so, such as one whose script has raised."""
 
 
 @dataclass(frozen=True)

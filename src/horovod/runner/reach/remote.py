@@ -18,6 +18,7 @@ from horovod.runner.agent.messages import (
     End,
     Hello,
     Input,
+    Look,
     Lost,
     NotStarted,
     Prepare,
@@ -96,6 +97,9 @@ class RemoteAgent(Agent):
 
     def signal(self, number: int, processes: Collection[int]) -> None:
         self._order(Signal(number, list(processes)))
+
+    def look(self) -> None:
+        self._order(Look())
 
     def feed(self, process: int, data: bytes) -> None:
         self._order(Input(process, data))

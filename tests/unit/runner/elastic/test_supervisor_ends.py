@@ -12,7 +12,7 @@ import pytest
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import make_secret
 from horovod.runner.agent.base import Agent, HostFacts, Report
-from horovod.runner.agent.messages import Closed, Ended, Exit, Lost, OutputData, ProcessPlan
+from horovod.runner.agent.messages import Closed, Ended, Exit, Lost, OutputData, ProcessPlan, Stopped
 from horovod.runner.elastic import supervisor as elastic_supervisor
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import StartProcess
@@ -67,6 +67,9 @@ class PromptAgent(Agent):
 
     def signal(self, number: int, processes: Collection[int]) -> None:
         pass
+
+    def look(self) -> None:
+        self._report(self, Stopped([]))
 
     def feed(self, process: int, data: bytes) -> None:
         pass
