@@ -103,6 +103,12 @@ def named(errors: str) -> list[int]:
     return [int(rank) for rank in re.findall(r"^horovodrun: the job failed\. Rank (\d+) failed first", errors, re.M)]
 
 
+def lost(errors: str) -> set[int]:
+    """The ranks that others say they have lost."""
+    said = re.findall(r"lost rank (\d+) while|Horovod: rank (\d+) \(host", errors)
+    return {int(in_init or later) for in_init, later in said}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=60)
@@ -117,7 +123,7 @@ def main() -> None:
         for seed in range(first, first + options.jobs):
             loss = Loss.of(seed, most)
             errors = loss.run(launcher)
-            right = named(errors) == [loss.rank]
+            right = named(errors) == [loss.rank] and lost(errors) <= {loss.rank}
             wrong += not right
             print(f"{seed}: {loss}: {'right' if right else 'WRONG'}", flush=True)
             if not right or os.environ.get("SHOW"):

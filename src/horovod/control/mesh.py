@@ -23,6 +23,7 @@ import psutil
 from horovod.control.descriptors import DescriptorLimitError, make_room
 from horovod.control.dial import Address, dial_until
 from horovod.control.listener import ConnectionListener
+from horovod.control.lost_rank import LostRankError, text_of_loss
 from horovod.control.networks import Network, common_links, networks_of
 from horovod.control.processes import own_process_namespace
 from horovod.control.wakeup import WakeUp
@@ -79,6 +80,14 @@ _decode_purpose = msgspec.msgpack.Decoder(_Purpose).decode
 
 class MeshError(RuntimeError):
     """Some ranks could not be connected; the message says which."""
+
+
+class LostPeerError(LostRankError, MeshError):
+    """A rank could not be reached, or did not connect."""
+
+    def __init__(self, rank: int, doing: str, why: str) -> None:
+        super().__init__(text_of_loss(rank, doing, why))
+        self.lost_rank = rank
 
 
 class Mesh:
@@ -141,7 +150,8 @@ class Mesh:
             Connected, authenticated, blocking sockets.
 
         Raises:
-            MeshError: a peer could not be reached, or did not connect; or this process may not open so many connections.
+            LostPeerError: a peer could not be reached, or did not connect.
+            MeshError: it was cancelled, or this process may not open so many connections.
         """
         try:
             make_room(len(keys), f"rank {self._rank}")
@@ -182,6 +192,9 @@ class Mesh:
             connection.close()
         self._early.clear()
 
+    def _was_cancelled(self) -> MeshError:
+        return MeshError(f"rank {self._rank} cannot be connected: {self._cancelled}")
+
     def _dial(
         self, endpoint: Endpoint, key: ConnectionKey, generation: str, secret: bytes, deadline: float
     ) -> socket.socket:
@@ -203,9 +216,10 @@ class Mesh:
         try:
             return dial_until(addresses, secret, purpose, deadline, sources=sources, cancelled=lambda: self._cancelled)
         except ConnectionError as error:
-            raise MeshError(
-                f"rank {self._rank} cannot connect to rank {endpoint.rank} on {endpoint.host}: {error}"
-            ) from error
+            if self._cancelled:
+                raise self._was_cancelled() from error
+            doing = f"rank {self._rank} connected to it on {endpoint.host}"
+            raise LostPeerError(endpoint.rank, doing, str(error)) from error
 
     def _accept(
         self,
@@ -244,12 +258,14 @@ class Mesh:
                 while expected:
                     now = time.monotonic()
                     if self._cancelled:
-                        raise MeshError(f"rank {self._rank} cannot be connected: {self._cancelled}")
+                        raise self._was_cancelled()
                     if now >= deadline:
                         missing = sorted({key.peer for key in expected})
-                        raise MeshError(
-                            f"ranks {missing} did not connect to rank {self._rank} in time. Look at their output; if they only "
-                            f"need more time to start, raise horovodrun --start-timeout ({START_TIMEOUT})"
+                        raise LostPeerError(
+                            missing[0],
+                            f"rank {self._rank} waited for connections",
+                            f"ranks {missing} did not connect to it in time. Look at their output; if they only need more time "
+                            f"to start, raise horovodrun --start-timeout ({START_TIMEOUT})",
                         )
                     wake = min(deadline, listener.next_deadline() or deadline)
                     for key, events in selector.select(max(0.0, wake - now)):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from horovod.control.dial import dial
-from horovod.control.mesh import ConnectionKey, Endpoint, Mesh, MeshError, by_nearness, own_addresses
+from horovod.control.mesh import ConnectionKey, Endpoint, LostPeerError, Mesh, MeshError, by_nearness, own_addresses
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently
 from unit.control.unauthenticated_clients import BAD_CLIENTS, Recorder, connect, receive, visited_by
 
@@ -139,9 +139,9 @@ def test_a_rank_that_does_not_come_is_named(meshes: Callable[..., list[Mesh]]) -
     outcomes = ConcurrentCalls(
         *(partial(some[rank].connect, endpoints, mesh(rank, 3), "1", SECRET, soon(0.3)) for rank in (0, 1))
     ).outcomes()
-    assert [type(outcome) for outcome in outcomes] == [MeshError, MeshError]
+    assert [type(outcome) for outcome in outcomes] == [LostPeerError, LostPeerError]
     for rank, outcome in enumerate(outcomes):
-        assert str(outcome).startswith(f"ranks [2] did not connect to rank {rank} in time. Look at their output")
+        assert str(outcome).startswith(f"lost rank 2 while rank {rank} waited for connections: ranks [2] did not")
 
 
 def test_a_rank_that_cannot_be_reached_is_named_with_its_addresses(
@@ -153,7 +153,7 @@ def test_a_rank_that_cannot_be_reached_is_named_with_its_addresses(
     with pytest.raises(MeshError) as caught:
         second.connect(endpoints, mesh(1, 2), "1", SECRET, soon(0.1))
     text = str(caught.value)
-    assert text.startswith("rank 1 cannot connect to rank 0 on host: ")
+    assert text.startswith("lost rank 0 while rank 1 connected to it on host: ")
     assert f"127.0.0.1:{endpoints[0].port}" in text
     assert endpoints[0].name.replace("\0", "@") in text
 

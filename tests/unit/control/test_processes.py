@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from horovod.control.lost_rank import stopped_rank
 from horovod.control.processes import KILLED, STOPPED, own_process_namespace, why_not_running
 from unit.control.concurrent_ranks import wait_until
 
@@ -36,6 +37,17 @@ def test_a_process_that_is_stopped_and_goes_on(process: subprocess.Popen[bytes])
     wait_until(lambda: why_not_running(process.pid) == STOPPED, "the stop")
     process.send_signal(signal.SIGCONT)
     wait_until(lambda: why_not_running(process.pid) == "", "the end of the stop")
+
+
+def test_the_stopped_one_of_several_processes(process: subprocess.Popen[bytes]) -> None:
+    here = own_process_namespace()
+    processes = [(here, os.getpid()), (here, os.getppid()), (here, process.pid), ("elsewhere", process.pid)]
+    assert stopped_rank(0, processes, suspect=1) == -1
+    process.send_signal(signal.SIGSTOP)
+    wait_until(lambda: why_not_running(process.pid) == STOPPED, "the stop")
+    assert stopped_rank(0, processes, suspect=1) == 2
+    assert stopped_rank(3, processes, suspect=1) == 3
+    assert stopped_rank(0, [("", os.getpid()), ("", process.pid)], suspect=1) == -1
 
 
 def test_a_process_that_is_gone(process: subprocess.Popen[bytes]) -> None:

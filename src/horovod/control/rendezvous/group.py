@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from horovod.control.channel import Channel
+from horovod.control.lost_rank import text_of_loss
 from horovod.core.config import START_TIMEOUT
 
 
@@ -54,6 +55,22 @@ class RendezvousGroup:
         return f"hvd.init(comm={self.members})" if self.members else "hvd.init()"
 
 
+@dataclass
+class FailedExchange:
+    """An exchange that has failed, and was not repeated with success.
+
+    Attributes:
+        lost: the rank of the launched job for which others waited in vain; -1 if there is none.
+        told, why: what the others were told, and why that rank is to blame.
+        heard: the ranks of the launched job that were told so.
+    """
+
+    lost: int
+    told: str
+    why: str
+    heard: set[int]
+
+
 def timeout_error(group: RendezvousGroup, others: Iterable[RendezvousGroup]) -> str:
     """The error of a group that has timed out: which ranks are missing, and which other calls those have made, if any.
 
@@ -79,13 +96,16 @@ def timeout_error(group: RendezvousGroup, others: Iterable[RendezvousGroup]) -> 
     )
 
 
-def ended_processes_error(group: RendezvousGroup, departed: Mapping[int, str]) -> tuple[str, str]:
+def ended_processes_error(
+    group: RendezvousGroup, departed: Mapping[int, str], in_the_middle: bool = False
+) -> tuple[str, str]:
     """The error of a group that waits for ranks whose processes have ended.
 
     Args:
         group: the group that waits.
         departed: how each of these ranks ended, by its number in the launched job, in the order in which they ended; at least
             one.
+        in_the_middle: these ranks have made the call, and ended before it was complete.
 
     Returns:
         The error for the ranks that wait, and the reason why the first rank that ended is to blame.
@@ -93,6 +113,9 @@ def ended_processes_error(group: RendezvousGroup, departed: Mapping[int, str]) -
     first, ranks, waiting, call = next(iter(departed)), sorted(departed), group.present(), group.call()
     codes = ", ".join(departed[rank].removeprefix("exit code ") for rank in ranks[:16])
     ended = f"has ended (exit code {codes})" if len(ranks) == 1 else f"have ended (exit codes {codes})"
+    if in_the_middle:
+        why = text_of_loss(first, "the ranks met in init()", f"its process ended ({departed[first]})")
+        return f"{call} cannot complete: {why}. Look at the output of {_ranks(ranks)}", why
     told = (
         f"{call} cannot complete: {_ranks(ranks)} of {group.size} {ended} instead of calling it. Look at the output of "
         f"{_ranks(ranks)}. All ranks must call it, and equally often; to run with only some ranks, list these: "

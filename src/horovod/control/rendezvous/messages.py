@@ -14,6 +14,8 @@ import zlib
 import msgspec
 
 VALUE_LIMIT = (1 << 32) - 1
+REACHABILITY = "reachability"
+"""The subject of the second all-gather of a call of ``init()``, of jobs on several hosts."""
 PURPOSE = b"rendezvous"
 
 

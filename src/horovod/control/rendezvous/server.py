@@ -6,16 +6,23 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from horovod.control.channel import Channel, ChannelClosed, frame
 from horovod.control.descriptors import DescriptorLimitError, make_room
 from horovod.control.listener import ConnectionListener
-from horovod.control.rendezvous.group import RendezvousGroup, ended_processes_error, timeout_error
+from horovod.control.lost_rank import text_of_loss
+from horovod.control.rendezvous.group import (
+    FailedExchange,
+    RendezvousGroup,
+    ended_processes_error,
+    timeout_error,
+)
 from horovod.control.rendezvous.messages import (
     PURPOSE,
+    REACHABILITY,
     VALUE_LIMIT,
     Answer,
     ExchangeValues,
@@ -64,7 +71,7 @@ class RendezvousServer:
         self._waiting: dict[str, list[tuple[Channel, float]]] = {}
         self._rendezvous_groups: dict[str, RendezvousGroup] = {}
         self._departed: dict[int, str] = {}
-        self._awaited: tuple[int, str] | None = None
+        self._failed: dict[str, FailedExchange] = {}
         self._passed_on: dict[str, Callable[[str, bytes], None]] = {}
         self._over = (0, "")
         self._clients: set[Channel] = set()
@@ -169,9 +176,10 @@ class RendezvousServer:
         self._wake_up.set()
 
     def awaited_in_vain(self) -> tuple[int, str] | None:
-        """The first rank that has ended while others waited for it, with the reason; None if there is none."""
+        """The rank for which others waited in vain, with the reason; None if there is none. Exchanges that were repeated with
+        success do not count."""
         with self._lock:
-            return self._awaited
+            return next(((failed.lost, failed.why) for failed in self._failed.values() if failed.lost >= 0), None)
 
     def arrived(self) -> dict[str, list[int]]:
         """By the key of each exchange that is not complete, the ranks that wait for the others."""
@@ -285,6 +293,7 @@ class RendezvousServer:
         if len(group.values) == group.size:
             del self._rendezvous_groups[request.key]
             with self._lock:
+                self._failed.pop(request.key, None)
                 self._exchanged |= self._clients.intersection(group.clients.values())
             answer = frame(encode_values([group.values[rank] for rank in range(group.size)]))
             for waiting in list(group.clients.values()):
@@ -308,8 +317,7 @@ class RendezvousServer:
         groups = self._rendezvous_groups
         reasons = {key: timeout_error(group, groups.values()) for key, group in groups.items() if group.deadline <= now}
         for key, reason in reasons.items():
-            for client in list(groups.pop(key).clients.values()):
-                self._answer(client, Refusal(reason, True))
+            self._fail(key, groups[key].missing()[0], reason, reason, timed_out=True)
 
     def _refuse_abandoned(self) -> None:
         """End the groups that wait for ranks that have ended."""
@@ -317,14 +325,29 @@ class RendezvousServer:
             departed = dict(self._departed) if self._rendezvous_groups else {}
         for key, group in list(self._rendezvous_groups.items()):
             missing = {rank: how for rank, how in departed.items() if group.awaits(rank)}
-            if not missing:
-                continue
-            del self._rendezvous_groups[key]
-            told, reason = ended_processes_error(group, missing)
-            with self._lock:
-                self._awaited = self._awaited or (next(iter(missing)), reason)
-            for waiting in list(group.clients.values()):
-                self._answer(waiting, Refusal(told, False))
+            earlier = self._failed.get(key)
+            if missing and earlier is not None and {earlier.lost, *earlier.heard} & missing.keys():
+                # It has failed for these ranks, too; or they had come, and have ended because of that.
+                self._fail(key, earlier.lost, earlier.told, earlier.why, earlier.heard)
+            elif missing:
+                told, why = ended_processes_error(group, missing, in_the_middle=key.startswith(f"{REACHABILITY}/"))
+                self._fail(key, next(iter(missing)), told, why)
+
+    def _fail(
+        self, key: str, lost: int, told: str, why: str, heard: Collection[int] = (), timed_out: bool = False
+    ) -> None:
+        """End an exchange, whose ranks are ``told`` so.
+
+        Args:
+            lost: the rank of the launched job for which they waited.
+            why: why that rank is to blame.
+            heard: ranks that were told so before.
+        """
+        group = self._rendezvous_groups.pop(key)
+        with self._lock:
+            self._failed[key] = FailedExchange(lost, told, why, {*heard, *group.present()})
+        for waiting in list(group.clients.values()):
+            self._answer(waiting, Refusal(told, timed_out))
 
     def _refuse_over(self) -> None:
         """End the exchanges of rounds that are over."""
@@ -371,6 +394,5 @@ class RendezvousServer:
         for key, group in list(self._rendezvous_groups.items()):
             left = [group.launched(rank) for rank, waiting in group.clients.items() if waiting is client]
             if left and not self._stopping:
-                del self._rendezvous_groups[key]
-                for waiting in list(group.clients.values()):
-                    self._answer(waiting, Refusal(f"rank {left[0]} left while the other ranks waited in init()", False))
+                why = text_of_loss(left[0], "the other ranks waited for it in init()", "it closed its connection")
+                self._fail(key, left[0], why, why)

@@ -15,6 +15,7 @@ import numpy as np
 from horovod.comm.base import Communicator
 from horovod.control.channel import LENGTH_BYTES, frame
 from horovod.control.dial import receive_exactly
+from horovod.control.lost_rank import LostRankError, text_of_loss
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 
 LONGEST_MESSAGE = 1 << 24
@@ -24,6 +25,14 @@ _DATA, _FAILED = b"d", b"f"
 _PASSING_ON_SECONDS = 1.0
 """The time by which a member waits longer than its parent in the tree, because the parent knows better which rank is
 missing."""
+
+
+class LostMemberError(LostRankError, ConnectionError):
+    """A member was lost while the members exchanged messages."""
+
+
+class LateMemberError(LostRankError, TimeoutError):
+    """A member has not answered in time."""
 
 
 class MemberExchange(Protocol):
@@ -52,8 +61,8 @@ class ExchangeOverConnections:
         deadline: ``time.monotonic`` by which a message must have arrived.
         tree: None: the first member is connected to every other member.
 
-    Its methods raise TimeoutError or ConnectionError if a member does not answer; the message names its rank. Members that wait
-    for that rank through this one get the same message.
+    Its methods raise LateMemberError or LostMemberError if a member does not answer; the message names its rank. Members that
+    wait for that rank through this one get the same message.
     """
 
     def __init__(
@@ -127,7 +136,8 @@ class ExchangeOverConnections:
 
     def _pass_on(self, error: OSError, waiting: Iterable[int]) -> None:
         """Send the reason of a failure to the members that wait for this one."""
-        message = frame(_FAILED + str(error).encode())
+        lost = error.lost_rank if isinstance(error, LostRankError) else -1
+        message = frame(_FAILED + msgspec.msgpack.encode((lost, str(error))))
         for index in waiting:
             connection = self._connections[index]
             try:
@@ -159,14 +169,18 @@ class ExchangeOverConnections:
                 os.close(received)
             raise self._lost(index, error) from error
         if not body.startswith(_DATA):
-            raise ConnectionError(body.removeprefix(_FAILED).decode(errors="replace"))
+            lost, text = msgspec.msgpack.decode(body.removeprefix(_FAILED), type=tuple[int, str])
+            told = LostMemberError(text)
+            told.lost_rank = lost
+            raise told
         return body[len(_DATA) :], descriptors[0] if descriptors else -1
 
     def _lost(self, index: int, error: OSError) -> OSError:
-        kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
-        return kind(
-            f"rank {self.ranks[index]} did not take part in the choice of an engine ({error}). Look at its output"
-        )
+        rank = self.ranks[index]
+        kind = LateMemberError if isinstance(error, TimeoutError) else LostMemberError
+        lost = kind(text_of_loss(rank, "the ranks chose an engine", f"{error}. Look at its output"))
+        lost.lost_rank = rank
+        return lost
 
 
 class ExchangeOverCommunicator:

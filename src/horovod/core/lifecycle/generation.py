@@ -23,7 +23,9 @@ from horovod.comm.mpi import runtime as mpi
 from horovod.comm.mpi.engine import MpiEngine
 from horovod.comm.select import forced_host_engine
 from horovod.control.failure import RAISED
-from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
+from horovod.control.lost_rank import LostRankError, stopped_rank, text_of_loss
+from horovod.control.mesh import ConnectionKey, Endpoint, Mesh, MeshError
+from horovod.control.processes import STOPPED
 from horovod.control.reachability import UnreachableError
 from horovod.control.rendezvous.interface import AllGather
 from horovod.control.secret import make_secret
@@ -153,6 +155,13 @@ class Generation:
             sets = agree_on_process_sets([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
             self._connect(mesh, groups, deadline)
+        except LostRankError as error:
+            reason = self._first_loss(error)
+            if reason == str(error):
+                raise
+            raise MeshError(
+                reason
+            ) from None  # what this rank saw names a rank that has given up because of the lost one
         finally:
             if process is not None:
                 process.call_when_over(None)
@@ -163,6 +172,17 @@ class Generation:
         if self.identity.rank == 0:
             _log.info("%s", self._summary())
         return sets
+
+    def _first_loss(self, error: LostRankError) -> str:
+        """What a rank says that has lost another one in ``init()``: what was reported first, or which process of its host is
+        stopped. A rank that has given up is lost, too, to those that wait for it."""
+        lost, reason = error.lost_rank, str(error)
+        processes = [(endpoint.process_namespace, endpoint.pid) for endpoint in self._endpoints]
+        stopped = stopped_rank(self.identity.rank, processes, lost)
+        if stopped >= 0:
+            lost, reason = stopped, text_of_loss(stopped, "the ranks met in hvd.init()", STOPPED)
+        first = self.termination.cannot_begin(lost, reason)
+        return reason if stopped >= 0 else first
 
     def _summary(self) -> str:
         """The job in one line: its ranks, hosts and engines, and why these engines were chosen."""

@@ -16,6 +16,7 @@ from horovod.control.reachability import TRIAL_SECONDS, Findings, find_unreachab
 from horovod.control.rendezvous import over_mpi, over_pmi
 from horovod.control.rendezvous.at_rank_0 import Directory, KnownAddress, RendezvousAtRank0
 from horovod.control.rendezvous.interface import AllGather, LauncherServer, OnThisHost, Rendezvous
+from horovod.control.rendezvous.messages import REACHABILITY
 from horovod.control.rendezvous.munge import MungeError
 from horovod.control.rendezvous.on_hosts import RendezvousOnHosts
 from horovod.control.rendezvous.over_mpi import RendezvousOverMpi
@@ -89,7 +90,7 @@ def reachable_endpoints(
     """
     left = max(0.1, deadline - time.monotonic())
     found = find_unreachable(own, endpoints, min(TRIAL_SECONDS, left / 2))
-    every = [_decode_findings(each) for each in all_gather("reachability", msgspec.msgpack.encode(found), left)]
+    every = [_decode_findings(each) for each in all_gather(REACHABILITY, msgspec.msgpack.encode(found), left)]
     reachable = without_unreachable_addresses(endpoints, every)
     for host, failed in found.items():
         for address, why in failed.items():

@@ -33,6 +33,9 @@ from horovod.core.worker.worker import WorkerThread, still_in_use
 
 _log = logging.getLogger("horovod.core")
 
+_TELLING_SECONDS = 2.0
+"""How long the launcher may take to answer."""
+
 FAILURE_KEY = "failure"
 """The key in the rendezvous server under which the launcher finds the rank that failed first."""
 
@@ -143,9 +146,15 @@ class Termination:
             for companion in list(self.companions):
                 companion.fail(self.error, orderly=True)
 
-    def cannot_begin(self, rank: int, reason: str) -> None:
-        """Report that the job ends before it has begun, because of ``rank`` or its host. Every rank may; the first counts."""
-        self._tell_launcher(rank, reason)
+    def cannot_begin(self, rank: int, reason: str) -> str:
+        """Report that the job ends before it has begun, because of ``rank`` or its host. Every rank may; the first counts.
+
+        Returns:
+            The reason that was reported first; ``reason`` if that is not known.
+        """
+        if elastic_process.this_process() is not None:
+            return reason  # the launcher is told when the round could not begin
+        return self._tell_launcher(rank, reason)
 
     def blame_leaver(self) -> None:
         """Tell the launcher that this process ends because another rank has left."""
@@ -171,19 +180,22 @@ class Termination:
             text += ")" if launched == rank else f", rank {launched} of the launched job)"
         return text
 
-    def _tell_launcher(self, rank: int, reason: str, own: bool = False) -> None:
+    def _tell_launcher(self, rank: int, reason: str, own: bool = False) -> str:
+        """Report which rank failed first, and why. Returns the reason that was reported first, if the launcher says it."""
         process = elastic_process.this_process()
         if process is not None:
             process.failed(rank, reason)
-            return
+            return reason
         if not isinstance(self.point, LauncherServer):
-            return
+            return reason
+        report = json.dumps({"rank": self._launched(rank), "reason": reason, "own": own}).encode()
         try:
-            with RendezvousClient(self.point.address, self.point.secret, 2.0) as client:
-                reported_failure = json.dumps({"rank": self._launched(rank), "reason": reason, "own": own}).encode()
-                client.put(FAILURE_KEY, reported_failure, only_first=True, timeout=2.0)
+            with RendezvousClient(self.point.address, self.point.secret, _TELLING_SECONDS) as client:
+                client.put(FAILURE_KEY, report, only_first=True, timeout=_TELLING_SECONDS)
+                return str(json.loads(client.get(FAILURE_KEY, _TELLING_SECONDS))["reason"])
         except (RendezvousError, OSError) as error:
             _log.debug("this rank could not tell the launcher which rank failed first: %s", error)
+            return reason
 
 
 class NoPeers:

@@ -230,6 +230,34 @@ def test_several_ranks_that_departed_are_all_named_and_the_first_is_to_blame(ser
     )
 
 
+def test_a_rank_that_comes_after_the_others_have_given_up_hears_why(server: RendezvousServer) -> None:
+    """They came and ended because of it: they are not the ones that did not come."""
+    outcomes = ConcurrentCalls(*(partial(exchange, server, rank, 3, seconds=0.3) for rank in (0, 1))).outcomes()
+    for rank in (0, 1):
+        server.depart(rank, "exit code 1")
+    outcomes += ConcurrentCalls(partial(exchange, server, 2, 3)).outcomes()
+    assert [str(outcome).partition(". ")[0] for outcome in outcomes] == [
+        "rank 2 of 3 did not call hvd.init() within 0.3 seconds of the first rank"
+    ] * 3
+    assert server.awaited_in_vain() == (2, str(outcomes[0]))
+
+
+def test_nobody_is_to_blame_for_an_exchange_that_was_repeated(server: RendezvousServer) -> None:
+    (error,) = ConcurrentCalls(partial(exchange, server, 0, 2, seconds=0.1)).outcomes()
+    assert isinstance(error, TimeoutError) and server.awaited_in_vain() is not None
+    run_concurrently(*everybody(server, 2))
+    assert server.awaited_in_vain() is None
+
+
+def test_a_rank_that_ends_between_two_exchanges_of_init_is_lost_there(server: RendezvousServer) -> None:
+    waiting = ConcurrentCalls(partial(exchange, server, 0, 2, key="reachability/"))
+    server.depart(1, "exit code 3")
+    (error,) = waiting.outcomes()
+    reason = "lost rank 1 while the ranks met in init(): its process ended (exit code 3)"
+    assert str(error) == f"hvd.init() cannot complete: {reason}. Look at the output of rank 1"
+    assert server.awaited_in_vain() == (1, reason)
+
+
 def test_clients_that_do_not_wait_for_an_ended_rank_are_not_told(server: RendezvousServer) -> None:
     server.depart(1, "exit code 0")
     assert run_concurrently(*(partial(members, server, rank, [2, 0]) for rank in (0, 2))) == [[b"2", b"0"]] * 2
@@ -281,7 +309,7 @@ def test_a_rank_that_leaves_during_an_exchange_ends_the_wait_of_the_others(serve
         wait_until(arrived(server, "k", 2), "two arrivals")
     (outcome,) = waiting.outcomes()
     assert type(outcome) is RendezvousError
-    assert str(outcome) == "rank 1 left while the other ranks waited in init()"
+    assert str(outcome) == "lost rank 1 while the other ranks waited for it in init(): it closed its connection"
     assert arrived(server, "elsewhere", 1)()
     assert exchange(server, 1, 2, b"", "elsewhere") == [b"", b""]
     elsewhere.results()

@@ -672,7 +672,7 @@ def test_the_launcher_learns_who_failed_first(monkeypatch: pytest.MonkeyPatch) -
         assert server.peek(FAILURE_KEY) is None
         contexts[1].watch.report(1, "it fell over")
         found = json.loads(server.get(FAILURE_KEY, SECONDS))
-        assert found == {"rank": 1, "reason": "it fell over"}
+        assert found == {"rank": 1, "reason": "it fell over", "own": False}
         for each in contexts:
             wait_until(lambda each=each: each.stopped, "the failure")
         stop(contexts)

@@ -56,6 +56,9 @@ class Launcher:
     def put(self, *_: object, **__: object) -> None:
         self._seen.append("launcher told")
 
+    def get(self, *_: object) -> bytes:
+        return b'{"rank": 1, "reason": "another rank was first"}'
+
 
 def fail(workers: dict[int, FakeLane], seen: list[str], monkeypatch: pytest.MonkeyPatch) -> Termination:
     termination = Termination(0, workers, 1.0)  # type: ignore[arg-type]
