@@ -44,12 +44,12 @@ class EndAll(NamedTuple):
     grace: float
 
 
-class Look(NamedTuple):
+class LookAtAll(NamedTuple):
     """Have the agents report which processes are stopped, and call :meth:`Policy.looked`; before that, :meth:`Policy.ended` for
     every process that has ended."""
 
 
-Decision = Say | Wake | Look | EndAll
+Decision = Say | Wake | LookAtAll | EndAll
 """The decisions of every policy."""
 Decisions = Sequence[tuple[object, ...]]
 """The decisions of one policy, which may have further kinds."""
@@ -197,7 +197,7 @@ class StaticPolicy(Policy):
             return [] if self._running else self._end_all()
         if end.code and self._first_failed is None:
             self._first_failed = rank
-            return [Look()]
+            return [LookAtAll()]
         return self._name_first_failure(reported, wait_for_it=True)
 
     def looked(self, stopped: Collection[int], reported: ReportedFailure | None) -> list[Decision]:

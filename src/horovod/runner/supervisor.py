@@ -32,7 +32,7 @@ from horovod.runner.loop import Loop
 from horovod.runner.output import standard_input
 from horovod.runner.output.outcome import Outcome, ReportedFailure
 from horovod.runner.output.output import JobOutput, RankStream, ReaderGone
-from horovod.runner.policy import Decisions, EndAll, Look, Policy, Say, Wake
+from horovod.runner.policy import Decisions, EndAll, LookAtAll, Policy, Say, Wake
 from horovod.runner.signals import SecondSignal, SignalPipe
 
 _PROMPT_SECONDS = 0.05
@@ -292,7 +292,7 @@ class Supervisor:
             self._output.say(decision.text)
         elif isinstance(decision, Wake):
             self._loop.after(("policy", decision.reason), decision.seconds, partial(self._wake, decision.reason))
-        elif isinstance(decision, Look):
+        elif isinstance(decision, LookAtAll):
             self._look()
         elif isinstance(decision, EndAll):
             for agent in list(self._agents):  # as in _close

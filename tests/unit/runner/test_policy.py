@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from horovod.control.processes import STOPPED
 from horovod.runner.agent.messages import Exit
 from horovod.runner.output.outcome import ReportedFailure
-from horovod.runner.policy import Decision, EndAll, FirstFailure, Look, Say, StaticPolicy, Wake
+from horovod.runner.policy import Decision, EndAll, FirstFailure, LookAtAll, Say, StaticPolicy, Wake
 
 
 def job(size: int, reader: int | None = None) -> StaticPolicy:
@@ -31,7 +31,7 @@ def ended(
 ) -> list[Decision]:
     """A rank ends, and the agents report which are ``stopped`` and which have ``also`` ended, if the policy wants to know."""
     decisions = policy.ended(rank, end, reported)
-    if decisions != [Look()]:
+    if decisions != [LookAtAll()]:
         return decisions
     more = [each for other, found in also.items() for each in policy.ended(other, found, reported)]
     return [*more, *policy.looked(stopped, reported)]

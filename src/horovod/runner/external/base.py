@@ -26,7 +26,7 @@ from horovod.runner.job import LOOPBACK, Job
 from horovod.runner.loop import Loop
 from horovod.runner.output.outcome import Outcome, ReportedFailure
 from horovod.runner.output.output import JobOutput, RankStream, Sink
-from horovod.runner.policy import Decision, Look, StaticPolicy
+from horovod.runner.policy import Decision, LookAtAll, StaticPolicy
 from horovod.runner.reach.reach import launcher_addresses
 from horovod.runner.signals import SignalPipe
 from horovod.runner.supervisor import Plans, Supervisor
@@ -177,7 +177,7 @@ class ExternalJobPolicy(StaticPolicy):
     def ended(self, rank: int, end: Exit, reported: ReportedFailure | None) -> list[Decision]:
         decisions = super().ended(rank, end, reported)
         # The program has ended its ranks on other hosts. On this host, processes that are left are ended here.
-        return self._end_all() if decisions == [Look()] else decisions
+        return self._end_all() if decisions == [LookAtAll()] else decisions
 
 
 class PlainOutput(JobOutput):
