@@ -32,7 +32,18 @@ LAYERS: Layers = [
     {"core", "environments"},
     {"autotune"},
     {"comm", "control", "observe"},
-    {"core.config", "_version", "_silence", "pickling", "signal_deferral", "whole_file", "data", "ray", "spark"},
+    {
+        "core.config",
+        "_version",
+        "_silence",
+        "pickling",
+        "signal_deferral",
+        "running_time",
+        "whole_file",
+        "data",
+        "ray",
+        "spark",
+    },
 ]
 """From the top. A package may import every package of a lower layer, none of its own layer, and none of a higher one."""
 

@@ -22,6 +22,7 @@ from horovod.comm.bytewise.late_ranks import LateRanks
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import EngineError
 from horovod.comm.spans import address_of
+from horovod.running_time import running_time
 
 _SLICE = 0.02
 """Seconds between two checks of a wait for an abort or a lost rank."""
@@ -197,9 +198,12 @@ class OneCclCollectives(ByteCollectives):
         while True:
             if self._aborted:
                 raise Aborted("this communicator was aborted")
+            planned = time.monotonic() + _SLICE
             if started.over.wait(_SLICE):
                 break
-            waited = time.monotonic() - began
+            now = time.monotonic()
+            running_time.turn(planned, now)
+            waited = running_time.age(began, now)
             gone = self._late_ranks.gone()
             if gone and left is None:
                 left = waited  # a rank that has done its part of the last collective may leave before others have

@@ -29,6 +29,7 @@ from horovod.comm.gloo.store import ConnectionStore
 from horovod.comm.lasting import lasting_list
 from horovod.comm.ranges import split
 from horovod.comm.spans import address_of, bytes_at
+from horovod.running_time import running_time
 
 _log = logging.getLogger("horovod.comm")
 
@@ -169,13 +170,16 @@ class GlooCollectives(ByteCollectives):
             if self._aborted:
                 raise Aborted("this communicator was aborted")
             over = work.is_completed()  # read before the wait, since the operation may complete right after its slice
+            planned = time.monotonic() + _SLICE.total_seconds()
             try:
                 work.wait(_SLICE)
                 return
             except RuntimeError as error:
                 if over:
                     raise self._failure(number, error) from error
-            waited = time.monotonic() - began
+            now = time.monotonic()
+            running_time.turn(planned, now)
+            waited = running_time.age(began, now)
             if not told and waited > self._stall_timeout / 2:
                 told = True
                 self._late_ranks.tell(number)

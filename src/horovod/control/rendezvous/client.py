@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from horovod.control.rendezvous.messages import (
     encode,
     values_of,
 )
+from horovod.running_time import TURN_SECONDS, running_time
 
 
 class RendezvousClient:
@@ -101,12 +103,25 @@ class RendezvousClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _await_answer(self, began: float, seconds: float) -> float:
+        """Wait for an answer until ``seconds`` are over in which this process runs. Returns the end of that time."""
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        while True:
+            now = time.monotonic()
+            left = seconds - running_time.age(began, now)
+            sleep = max(0.0, min(left, TURN_SECONDS))
+            if poll.poll(sleep * 1000 + 1) or left <= 0:
+                return max(now + left, time.monotonic() + 0.1)
+            running_time.turn(now + sleep, time.monotonic())
+
     def _ask(self, request: Request, seconds: float, slack: float = 10.0) -> list[bytes]:
         """Send a request and wait for the answer: ``slack`` seconds longer than the server waits."""
-        deadline = time.monotonic() + seconds + slack
+        began = time.monotonic()
         try:
             self._connection.settimeout(seconds + slack)
             self._connection.sendall(frame(encode(request)))
+            deadline = self._await_answer(began, seconds + slack)
             length = int.from_bytes(receive_exactly(self._connection, LENGTH_BYTES, deadline), "big")
             body = receive_exactly(
                 self._connection, length, deadline + (60.0 if slack else 0.0)

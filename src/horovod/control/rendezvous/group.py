@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from horovod.control.channel import Channel
 from horovod.control.lost_rank import text_of_loss
 from horovod.core.config import START_TIMEOUT
+from horovod.running_time import running_time
 
 
 @dataclass
@@ -32,6 +33,10 @@ class RendezvousGroup:
     round: int = 0
     values: dict[int, bytes] = field(default_factory=dict)
     clients: dict[int, Channel] = field(default_factory=dict)
+
+    def left(self, now: float) -> float:
+        """The seconds that are left for the missing ranks. Time in which this process was stopped does not count."""
+        return self.seconds - running_time.age(self.deadline - self.seconds, now)
 
     def launched(self, rank: int) -> int:
         """The number of rank ``rank`` in the launched job."""

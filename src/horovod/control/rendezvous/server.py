@@ -36,6 +36,7 @@ from horovod.control.rendezvous.messages import (
     encode_values,
 )
 from horovod.control.wakeup import WakeUp
+from horovod.running_time import TURN_SECONDS, running_time
 
 _LONGEST_SLEEP = 86400.0
 """The longest wait in seconds. epoll accepts at most 24 days, and a client may ask for any number."""
@@ -199,7 +200,11 @@ class RendezvousServer:
                 selector, [self._listener], self._secret, self._welcome, self._same_user, self._preface
             )
             while not self._stopping:
-                for key, events in selector.select(self._sleep_limit(listener.next_deadline())):
+                sleep = self._sleep_limit(listener.next_deadline())
+                planned = time.monotonic() + (_LONGEST_SLEEP if sleep is None else sleep)
+                found = selector.select(sleep)
+                running_time.turn(planned, time.monotonic())
+                for key, events in found:
                     key.data(events)
                 listener.expire()
                 self._answer_waiting()
@@ -212,11 +217,12 @@ class RendezvousServer:
                 self._dismiss(client)
 
     def _sleep_limit(self, handshake_deadline: float | None) -> float | None:
+        now = time.monotonic()
         deadlines = [deadline for queue in self._waiting.values() for _, deadline in queue]
-        deadlines += [group.deadline for group in self._rendezvous_groups.values()]
+        deadlines += [now + min(group.left(now), TURN_SECONDS) for group in self._rendezvous_groups.values()]
         if handshake_deadline is not None:
             deadlines.append(handshake_deadline)
-        return min(max(0.0, min(deadlines) - time.monotonic()), _LONGEST_SLEEP) if deadlines else None
+        return min(max(0.0, min(deadlines) - now), _LONGEST_SLEEP) if deadlines else None
 
     def _welcome(self, connection: socket.socket, purpose: bytes, rest: bytes) -> None:
         if purpose != PURPOSE or rest:
@@ -315,7 +321,7 @@ class RendezvousServer:
                 for client in late:
                     self._answer(client, Refusal(f"no rank delivered {key!r} in time", True))
         groups = self._rendezvous_groups
-        reasons = {key: timeout_error(group, groups.values()) for key, group in groups.items() if group.deadline <= now}
+        reasons = {key: timeout_error(group, groups.values()) for key, group in groups.items() if group.left(now) <= 0}
         for key, reason in reasons.items():
             self._fail(key, groups[key].missing()[0], reason, reason, timed_out=True)
 

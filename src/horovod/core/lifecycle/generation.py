@@ -55,6 +55,7 @@ from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
+from horovod.running_time import running_time
 
 _log = logging.getLogger("horovod.core")
 
@@ -143,7 +144,7 @@ class Generation:
             TimeoutError, RuntimeError: ranks are missing; the message names them.
         """
         tuning.check(self.config)
-        deadline = time.monotonic() + self.config.start_timeout.total_seconds()
+        began = time.monotonic()
         mesh = self._mesh()
         process = elastic_process.this_process()
         try:
@@ -151,10 +152,10 @@ class Generation:
                 process.call_when_over(mesh.cancel)
             with self._session() as all_gather:
                 rank_infos = self._exchange_rank_infos(mesh, process_sets, all_gather)
-                self._keep_reachable(mesh, all_gather, deadline)
+                self._keep_reachable(mesh, all_gather, self._deadline(began))
             sets = agree_on_process_sets([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
-            self._connect(mesh, groups, deadline)
+            self._connect(mesh, groups, self._deadline(began))
         except LostRankError as error:
             reason = self._first_loss(error)
             if reason == str(error):
@@ -172,6 +173,11 @@ class Generation:
         if self.identity.rank == 0:
             _log.info("%s", self._summary())
         return sets
+
+    def _deadline(self, began: float) -> float:
+        """When the ranks must have met that ``began`` at that time. Time in which this process was stopped does not count."""
+        now = time.monotonic()
+        return now + self.config.start_timeout.total_seconds() - running_time.age(began, now)
 
     def _first_loss(self, error: LostRankError) -> str:
         """What a rank says that has lost another one in ``init()``: what was reported first, or which process of its host is

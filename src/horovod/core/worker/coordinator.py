@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -14,6 +15,7 @@ from horovod.autotune.kept import Tuned
 from horovod.autotune.tuner import Tuner
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.failure import Cause, FailureKind
+from horovod.control.processes import STOPPED, why_not_running
 from horovod.core.config import Config
 from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
@@ -43,6 +45,7 @@ from horovod.core.worker.role import NOT_RECORDED, Role, Schedule, Watch
 from horovod.observe.activities import activity
 from horovod.observe.stall import Stalled, StallInspector, describe_different_names
 from horovod.observe.timeline import TensorLabel, Timeline
+from horovod.running_time import TURN_SECONDS, running_time
 
 _log = logging.getLogger("horovod.core")
 
@@ -113,6 +116,8 @@ class Coordinator(Role):
         self._least_lag: dict[
             int, float
         ] = {}  # by member: its clock's difference from this rank's, plus a message's travel time
+        self._turn_seconds = min(TURN_SECONDS, (self._limit_seconds or math.inf) / 4)
+        self._looked_at_launcher = 0.0
         self._next_inspection = 0.0
         self._asked_where = False
         self._looked_at = self._asked_about = (
@@ -363,8 +368,9 @@ class Coordinator(Role):
         if oldest is None:
             return None
         now = time.monotonic()
+        self._look_at_launcher(now)
         hint = self._look_whether_apart(now)
-        due = max(oldest + self._warning_seconds, self._next_inspection)
+        due = max(now + self._warning_seconds - running_time.age(oldest, now), self._next_inspection)
         if now >= due and not self._asked_where:
             self._watch.probe()  # so that the report can say where the missing ranks are
             self._asked_where = True
@@ -372,7 +378,15 @@ class Coordinator(Role):
         elif now >= due:
             self._asked_where = False
             due = self._next_inspection = now + max(1.0, self._inspect(now))
-        return max(1.0, (min(due, hint) - now) * 1000)
+        return max(1.0, (min(due, hint, now + self._turn_seconds) - now) * 1000)
+
+    def _look_at_launcher(self, now: float) -> None:
+        """While the process that started this one is stopped, a rank may wait in writing its output: that is no stall."""
+        since, self._looked_at_launcher = self._looked_at_launcher, now
+        if now - since < self._turn_seconds / 2:
+            self._looked_at_launcher = since
+        elif why_not_running(os.getppid()) == STOPPED:
+            running_time.leave_out(max(since, now - 2 * self._turn_seconds), now)
 
     def _look_whether_apart(self, now: float) -> float:
         """Report at once if ranks wait for different names, which can then never complete. Returns the time of the next
@@ -398,7 +412,13 @@ class Coordinator(Role):
     def _inspect(self, now: float) -> float:
         """Report stalls. Returns the seconds until the next inspection."""
         stalled = [
-            Stalled(waiting.request.name, describe(waiting.request), waiting.since, waiting.announced, waiting.missing)
+            Stalled(
+                waiting.request.name,
+                describe(waiting.request),
+                now - running_time.age(waiting.since, now),
+                waiting.announced,
+                waiting.missing,
+            )
             for waiting in self.incomplete()
         ]
         text, blamed = self._inspector.report(stalled, now, self._watch.call_sites, self._watch.thread_lines)

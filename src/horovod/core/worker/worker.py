@@ -44,6 +44,7 @@ from horovod.core.worker.relay import Relay
 from horovod.core.worker.role import Role, Schedule, Watch
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
 from horovod.observe.flight_recorder import FlightRecorder
+from horovod.running_time import running_time
 from horovod.signal_deferral import with_signals_deferred
 
 _log = logging.getLogger("horovod.core")
@@ -360,7 +361,13 @@ class WorkerThread:
                 if ready.readable or ready.woken or self._requests.waiting():
                     return ready
         limit: float | None = self._requests.begin_wait(busy=self._leaving is not None and not self._said_leave)
-        ready = self._connections.poll(self._progress.sleep_limit(self._milliseconds) if limit == -1 else limit)
+        sleep = self._progress.sleep_limit(self._milliseconds) if limit == -1 else limit
+        if sleep is None:
+            ready = self._connections.poll(None)
+        else:
+            planned = time.monotonic() + sleep / 1000
+            ready = self._connections.poll(sleep)
+            running_time.turn(planned, time.monotonic())
         self._requests.end_wait()
         return ready
 
