@@ -46,6 +46,7 @@ def _run_script(script: str, framework: str, arguments: list[str]) -> Ended:
     import io
     import os
     import runpy
+    import signal
     import sys
     from pathlib import Path
 
@@ -58,6 +59,7 @@ def _run_script(script: str, framework: str, arguments: list[str]) -> Ended:
 
     wrap, hvd.DistributedOptimizer = hvd.DistributedOptimizer, noted
     before = (sys.argv, list(sys.path), dict(os.environ))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     sys.argv, sys.path[:0] = [script, *arguments], [str(Path(script).parent)]
     try:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -74,6 +76,8 @@ def _run_script(script: str, framework: str, arguments: list[str]) -> Ended:
     finally:
         hvd.DistributedOptimizer = wrap
         hvd.shutdown()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         sys.argv, sys.path[:] = before[0], before[1]
         os.environ.clear()
         os.environ.update(before[2])

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+from ranks import RankPool
+
+torch = pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
 Example = Callable[..., list[Any]]
@@ -106,6 +108,50 @@ def test_the_benchmark_trains_and_measures(example: Example, options: str, param
     each, all_ranks = numbers("Img/sec per rank:", said), numbers(r"Total img/sec on 2 rank\(s\):", said)
     assert len(rates) == 2 and min(rates) > 0
     assert each[0] == pytest.approx(sum(rates) / 2, abs=0.11) and all_ranks[0] == pytest.approx(2 * each[0], abs=0.2)
+
+
+def test_a_job_that_was_stopped_continues_to_the_same_bits(example: Example, tmp_path: Path) -> None:
+    script = "pytorch_exact_resume.py --epochs 2"
+    whole = spoken(example(script))
+    checkpoint = f"--checkpoint {tmp_path / 'run.pt'}"
+    first = spoken(example(f"{script} {checkpoint} --stop-after 30"))
+    assert first.startswith("step 30: ")
+    (tmp_path / "copy.pt").write_bytes((tmp_path / "run.pt").read_bytes())
+    again = example(f"{script} {checkpoint}")
+    assert whole == spoken(again) and whole.startswith("step 46: ")
+    assert again[0].parameters == again[1].parameters
+    other = spoken(example(f"{script} --checkpoint {tmp_path / 'copy.pt'}", size=3))
+    assert other.startswith("step 46: ") and numbers("reads", other)[0] > 70, other
+
+
+def test_a_signal_on_one_rank_stops_all_ranks_after_one_step(
+    ranks: Callable[..., RankPool], example: Example, tmp_path: Path
+) -> None:
+    ranks(2, None, "torch").run(_interrupt_rank_1_in_its_fifth_step)
+    said = spoken(example(f"pytorch_exact_resume.py --epochs 100000 --checkpoint {tmp_path / 'run.pt'}"))
+    assert numbers("step", said) == [5]
+    assert torch.load(tmp_path / "run.pt", weights_only=True)["step"] == 5
+
+
+def _interrupt_rank_1_in_its_fifth_step() -> None:
+    """Runs on a rank: its next optimizer's fifth step sends SIGTERM on rank 1, which the ranks were numbered by before."""
+    import os
+    import signal
+    from itertools import count
+
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from horovod.core import config
+
+    steps = count(1)
+
+    def interrupt(*_: Any) -> None:
+        if next(steps) == 5:
+            hook.remove()
+            if os.environ[config.RANK] == "1":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    hook = register_optimizer_step_post_hook(interrupt)
 
 
 def test_every_example_has_help_that_says_how_it_is_run(example: Example) -> None:
