@@ -15,12 +15,14 @@ class Ping(msgspec.Struct, tag=True):
 
 class Pong(msgspec.Struct, tag=True):
     """The sender's main thread is at ``where``, its other threads at ``threads``; they wait for the collectives
-    ``awaited``. ``seen``: why each rank that was asked about cannot answer; "" if it runs."""
+    ``awaited``. ``seen``: why each rank that was asked about cannot answer; "" if it runs. ``standing``: what the whole rank
+    waits for, in the encoding of those that ask; empty if it may continue by itself."""
 
     where: str
     seen: dict[int, str] = {}
     threads: list[str] = []
     awaited: list[str] = []
+    standing: bytes = b""
 
 
 class FailureReport(msgspec.Struct, tag=True):

@@ -79,6 +79,9 @@ class LivenessMonitor:
         awaited: returns the names of the collectives that threads of the script wait for.
         on_dump: called on the same thread when this rank must write its flight recorder.
         on_progress: called on the same thread of rank 0 with a rank and what it reports.
+        standing: returns what this rank waits for; empty if it may continue by itself.
+        on_standing: called on the same thread of rank 0 with a rank, what it has answered, and when it was asked
+            (``time.monotonic``). It returns when to ask all ranks again; None: not because of that.
     """
 
     def __init__(
@@ -96,6 +99,8 @@ class LivenessMonitor:
         awaited: Callable[[], list[str]] = list,
         on_dump: Callable[[str, str], None] = lambda why, reason: None,
         on_progress: Callable[[int, bytes], None] = lambda rank, body: None,
+        standing: Callable[[], bytes] = bytes,
+        on_standing: Callable[[int, bytes, float], float | None] = lambda rank, body, asked: None,
     ) -> None:
         self._rank = rank
         self._answer_seconds = answer_seconds
@@ -107,6 +112,10 @@ class LivenessMonitor:
         self._awaited = awaited
         self._on_dump = on_dump
         self._on_progress = on_progress
+        self._standing = standing
+        self._on_standing = on_standing
+        self._asked_at: dict[int, float] = {}
+        self._look_again_at = float("inf")
         self._detector = FailureDetector(answer_seconds, longest_seconds)
         self._calls: deque[Callable[[], None]] = deque()
         self._own_failure_at = float("inf")
@@ -200,6 +209,9 @@ class LivenessMonitor:
                 while self._calls:
                     self._calls.popleft()()
                 self._inspect_unresponsive_peers()
+                if time.monotonic() >= self._look_again_at:
+                    self._look_again_at = float("inf")
+                    self._ask_all()
                 if self._detector.failure is not None:
                     self._found(self._detector.failure)
                 elif time.monotonic() >= self._own_failure_at:
@@ -210,8 +222,9 @@ class LivenessMonitor:
 
     def _milliseconds(self) -> float | None:
         due = self._detector.due()
-        if self._own_failure_at != float("inf"):
-            due = self._own_failure_at if due is None else min(due, self._own_failure_at)
+        for other in (self._own_failure_at, self._look_again_at):
+            if other != float("inf"):
+                due = other if due is None else min(due, other)
         return None if due is None else max(0.0, (due - time.monotonic()) * 1000 + 1)
 
     def _serve(self, link: int, event: int) -> None:
@@ -231,7 +244,7 @@ class LivenessMonitor:
     def _handle(self, peer: int, message: Message) -> None:
         if isinstance(message, Ping):
             seen = {rank: found for rank in message.about if (found := self._look(rank)) is not None}
-            self._links.send([peer], Pong(self._where(), seen, self._threads(), self._awaited()))
+            self._links.send([peer], Pong(self._where(), seen, self._threads(), self._awaited(), self._standing()))
             if peer not in self._links.above:
                 self._ask_all()
         elif isinstance(message, Pong):
@@ -239,6 +252,7 @@ class LivenessMonitor:
             self.thread_lines[peer] = message.threads
             self.awaited[peer] = message.awaited
             self._detector.answered(peer, time.monotonic())
+            self._stands(peer, message.standing, self._asked_at.get(peer, 0.0))
             for rank, found in message.seen.items():
                 self._on_process_seen(rank, found)
         elif isinstance(message, FailureReport):
@@ -303,8 +317,18 @@ class LivenessMonitor:
         self.call_sites[self._rank] = self._where()
         self.thread_lines[self._rank] = self._threads()
         self.awaited[self._rank] = self._awaited()
-        asked = self._detector.ask(self.peers(), time.monotonic())
+        now = time.monotonic()
+        asked = self._detector.ask(self.peers(), now)
+        self._asked_at.update(dict.fromkeys(asked, now))
         self._links.send(asked, Ping(list(about)))
+        if self._rank == 0:
+            self._stands(self._rank, self._standing(), now)
+
+    def _stands(self, rank: int, standing: bytes, asked: float) -> None:
+        """On rank 0: note what a rank waits for."""
+        if self._rank == 0 and not self._decided:
+            again = self._on_standing(rank, standing, asked)
+            self._look_again_at = float("inf") if again is None else again
 
     def _inspect_unresponsive_peers(self) -> None:
         """Look at the processes of peers that have not answered in time. Other ranks look where this process cannot see.

@@ -82,6 +82,7 @@ NCCL_START_TIMEOUT = "HOROVOD_NCCL_START_TIMEOUT"
 STALL_CHECK_DISABLE = "HOROVOD_STALL_CHECK_DISABLE"
 STALL_CHECK_TIME = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 STALL_SHUTDOWN_TIME = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
+DEADLOCK_TIME = "HOROVOD_DEADLOCK_SECONDS"
 
 # Logs, the timeline, tuning.
 THREADS = "OMP_NUM_THREADS"
@@ -276,6 +277,8 @@ class Config:
     stall_warning_time: timedelta = _setting(STALL_CHECK_TIME, timedelta(seconds=60), _seconds(0))
     stall_shutdown_time: timedelta = _setting(STALL_SHUTDOWN_TIME, timedelta(0), _seconds(0))
     """When a stalled tensor ends the job; 0: never."""
+    deadlock_time: timedelta = _setting(DEADLOCK_TIME, timedelta(seconds=60), _seconds(0))
+    """For how long no rank may have been able to continue before the job is ended; 0: never."""
     elastic: bool = _setting(ELASTIC, False, _flag, common=True)
     timeline: str = _setting(TIMELINE, "", str)
     """The file that rank 0 writes the timeline to; ``DYNAMIC``: the script starts and stops it; "": none."""

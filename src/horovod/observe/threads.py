@@ -46,12 +46,14 @@ class ThreadState(msgspec.Struct, frozen=True):
         main: whether it is the process's main thread.
         own: whether the runtime has started it.
         frames: its call stack, innermost first.
+        ident: its number in this process (``threading.get_ident``).
     """
 
     name: str
     main: bool
     own: bool
     frames: list[Frame]
+    ident: int = 0
 
     @property
     def location(self) -> Frame | None:
@@ -72,7 +74,7 @@ def states() -> list[ThreadState]:
             continue
         thread = threads.get(ident)
         name = f"thread {ident}" if thread is None else thread.name
-        found.append(ThreadState(name, ident == main, name.startswith(OWN), frames))
+        found.append(ThreadState(name, ident == main, name.startswith(OWN), frames, ident))
     return sorted(found, key=lambda state: (not state.main, state.own, state.name))
 
 
@@ -92,6 +94,39 @@ def lines() -> list[str]:
     ]
     left = len(found) - MOST_LINES
     return [*found[:MOST_LINES], f"{left} more"] if left > 0 else found
+
+
+_ENDLESS_WAITS = {
+    ("threading.py", "wait"): "waiter.acquire()",  # of a condition, event or queue, without a time limit
+    ("thread.py", "_worker"): "work_item = work_queue.get(block=True)",  # a thread of a pool without work
+}
+"""Calls that end only when another thread of this process ends them: by file of the standard library and function, the line."""
+_LOOPS = {
+    ("torch/utils/data/_utils/pin_memory.py", "_pin_memory_loop"),
+    ("multiprocessing/queues.py", "_feed"),
+    ("tqdm/_monitor.py", "run"),
+    ("tensorboard/summary/writer/event_file_writer.py", "run"),
+}
+"""The loops of threads of libraries that call no code of a script."""
+_STANDARD_LIBRARY = (threading.__file__.removesuffix("threading.py"),)
+
+
+def is_parked(state: ThreadState) -> bool:
+    """Whether a thread can submit nothing before another thread of this process does something.
+
+    It waits without a time limit in one of Python's own waits, or it belongs to a library and never calls a script.
+    """
+    if not state.frames:
+        return False
+    if not any(each.users for each in state.frames) and any(
+        each.file.endswith(file) and each.function == function for each in state.frames for file, function in _LOOPS
+    ):
+        return True
+    inner = state.frames[0]
+    line = _ENDLESS_WAITS.get((inner.file.rpartition("/")[2], inner.function))
+    if line is None or not inner.file.startswith(_STANDARD_LIBRARY):
+        return False
+    return linecache.getline(inner.file, inner.line).strip() == line
 
 
 def with_code(found: Sequence[ThreadState]) -> list[ThreadState]:

@@ -176,6 +176,10 @@ TUNABLES: tuple[Tunable, ...] = (
         "seconds until a stalled tensor ends the job; 0: never", minimum=0,
     ),
     Tunable(
+        "deadlock_seconds", int, config.DEADLOCK_TIME, ("stall_check", "deadlock_seconds"),
+        "seconds until a job ends in which all ranks wait for each other; 0: never", minimum=0,
+    ),
+    Tunable(
         "mpi_threads_disable", bool, config.MPI_THREADS_DISABLE, ("library_options", "mpi_threads_disable"),
         "initialize MPI with MPI_THREAD_SERIALIZED: MPI calls never overlap", off="--no-mpi-threads-disable", off_hidden=True,
     ),

@@ -49,6 +49,7 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.STALL_CHECK_DISABLE, "0", "stall_check", True),
     (config.STALL_CHECK_TIME, "5", "stall_warning_time", timedelta(seconds=5)),
     (config.STALL_SHUTDOWN_TIME, "90", "stall_shutdown_time", timedelta(seconds=90)),
+    (config.DEADLOCK_TIME, "90", "deadlock_time", timedelta(seconds=90)),
     (config.ELASTIC, "1", "elastic", True),
     (config.TIMELINE, " /tmp/Timeline.json ", "timeline", "/tmp/Timeline.json"),
     (config.TIMELINE_MARK_CYCLES, "1", "timeline_mark_cycles", True),
@@ -84,6 +85,7 @@ NUMBERS = [
     config.NCCL_START_TIMEOUT,
     config.STALL_CHECK_TIME,
     config.STALL_SHUTDOWN_TIME,
+    config.DEADLOCK_TIME,
     config.FLIGHT_RECORDER_SIZE,
     config.AUTOTUNE_WARMUP_SAMPLES,
     config.AUTOTUNE_STEPS_PER_SAMPLE,
@@ -223,6 +225,7 @@ def test_any_number_of_seconds(seconds: float) -> None:
         (config.TIMEOUT_SECONDS, "timeout"),
         (config.STALL_CHECK_TIME, "stall_warning_time"),
         (config.STALL_SHUTDOWN_TIME, "stall_shutdown_time"),
+        (config.DEADLOCK_TIME, "deadlock_time"),
         (config.CYCLE_TIME, "cycle_time"),
     ],
 )

@@ -77,6 +77,7 @@ def test_variables_that_are_not_read_appear_nowhere(name: str) -> None:
         (config.TIMEOUT_SECONDS, "timeout"),
         (config.STALL_CHECK_TIME, "stall_warning_time"),
         (config.STALL_SHUTDOWN_TIME, "stall_shutdown_time"),
+        (config.DEADLOCK_TIME, "deadlock_time"),
         (config.CYCLE_TIME, "cycle_time"),
     ],
 )

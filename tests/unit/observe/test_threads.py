@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -181,3 +184,66 @@ def test_a_real_name_beyond_ascii(tmp_path: Path) -> None:
     exec(compile(file.read_text(), str(file), "exec"), space)
     found = space["naïve"](lambda: elsewhere(threads.states))
     assert (str(file), 2, "naïve") in [(frame.file, frame.line, frame.function) for frame in found[0].frames]
+
+
+def parks(started: threading.Event, end: threading.Event) -> None:
+    started.set()
+    end.wait()
+
+
+def waits_a_while(started: threading.Event, end: threading.Event) -> None:
+    started.set()
+    end.wait(60)
+
+
+def reads_a_queue(started: threading.Event, end: threading.Event) -> None:
+    started.set()
+    items: queue.Queue[None] = queue.Queue()
+    threading.Thread(target=lambda: (end.wait(60), items.put(None))).start()
+    items.get()
+
+
+def sleeps(started: threading.Event, end: threading.Event) -> None:
+    started.set()
+    while not end.is_set():
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("target", "parked"), [(parks, True), (reads_a_queue, True), (waits_a_while, False), (sleeps, False)]
+)
+def test_a_thread_is_parked_if_only_another_thread_can_wake_it(
+    target: Callable[[threading.Event, threading.Event], None], parked: bool
+) -> None:
+    started, end = threading.Event(), threading.Event()
+    thread = threading.Thread(target=target, args=(started, end), name="observed")
+    thread.start()
+
+    def state() -> ThreadState:
+        return next(each for each in threads.states() if each.name == "observed")
+
+    try:
+        assert started.wait(30)
+        deadline = time.monotonic() + 30
+        while state().frames[0].function not in ("wait", "sleeps") and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert state().ident == thread.ident
+        assert threads.is_parked(state()) == parked
+    finally:
+        end.set()
+        thread.join(30)
+
+
+def test_threads_of_a_pool_without_work_are_parked_and_loops_of_libraries_are() -> None:
+    with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
+        pool.submit(int).result()
+        deadline = time.monotonic() + 30
+        while not any(threads.is_parked(each) for each in threads.states() if each.name.startswith("pool")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    loop = Frame("/lib/site-packages/torch/utils/data/_utils/pin_memory.py", 30, "_pin_memory_loop")
+    inner = Frame("/lib/python3/multiprocessing/connection.py", 400, "_recv")
+    assert threads.is_parked(ThreadState("pin", False, False, [inner, loop]))
+    assert not threads.is_parked(ThreadState("pin", False, False, [inner, Frame("train.py", 3, "f", users=True), loop]))
+    assert not threads.is_parked(ThreadState("other", False, False, [inner]))
+    assert not threads.is_parked(ThreadState("unknown", False, False, []))

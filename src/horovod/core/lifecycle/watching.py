@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from horovod.control.channel import Channel
+from horovod.control.failure import Cause, FailureKind
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.mesh import ConnectionKey, Endpoint
@@ -23,11 +24,13 @@ from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
 from horovod.core.lifecycle.live_server import LiveServer, MetricsAddressError
 from horovod.core.lifecycle.progress_reports import ProgressReports
 from horovod.core.lifecycle.recording import Recording
+from horovod.core.lifecycle.standing import StandingReporter
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe import threads
+from horovod.observe.deadlock import DeadlockDetector, decode, encode
 
 _log = logging.getLogger("horovod.core")
 
@@ -89,6 +92,12 @@ class Watching:
         self._live: LiveServer | None = None
         self._dumper: Dumper | None = None
         self._progress: ProgressReports | None = None
+        self._reporter: StandingReporter | None = None
+        self._deadlocks: DeadlockDetector | None = None
+        seconds = config.deadlock_time.total_seconds()
+        if seconds and len(endpoints) > 1:
+            self._reporter = StandingReporter(len(endpoints), workers)
+            self._deadlocks = DeadlockDetector(len(endpoints), seconds) if rank == 0 else None
         if config.flight_recorder_size:
             self._dumper = self._make_dumper(secret, generation)
             termination.write_down = self._dumper.failed
@@ -141,6 +150,8 @@ class Watching:
             lambda: [name for worker in list(self._workers.values()) for name in worker.awaited()],
             self._dumper.request if self._dumper is not None else lambda why, reason: None,
             self._progress_came,
+            self._standing,
+            self._standing_came,
         )
 
     def _make_live_server(self, progress: ProgressReports) -> LiveServer:
@@ -159,6 +170,33 @@ class Watching:
         dumper, progress, now = self._dumper, self._progress, time.monotonic()
         if dumper is not None and progress is not None:
             dumper.post(lambda: progress.take(rank, body, now))
+
+    def _standing(self) -> bytes:
+        """On the monitor's thread: what this rank waits for."""
+        if self._reporter is None:
+            return b""
+        try:
+            return encode(self._reporter.standing())
+        except Exception:  # a bug here must not end a job
+            self._reporter = None
+            _log.exception("rank %d cannot say what it waits for, so a deadlock is not found", self._rank)
+            return b""
+
+    def _standing_came(self, rank: int, body: bytes, asked: float) -> float | None:
+        """On rank 0, on the monitor's thread."""
+        detector, now = self._deadlocks, time.monotonic()
+        if detector is None:
+            return None
+        detector.take(rank, decode(body) if body else None, asked, now)
+        found = detector.found()
+        if found is None:
+            return detector.next_look(now)
+        if not found.certain:
+            _log.warning("%s", found.text)
+            return detector.next_look(now)
+        call_sites = {each: line for each, line in self.watch.call_sites.items() if each == found.blamed}
+        self.watch.report(found.blamed, found.text, cause=Cause(FailureKind.TIME_LIMIT, found.name, call_sites))
+        return None
 
     def _send_progress(self, body: bytes) -> None:
         if self._monitor is not None:

@@ -158,13 +158,26 @@ class Handle(msgspec.Struct, eq=False, gc=False):
                 self.leave_to_worker()
                 raise
         if not self._finished:
-            gate = _thread.allocate_lock()
-            gate.acquire()
-            self.then(gate.release)
-            if not gate.acquire(timeout=timeout):
-                raise TimeoutError(f"the collective was not complete within {timeout:g} seconds")
+            self._sleep(timeout)
         if self.error is not None:
             raise copy.copy(self.error)  # each waiting thread gets its own
+
+    def _sleep(self, timeout: float) -> None:
+        gate = _thread.allocate_lock()
+        gate.acquire()
+        self.then(gate.release)
+        thread = _thread.get_ident()
+        if timeout < 0:
+            waiting[thread] = self, monotonic()
+        try:
+            if not gate.acquire(timeout=timeout):
+                raise TimeoutError(f"the collective was not complete within {timeout:g} seconds")
+        finally:
+            waiting.pop(thread, None)
+
+
+waiting: dict[int, tuple[Handle, float]] = {}
+"""By thread that sleeps in :meth:`Handle.wait` without a time limit, the handle that it waits for, and since when."""
 
 
 def all_of(waits: Iterable[Callable[[], object]]) -> None:

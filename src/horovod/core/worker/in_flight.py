@@ -220,6 +220,11 @@ class InFlight:
         with self._lock:
             return [name for name, entry in self._known.items() if entry.handle.awaited()]
 
+    def entries(self) -> list[Entry]:
+        """All requests in flight."""
+        with self._lock:
+            return list(self._known.values())
+
     # For the thread that drives the worker.
 
     def waiting(self) -> bool:

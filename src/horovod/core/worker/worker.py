@@ -223,6 +223,14 @@ class WorkerThread:
         """The names of the collectives that a thread of the script waits for."""
         return self._requests.awaited()
 
+    def entries(self) -> list[Entry]:
+        """The requests in flight."""
+        return self._requests.entries()
+
+    def latest(self) -> Handle:
+        """The handle of the last submission."""
+        return self._requests.latest
+
     def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:
         """Ask for an orderly end: collectives that are decided still run, the others fail. Then the thread ends, on every rank.
 
