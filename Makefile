@@ -25,6 +25,11 @@ NEWEST_TORCH ?= torch>=2.15
 # What builds the site; no framework.
 DOCS_VENV ?= .venv-docs
 PYTEST_ARGUMENTS ?=
+# NCCL's own host code: an archive of NCCL's source, and the folder with cuda_runtime.h of CUDA 13, for example that of
+# pip install --target headers nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl: headers/nvidia/cu13/include
+NCCL_SOURCE ?=
+CUDA_HEADERS ?=
+NCCL_HOST := build/nccl-host
 # How many files of tests run at a time, in their order: tests of one framework then share processes that have imported it.
 JOBS ?= 2
 OLDEST_TESTS ?= tests/unit tests/parallel tests/faults tests/launcher tests/examples
@@ -36,6 +41,8 @@ SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations 10
 # As if the environment had been activated: `python` and `horovodrun` are its own for whatever recipes start.
 export PATH := $(abspath $(BIN)):$(PATH)
+HAVE_NCCL_HOST := $(if $(and $(NCCL_SOURCE),$(CUDA_HEADERS)),$(NCCL_HOST)/libnccl.so.2)
+export NCCL_HOST_CODE := $(if $(HAVE_NCCL_HOST),$(abspath $(NCCL_HOST)))
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One line for each thing that is installed: $(call install,what,arguments of pip install). What pip says is in the log.
 INSTALL_LOG := $(VENV)/install.log
@@ -62,7 +69,7 @@ HAVE_DOCS := $(DOCS_VENV)/stamps/docs
 HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train wheel test test-gpu test-mxnet test-oldest test-newest test-odd test-loops lint bench bench-check bench-gpu bench-tensorflow publish docs clean
+.PHONY: help train wheel test test-gpu test-nccl-host test-mxnet test-oldest test-newest test-odd test-loops lint bench bench-check bench-gpu bench-tensorflow publish docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -75,7 +82,7 @@ wheel: $(HAVE_WHEEL)  ## build dist/*.whl and check it (REPOSITORY_URL=https://.
 	$(if $(REPOSITORY_URL),REPOSITORY_URL=$(REPOSITORY_URL) )$(BIN)/python -m hatchling build -t wheel
 	$(BIN)/python -m twine check --strict dist/*.whl
 
-test: lint  ## lint, then run all tests
+test: lint $(HAVE_NCCL_HOST)  ## lint, then run all tests
 	$(PYTEST) $(PYTEST_ARGUMENTS)
 	$(if $(PYTEST_ARGUMENTS),,$(MAKE) test-mxnet)
 
@@ -84,6 +91,10 @@ test-gpu: $(HAVE_TEST)  ## run the tests of tensors on GPUs, where PyTorch finds
 	PyTorch finds no CUDA or ROCm device here. (PyPI's build has CUDA: make TORCH_INDEX= test-gpu)" >&2; exit 0; }; \
 	$(BIN)/python benchmarks/gpu_first_run.py && $(BIN)/python -m pytest -rs -k 'cuda or on_gpus' tests/parallel/torch/test_cuda.py \
 	tests/parallel/torch/test_nccl.py tests/parallel/tensorflow/test_gpus.py tests/parallel/keras/test_gpus.py $(PYTEST_ARGUMENTS)
+
+test-nccl-host: $(HAVE_TEST) $(HAVE_NCCL_HOST)  ## run NCCL's own host code without a GPU (NCCL_SOURCE=...tar.gz CUDA_HEADERS=.../include)
+	$(if $(HAVE_NCCL_HOST),$(BIN)/python -m pytest tests/nccl_host $(PYTEST_ARGUMENTS),@echo "Give NCCL_SOURCE and CUDA_HEADERS: see \
+	the head of the Makefile" >&2; exit 2)
 
 bench-gpu: $(HAVE_BENCH)  ## measure NCCL beside torch.distributed's, and training beside DDP, one rank on each GPU
 	mkdir -p $(RESULTS)
@@ -164,6 +175,9 @@ $(HAVE_TORCH): $(HAVE_VENV)
 $(HAVE_TRAIN): pyproject.toml $(HAVE_TORCH)
 	$(call install,horovod and what the examples need,-e '.[torch$(comma)examples]')
 	@touch $@
+
+$(NCCL_HOST)/libnccl.so.2: $(NCCL_SOURCE) $(wildcard tests/nccl_host/*.c tests/nccl_host/*.cc) tests/nccl_host/build.py
+	$(PYTHON) tests/nccl_host/build.py $(NCCL_SOURCE) $(CUDA_HEADERS) $(NCCL_HOST)
 
 $(HAVE_WHEEL): pyproject.toml $(HAVE_VENV)
 	$(PIP) install 'hatchling>=1.24' 'twine>=6'

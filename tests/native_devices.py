@@ -145,8 +145,12 @@ class StandIn:
 
 
 @contextmanager
-def loaded(path: str, gpus: str = "GPU-0,GPU-1") -> Iterator[StandIn]:
-    """A block in which this process finds the library in place of CUDA's, NCCL's and NVML's. It begins before ``init()``."""
+def loaded(path: str, gpus: str = "GPU-0,GPU-1", real_nccl: str = "") -> Iterator[StandIn]:
+    """A block in which this process finds the library in place of CUDA's, NCCL's and NVML's. It begins before ``init()``.
+
+    Args:
+        real_nccl: a library to find in place of NCCL's instead.
+    """
     library = StandIn(path)
     library.behave()
     library.fail(0)
@@ -157,7 +161,7 @@ def loaded(path: str, gpus: str = "GPU-0,GPU-1") -> Iterator[StandIn]:
     cuda._FILE = nvml._FILE = path
     cuda.present = lambda: True
     cuda._loaded.clear()
-    nccl.find = lambda: path
+    nccl.find = lambda: real_nccl or path
     visible = os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
         yield library

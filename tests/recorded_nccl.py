@@ -56,7 +56,10 @@ def array_at(address: int, length: int, dtype: Any) -> Array:
 class _Comm:
     """One rank's communicator."""
 
-    def __init__(self, number: int, rank: int, size: int, token: str) -> None:
+    def __init__(
+        self, number: int, rank: int, size: int, token: str, write: Callable[[int], None] = lambda number: None
+    ) -> None:
+        self.write = write
         self.number = number
         self.rank = rank
         self.size = size
@@ -109,6 +112,7 @@ class _Comm:
                 each.close()
         if self.aborted.is_set() and self.tcp is not None:
             self.tcp.abort()
+        self.write(self.number)  # once more, as NCCL does
         self.made.set()
 
     def _stalled(self, stall: Stall) -> None:
@@ -186,7 +190,7 @@ class RecordedNccl:
         number = next(self._numbers)
         token = ctypes.string_at(ctypes.addressof(identity), 16).hex()
         self._record("init", size, rank)
-        self.comms[number] = _Comm(number, rank, size, token)
+        self.comms[number] = _Comm(number, rank, size, token, self._writer(made))
         made._obj.value = number
         return IN_PROGRESS
 
@@ -201,14 +205,7 @@ class RecordedNccl:
         self._record("split", comm, color, key)
         known.splitting, known.splits = True, known.splits + 1
         number, turn = next(self._numbers), known.splits
-        written = weakref.ref(made._obj)  # the caller keeps it until the state says that the split is over
-
-        def write(address: int | None) -> None:
-            place = written()
-            if place is None:
-                self._breach("the memory for the address of a communicator was freed before NCCL wrote it")
-            else:
-                place.value = address
+        write = self._writer(made)
 
         def divide() -> None:
             assert known.tcp is not None
@@ -233,6 +230,19 @@ class RecordedNccl:
 
         threading.Thread(target=divide, name="recorded-nccl", daemon=True).start()
         return SUCCESS  # as NCCL does: the state says that the split is in progress
+
+    def _writer(self, made: Any) -> Callable[[int | None], None]:
+        """Writes the address of a communicator. The caller keeps the memory until the state says that the call is over."""
+        written = weakref.ref(made._obj)
+
+        def write(address: int | None) -> None:
+            place = written()
+            if place is None:
+                self._breach("the memory for the address of a communicator was freed before NCCL wrote it")
+            else:
+                place.value = address
+
+        return write
 
     def ncclCommGetAsyncError(self, comm: int, state: Any) -> int:
         known = self.comms.get(comm)
@@ -287,7 +297,8 @@ class RecordedNccl:
         for each in known.pairs.values():
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-        with self._lock:  # a split ends before the abort does
+        known.made.wait(SECONDS)
+        with self._lock:  # what makes communicators ends before the abort does
             self._lock.wait_for(lambda: not known.splitting, SECONDS)
         self._end(known)
         return SUCCESS

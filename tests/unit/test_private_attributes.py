@@ -38,6 +38,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "unit/comm/shm/test_direct.py": ({"_counters", "_words"}, "waits for a rank that has nothing to do but to wait"),
     "unit/comm/tcp/test_communicator.py": ({"_exchange", "_position_in_tree"}, "one exchange without a whole collective"),
     "unit/comm/tcp/test_transport.py": ({"_number"}, "after four thousand million collectives"),
+    "nccl_host/test_handles.py": ({"_settle", "_written_by_nccl"}, "what NCCL may still write, and aborts at one moment"),
     "parallel/test_device_engine.py": ({"_open", "_open_events", "_written_by_nccl"}, "what a device still uses"),
     "parallel/torch/test_cuda.py": ({"_out"}, "an error of a device in the middle of a copy"),
     "unit/environments/test_environments.py": ({"_launcher_process"}, "a launcher above this process"),

@@ -11,8 +11,8 @@ take long, so a separate thread calls it, without the lock.
 
 **Late writes of NCCL.** NCCL writes the address of a new communicator when it has made it, which may be after the caller has
 given up; ``ncclCommSplit`` writes on ranks without a part, too. So the memory for the address is freed only when the state has
-told that the call is over, or when ``ncclCommAbort`` has returned, which ends a split. The abort then also ends a part that
-NCCL has made meanwhile: after the communicator that was split, since NCCL writes into the part when that is aborted.
+told that the call is over, or when ``ncclCommAbort`` has returned, which ends the call. The abort then also ends a part that
+a split has made meanwhile: after the communicator that was split, since NCCL writes into the part when that is aborted.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class CommHandle:
         self._aborting = False
         self._aborted = threading.Event()
         self._closed = False
-        self._splitting: tuple[ctypes.c_void_p, Any] | None = None  # memory of a split that is not over
+        self._written: tuple[ctypes.c_void_p, Any] | None = None  # in _written_by_nccl, for a call that is not over
         self._sums: OrderedDict[tuple[np.dtype[Any], float], int] = OrderedDict()  # least recently used first
 
     @classmethod
@@ -125,8 +125,8 @@ class CommHandle:
         if result not in (library.SUCCESS, library.IN_PROGRESS) or not made.value:
             raise NcclError(f"ncclCommInitRankConfig: {nccl.error_text(result)}")
         handle = cls(nccl, runtime, rank, made.value, limit)
+        handle._written = written
         handle._await_made("ncclCommInitRankConfig", result, deadline, meanwhile)
-        _forget(written)
         return handle
 
     def split(self, part: int | None, rank: int, deadline: float, meanwhile: Meanwhile = nothing) -> CommHandle | None:
@@ -153,14 +153,11 @@ class CommHandle:
             with self._lock:
                 self._check()
                 _written_by_nccl.append(written)
-                self._splitting = written
+                self._written = written
                 result = self._c.ncclCommSplit(self.address, color, rank, ctypes.byref(made), ctypes.byref(config))
             # This communicator is in progress until the new one is made.
             self._settle("ncclCommSplit", result, deadline, meanwhile)
-            with self._lock:
-                self._check()
-                self._splitting = None  # from here on an abort leaves the part alone
-        _forget(written)
+            self._over()  # from here on an abort leaves the part alone
         if part is None:
             return None
         if not made.value:
@@ -173,9 +170,17 @@ class CommHandle:
         try:
             with self._runtime.chosen():
                 self._settle(call, result, deadline, meanwhile)
+            self._over()
         except BaseException:
             self._give_up()
             raise
+
+    def _over(self) -> None:
+        """Note that NCCL has written the address of the new communicator for the last time."""
+        with self._lock:
+            self._check()
+            written, self._written = self._written, None
+        _forget(written)
 
     def _give_up(self) -> None:
         self.abort()
@@ -296,14 +301,13 @@ class CommHandle:
         with (
             self._lock
         ):  # the last call has returned: within microseconds, since no call under the lock waits for a peer
-            written, self._splitting = self._splitting, None
+            written, self._written = self._written, None
         with self._runtime.chosen():
             self._abort_one(self.address)
-            if written is not None:
-                part, _ = written
-                if part.value:
-                    self._abort_one(part.value)
-                _forget(written)
+            made = None if written is None else written[0].value
+            if made and made != self.address:
+                self._abort_one(made)
+        _forget(written)
         self._aborted.set()
 
     def _abort_one(self, address: int) -> None:
