@@ -11,7 +11,7 @@ import pytest
 
 from jobs import make_job
 from keras_ranks import POOL, env_of
-from loops import keras_apart, keras_fit, keras_heads
+from loops import keras_apart, keras_copies, keras_fit, keras_heads
 from loops.harness import Loop, Table, objection
 from ranks import RankPool
 
@@ -19,6 +19,7 @@ ALL = os.environ.get("HOROVOD_TEST_ALL_LOOPS") == "1"
 TABLES: list[tuple[Table[Any], tuple[str, ...], bool]] = [
     (keras_fit.TABLE, ("tensorflow", "torch", "jax"), False),
     (keras_apart.TABLE, ("tensorflow", "torch", "jax"), False),
+    (keras_copies.TABLE, ("tensorflow", "torch", "jax"), False),
     (keras_heads.TABLE, ("tensorflow", "torch"), True),
 ]
 """Tables, the backends that they are for, and whether models run eagerly."""

@@ -11,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from horovod._keras import learning_rate
-from horovod._keras.values import all_say, broadcast_variables, highest
+from horovod._keras.broadcasting import BroadcastGlobalVariables as BroadcastGlobalVariables
+from horovod._keras.values import highest
 from horovod._models.contents import described
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
@@ -30,88 +31,6 @@ class _NotGiven:
 
 UNSET: Final[Any] = _NotGiven("the optimizer's learning rate")
 _REQUIRED: Final[Any] = _NotGiven("required")
-
-
-class BroadcastGlobalVariables:
-    """Begin training with the same variables on all ranks: those of rank ``root_rank``.
-
-    The callback broadcasts the weights of the model and all variables of its optimizer. It does so before the first batch if
-    they exist by then, as in Keras 3, and otherwise at the end of the first batch. The states of random generators and metrics
-    are not broadcast.
-
-    Args:
-        root_rank: the rank whose values are used.
-        device: accepted for compatibility.
-        local_variables: variables that are not broadcast.
-
-    Attributes:
-        broadcast_done: whether the variables have been broadcast.
-
-    Raises:
-        ValueError: ``local_variables`` contains something that is not a variable.
-    """
-
-    model: Any
-
-    def __init__(self, root_rank: int, device: str = "", local_variables: Any = None) -> None:
-        super().__init__()
-        self.root_rank = root_rank
-        self.device = device
-        self.broadcast_done = False
-        self._asked = False
-        self._local: list[Any] = []
-        for variable in local_variables or []:
-            self.register_local_var(variable)
-
-    def register_local_var(self, var: Any) -> None:
-        """Do not broadcast ``var``."""
-        if not (hasattr(var, "assign") and hasattr(var, "shape")):
-            raise ValueError(f"local_variables must consist of variables, not {type(var).__name__}")
-        self._local.append(var)
-
-    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
-        if self.broadcast_done or self._asked:
-            return
-        self._asked = True
-        model = self.model
-        # A rank that loaded a checkpoint may have variables that other ranks do not have yet.
-        if all_say(_made(model)):
-            self._broadcast(model)
-
-    def on_batch_end(self, batch: int, logs: Any = None) -> None:
-        if not self.broadcast_done:
-            self._broadcast(self.model)
-
-    def _broadcast(self, model: Any) -> None:
-        optimizer = getattr(model, "optimizer", None)
-        variables = list(model.weights)
-        if optimizer is not None:
-            own = optimizer.variables
-            variables += own() if callable(own) else own
-        chosen = [each for each in variables if not any(_same(each, local) for local in self._local)]
-        broadcast_variables(chosen, self.root_rank)
-        self.broadcast_done = True
-
-
-def _made(model: Any) -> bool:
-    """Whether the model and its optimizer have all their variables. Builds the optimizer if possible."""
-    if not getattr(model, "built", False):
-        return False
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return True
-    if not _built(optimizer) and hasattr(optimizer, "build"):
-        optimizer.build(model.trainable_variables)
-    return _built(optimizer)
-
-
-def _built(optimizer: Any) -> bool:
-    return bool(getattr(optimizer, "built", getattr(optimizer, "_built", False)))
-
-
-def _same(one: Any, two: Any) -> bool:
-    """Whether two objects are the same variable. A Keras variable may hold one of TensorFlow."""
-    return one is two or any(getattr(a, "_value", None) is b for a, b in ((one, two), (two, one)))
 
 
 class MetricAverage:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import keras
 
 from horovod._keras import compilation, last_steps, loss_scale, naming
 from horovod._keras.backends import backend
+from horovod._keras.copies import copy_exclusions, copy_state, rebuilt, without_horovod
 from horovod._keras.distribution import Distribution
 from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import MODULE, KerasSettings
@@ -31,6 +34,20 @@ class _OptimizerOverrides:
     """The methods that override those of the wrapped optimizer's class."""
 
     _horovod: Distribution
+    _made_with: KerasSettings | None = None
+    """The arguments of the optimizers of this class; of the last one if they differ."""
+
+    @classmethod
+    def from_config(cls, config: Any, *args: Any, **options: Any) -> Any:
+        """A distributed optimizer with this configuration, and with the arguments of the last one of this class."""
+        made = _from_config(cls, config, *args, **options)
+        if cls._made_with is not None:
+            adopt(made, replace(cls._made_with, name=made.name))
+        return made
+
+    def __reduce__(self) -> Any:
+        own: Any = self
+        return loaded, (without_horovod(own), self._horovod.settings)
 
     @property
     def variables(self) -> CallableList:
@@ -193,21 +210,42 @@ def distribute(optimizer: Any, settings: KerasSettings) -> Any:
     if is_distributed(optimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already; wrap the original")
     _refuse_distribution()
-    distributed = _rebuilt(optimizer, derived(type(optimizer)), settings.passes)
-    _adopt(distributed, settings)
-    _copy_exclusions(loss_scale.unwrapped(optimizer), loss_scale.unwrapped(distributed))
-    _copy_state(optimizer, distributed)
+    made = derived(type(optimizer))
+    distributed = rebuilt(optimizer, made, partial(_from_config, made), settings.passes)
+    adopt(distributed, settings)
+    copy_exclusions(loss_scale.unwrapped(optimizer), loss_scale.unwrapped(distributed))
+    copy_state(optimizer, distributed)
     return distributed
 
 
 def distribute_in_place(optimizer: Any, settings: KerasSettings) -> Any:
     """Make ``optimizer`` itself distributed. It keeps its state. This is for the optimizer of a loaded model."""
     optimizer.__class__ = derived(type(optimizer))
-    _adopt(optimizer, settings)
+    adopt(optimizer, settings)
     return optimizer
 
 
-def _adopt(optimizer: Any, settings: KerasSettings) -> None:
+def loaded(optimizer: Any, settings: KerasSettings) -> Any:
+    """The distributed optimizer that was pickled or copied, or ``optimizer`` itself where Horovod is not initialised.
+
+    Args:
+        optimizer: the optimizer that it has wrapped.
+
+    Raises:
+        ValueError: its process set does not exist here.
+    """
+    return distribute_in_place(optimizer, settings) if settings.serve_here(type(optimizer).__name__) else optimizer
+
+
+def _from_config(kind: Any, *arguments: Any, **options: Any) -> Any:
+    """An instance of ``kind`` that the wrapped class's ``from_config`` makes. It is not distributed yet."""
+    found: Any = super(_OptimizerOverrides, kind)
+    return found.from_config(*arguments, **options)
+
+
+def adopt(optimizer: Any, settings: KerasSettings) -> None:
+    """Make an optimizer of a class of :func:`derived` distributed."""
+    type(optimizer)._made_with = settings
     itself = weakref.ref(optimizer)
 
     def known() -> list[Any]:
@@ -225,62 +263,6 @@ def _adopt(optimizer: Any, settings: KerasSettings) -> None:
         compilation.turn_off_xla(keras.Model)
         if last_steps.loses_last_steps(keras.__version__):
             last_steps.patch_train_function(keras.Model)
-
-
-def _rebuilt(optimizer: Any, kind: type[Any], passes: int) -> Any:
-    """An instance of ``kind`` with the configuration of ``optimizer``, whose gradients accumulate over ``passes`` calls.
-
-    Schedules, the optimizer inside a ``LossScaleOptimizer`` and the parts of a ``MultiOptimizer`` are passed on unchanged,
-    because Keras may not be able to serialize those that a user wrote.
-    """
-    parts = getattr(optimizer, "_optimizer_map", None)
-    if parts is not None:
-        if passes > 1:
-            raise ValueError(
-                f"{type(optimizer).__name__} does not accumulate gradients; use backward_passes_per_step=1, and "
-                "gradient_accumulation_steps of its optimizers"
-            )
-        return kind(parts, loss_scale_factor=optimizer.loss_scale_factor, name=optimizer.name)
-    stand_in = object.__new__(type(optimizer))
-    stand_in.__dict__.update(vars(optimizer))
-    inner = loss_scale.unwrapped(optimizer)
-    if inner is not optimizer:
-        object.__setattr__(stand_in, "inner_optimizer", keras.optimizers.SGD())
-        config = stand_in.get_config()
-        del config["inner_optimizer"]
-        return kind(_rebuilt(inner, type(inner), passes), **config)
-    rate = getattr(optimizer, "_learning_rate", None)
-    if callable(rate):
-        # A tensor, because Keras before 3.6 does not serialize a plain number.
-        object.__setattr__(stand_in, "_learning_rate", keras.ops.convert_to_tensor(0.5))
-    config = stand_in.get_config()
-    if callable(rate):
-        config["learning_rate"] = rate
-    steps = optimizer.gradient_accumulation_steps
-    if passes > 1:
-        if steps and steps != passes:
-            raise ValueError(
-                f"the optimizer has gradient_accumulation_steps={steps}, but backward_passes_per_step={passes}; set one of them"
-            )
-        config["gradient_accumulation_steps"] = passes
-    return kind.from_config(config)
-
-
-def _copy_exclusions(original: Any, made: Any) -> None:
-    """Copy the variables passed to ``exclude_from_weight_decay``, which the configuration does not contain."""
-    for name, value in vars(original).items():
-        if name.startswith("_exclude_from_weight_decay") and not name.endswith("_cache"):
-            setattr(made, name, value)
-
-
-def _copy_state(original: Any, made: Any) -> None:
-    if original.built:
-        made.build(list(original._trainable_variables))
-    state = {variable.path: variable for variable in original.variables}
-    for variable in made.variables:
-        source = state.get(variable.path)
-        if source is not None and source.shape == variable.shape:
-            variable.assign(source.numpy())
 
 
 def _refuse_distribution() -> None:

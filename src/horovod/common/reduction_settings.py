@@ -6,10 +6,12 @@ in :mod:`horovod.common.reductions`, :mod:`horovod.common.buckets` and :mod:`hor
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 from horovod.comm.reduction import ReduceOp
+from horovod.common.basics import is_initialized
 from horovod.common.compression import NoneCompressor
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
@@ -52,6 +54,29 @@ class ReductionSettings:
         """Whether gradients come out the same with other settings."""
         mine, theirs = ((each.op, each.predivide, each.compression, each.sparse_as_dense) for each in (self, other))
         return mine == theirs and self.process_set.process_set_id == other.process_set.process_set_id
+
+    def serve_here(self, kind: str) -> bool:
+        """Whether an optimizer that was pickled with these settings can be distributed in this process. Warns if not.
+
+        Args:
+            kind: the name of the class that it has wrapped.
+
+        Raises:
+            ValueError: the process set does not exist here.
+        """
+        if not is_initialized():
+            warnings.warn(
+                f"A distributed optimizer is loaded as {kind}, which trains alone, because Horovod is not initialised. To "
+                "train with other ranks, call hvd.init() before, or hvd.DistributedOptimizer(optimizer, ...) afterwards.",
+                stacklevel=3,
+            )
+            return False
+        if self.process_set.process_set_id is None:
+            raise ValueError(
+                f"the distributed optimizer that is loaded was made for the ranks {self.process_set.ranks}; register this "
+                "process set first (hvd.add_process_set), or save the state of the optimizer instead"
+            )
+        return True
 
     def active(self) -> bool:
         """Whether this rank reduces gradients: it is a member of the set, and not alone, or the job may grow.

@@ -7,7 +7,6 @@ of the original optimizer. It has the parameter groups and the state of the orig
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.optimizer.data_loading import follow_data_loaders
 from horovod.torch.optimizer.distributed_part import DistributedPart
@@ -171,18 +169,8 @@ def _loaded(
     """
     plain: Any = object.__new__(kind)
     plain.__setstate__(state)
-    if not is_initialized():
-        warnings.warn(
-            f"A distributed optimizer is loaded as {kind.__name__}, which trains alone, because Horovod is not initialised. To "
-            "train with other ranks, call hvd.init() before, or hvd.DistributedOptimizer(optimizer, ...) afterwards.",
-            stacklevel=2,
-        )
+    if not settings.serve_here(kind.__name__):
         return plain  # type: ignore[no-any-return]
-    if settings.process_set.process_set_id is None:
-        raise ValueError(
-            f"the distributed optimizer that is loaded was made for the ranks {settings.process_set.ranks}; register this "
-            "process set first (hvd.add_process_set), or save optimizer.state_dict() instead of the optimizer"
-        )
     follow_data_loaders()
     wrapped: WrappedOptimizer = wrap(plain, front, settings, identity)
     wrapped._horovod.is_loaded = True
