@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import horovod.torch as hvd
 from loops.harness import Outcome, Side, outcome
@@ -86,6 +87,35 @@ def in_float64() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+@contextmanager
+def rounding_otherwise() -> Iterator[None]:
+    """A block in which this process computes as another kind of processor: what the script has made of gradients, and what
+    steps make of parameters, differs in the last bits."""
+    generator = torch.Generator().manual_seed(1)
+
+    def rounded(tensor: torch.Tensor | None) -> None:
+        if tensor is not None and tensor.layout is torch.strided:
+            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            tensor.data.mul_((1 + 2 * torch.finfo(tensor.dtype).eps * noise).to(tensor.dtype))
+
+    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                rounded(parameter.grad)
+
+    def after(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                rounded(parameter)
+
+    hooks = register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def both_sides(train: Callable[[TorchSide], Any]) -> tuple[Outcome | None, Outcome]:

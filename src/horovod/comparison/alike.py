@@ -131,7 +131,7 @@ def describe_differences(what: Alike, held: Mapping[int, Mapping[str, str]], own
     """
     labels = list(dict.fromkeys(label for each in held.values() for label in each))
     differing = [label for label in labels if len({each.get(label) for each in held.values()}) > 1]
-    shown = [f"{label}: {_views(label, held)}" for label in differing[:_SHOWN]]
+    shown = [f"{label}: {views(label, held)}" for label in differing[:_SHOWN]]
     if len(differing) > _SHOWN:
         shown.append(f"and {len(differing) - _SHOWN} more")
     found, cause = what.value
@@ -139,7 +139,8 @@ def describe_differences(what: Alike, held: Mapping[int, Mapping[str, str]], own
     return f"{found}{of}: {'; '.join(shown)}. {cause}"
 
 
-def _views(label: str, held: Mapping[int, Mapping[str, str]]) -> str:
+def views(label: str, held: Mapping[int, Mapping[str, str]]) -> str:
+    """What each rank holds under a label, such as ``0.1 on rank 0, 0.2 on ranks 1, 2``."""
     ranks: dict[str, list[int]] = {}
     for rank, each in sorted(held.items()):
         ranks.setdefault(each.get(label, "nothing"), []).append(rank)

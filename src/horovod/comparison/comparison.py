@@ -1,10 +1,11 @@
-"""Compares bytes between the ranks of a process set, and gathers them if they differ.
+"""Compares bytes and numbers between the ranks of a process set, and gathers what they hold if they differ.
 
-Usually all ranks hold the same bytes, so a :class:`Comparison` is one small allreduce. Only if it finds a difference do the
-ranks gather what each holds. Ranks that have joined (``hvd.join()``) are left out.
+Usually all ranks hold the same bytes, so a :class:`Comparison` is one small allreduce: for a digest ``d`` of its bytes, every
+rank sends ``d`` and ``-d``, and the maxima of both are ``d`` and ``-d`` again exactly if all digests are equal. Only if they
+differ do the ranks gather what each holds. Ranks that have joined (``hvd.join()``) are left out.
 
-Every rank adds ``1, a, a^2, b, b^2`` for two digests ``a`` and ``b`` of its bytes. If ``n`` ranks have added, the sums are
-``n, na, na^2, nb, nb^2`` for a rank's own digests exactly if all digests are equal: otherwise their variance is not 0.
+Numbers may travel along, as 64-bit integers: their maxima and minima come with the same request
+(:mod:`horovod.comparison.samples`).
 """
 
 from __future__ import annotations
@@ -24,20 +25,24 @@ from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.collectives import allgather, prepared_allreduce
 from horovod.core.submission.prepared import Prepared
 
-_TERMS = 5
 _ROW = struct.Struct("<II")
+_TERMS = struct.Struct("=qq")
 
 
-def sum_terms(held: bytes) -> Array:
-    """A rank's terms of the sums for the bytes that it holds: five int64. Digests have 24 bits, so 2**15 squares fit."""
-    digest = hashlib.blake2b(held, digest_size=6).digest()
-    a, b = int.from_bytes(digest[:3], "little"), int.from_bytes(digest[3:], "little")
-    return np.array([1, a, a * a, b, b * b], dtype=np.int64)
+def terms(held: bytes) -> bytes:
+    """A rank's terms for the bytes that it holds: two int64."""
+    digest = int.from_bytes(hashlib.blake2b(held, digest_size=8).digest(), "little") >> 1
+    return _TERMS.pack(digest, -digest)
 
 
-def all_equal(own: Array, sums: Array) -> bool:
-    """Whether all ranks that have added their terms to ``sums`` have added ``own``. The same on all of them."""
-    return bool(np.array_equal(own * sums[0], sums))
+def all_equal(largest: bytes) -> bool:
+    """Whether all ranks have sent the same terms. The same on all of them.
+
+    Args:
+        largest: the maximum of each term over the ranks.
+    """
+    one, other = _TERMS.unpack(largest)
+    return bool(one == -other)
 
 
 def pack(rank: int, held: bytes) -> bytes:
@@ -69,20 +74,30 @@ class Comparison:
         process_set_id: the ranks that compare.
         line: the line of the script that it belongs to.
         awaited: whether the calling thread waits for it next.
+        numbers: int64 in the order of the machine, which travel along; the same count on all ranks. A second half that is the
+            first one negated yields minima. Who has none sends the smallest int64, as ranks that have joined do.
     """
 
     def __init__(
-        self, name: str, held: bytes, process_set_id: int | None, line: str = "", awaited: bool = False
+        self,
+        name: str,
+        held: bytes,
+        process_set_id: int | None,
+        line: str = "",
+        awaited: bool = False,
+        numbers: bytes = b"",
     ) -> None:
         self._name, self._held, self._set = name, held, process_set_id
-        self._terms = sum_terms(held)
-        self._sums = np.empty_like(self._terms)
+        self._sent = terms(held) + numbers
+        own = np.frombuffer(bytearray(self._sent), np.int64)
+        self._largest = np.empty_like(own)
         prepared: Prepared = prepared_allreduce(
-            name, [(name, DataType.INT64, (_TERMS,))], ReduceOp.SUM, prescale=1.0, postscale=1.0, line=line
+            name, [(name, DataType.INT64, own.shape)], ReduceOp.MAX, prescale=1.0, postscale=1.0, line=line
         )
-        self._handle: Handle = prepared.submit(process_set_id, [self._terms], [self._sums], awaited)
+        self._handle: Handle = prepared.submit(process_set_id, [own], [self._largest], awaited)
         self._rows: Handle | None = None
         self._gathered: list[Array] = []
+        self._members: int | None = None
 
     def wait(self) -> Mapping[int, bytes] | None:
         """The bytes of each rank, by global rank; None if all are equal. The same on every rank.
@@ -90,19 +105,24 @@ class Comparison:
         Raises:
             HorovodInternalError: the job has failed.
         """
-        if not self.differs():
+        if not self.differs() and not self._handle.joined:
             return None
-        self.gather(awaited=True)
-        return self.held()
+        rows = self.gathered(self._held)
+        self._members = len(rows)
+        return rows if len({*rows.values()}) > 1 else None
 
     def differs(self) -> bool:
         """Wait until the ranks have compared. Returns whether they hold different bytes; the same answer on all ranks."""
         self._handle.wait()
-        return not all_equal(self._terms, self._sums)
+        return not all_equal(self._largest[:2].tobytes())
 
-    def gather(self, awaited: bool = False) -> None:
-        """Begin to gather what all ranks hold, because they differ."""
-        row = np.frombuffer(pack(running().identity.rank, self._held), dtype=np.uint8).copy()
+    def gather(self, held: bytes | None = None, awaited: bool = False) -> None:
+        """Begin to gather what all ranks hold, because they differ.
+
+        Args:
+            held: what this rank holds, if it is something else than what was compared.
+        """
+        row = np.frombuffer(pack(running().identity.rank, self._held if held is None else held), dtype=np.uint8).copy()
 
         def allocate(index: int, rows: int) -> Array:
             self._gathered.append(np.empty(rows, dtype=np.uint8))
@@ -117,12 +137,25 @@ class Comparison:
         self._rows.wait()
         return unpack(self._gathered[-1].tobytes())
 
+    def gathered(self, held: bytes) -> dict[int, bytes]:
+        """What each rank holds, by global rank. Every rank that has made the comparison calls it."""
+        self.gather(held, awaited=True)
+        return self.held()
+
+    def numbers(self) -> tuple[Array, Array] | None:
+        """The largest and the smallest of the numbers' first half; None if they are this rank's own, so that nobody has others.
+        Called after :meth:`wait`."""
+        if self._largest.tobytes() == self._sent:
+            return None
+        half = len(self._largest) // 2 + 1
+        return self._largest[2:half], -self._largest[half:]
+
     @property
     def tuned(self) -> TunedSettings | None:
         """The settings that held when the ranks compared; None where nothing is tuned. Known after :meth:`wait`."""
         return self._handle.tuned
 
     @property
-    def members(self) -> int:
-        """The number of ranks that took part, without those that have joined. Known after :meth:`wait`."""
-        return int(self._sums[0])
+    def members(self) -> int | None:
+        """The number of ranks that took part; None if all have, since none has joined. Known after :meth:`wait`."""
+        return self._members

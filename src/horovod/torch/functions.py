@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from horovod.common.objects import allgather_made, allgather_object, broadcast_made, broadcast_object
+from horovod.comparison.samples import parameters_are_replaced
 from horovod.core.negotiation.agreement import list_ranks
 from horovod.core.submission.arguments import full_name, whole_number
 from horovod.torch.mpi_ops import rank, size
@@ -53,6 +54,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
     for (name, tensor), each in zip(named, staged, strict=True):
         if each is not tensor:
             _write(each, tensor, name)
+    parameters_are_replaced()
 
 
 def _named(params: Any, root_rank: int) -> list[tuple[str, torch.Tensor]]:

@@ -58,6 +58,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             None: the outputs are complete.
         driver: the worker that a waiting thread may drive to carry out this collective; None if it may not.
         tuned: the settings when it was carried out, the same on all ranks; None without autotuning.
+        joined: whether some ranks had joined when it was carried out; the same on all others.
         record: its record in the flight recorder.
         end: called just before completion, with the error. It returns the error that waiting threads get. An exception that it
             raises is the error, too.
@@ -70,6 +71,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     event: CompletionEvent | None = None
     record: Record | None = None
     tuned: TunedSettings | None = None
+    joined: bool = False
     _finished: bool = False
     _next: list[Callable[[], None]] | None = None
 

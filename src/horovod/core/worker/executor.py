@@ -189,12 +189,13 @@ class Executor:
             names = ", ".join(decision.name for decision, _ in batch[:3])
             self._open_events.add(completion, names, (entries, held), time.monotonic())
         self._settle()
-        tuned = self.tuned
+        tuned, joined = self.tuned, batch[0][0].template is not None
         for entry in entries:
             if entry is not None:  # an abort has completed it, or this rank has joined
                 handle = entry.handle
                 handle.event = completion
                 handle.tuned = tuned
+                handle.joined = joined
                 handle.complete(error or entry.error)
 
     def _settle(self) -> None:

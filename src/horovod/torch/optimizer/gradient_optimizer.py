@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.optim.optimizer import _global_optimizer_pre_hooks as _of_all_optimizers
 
 from horovod.torch.optimizer.compressor_state import MEMORY, load_memory, saved_memory
 from horovod.torch.optimizer.gradient_reduction import GradientReduction
@@ -64,12 +65,23 @@ class GradientOptimizer(WrappedOptimizer):
                 "This can cause training slowdown. Use `with optimizer.skip_synchronize():` around step().",
                 stacklevel=2,
             )
-        result = base.step()
+        if not self._has_pre_hooks():
+            reduction.look()
+            result = base.step()
+        else:  # after those of the script, which may clip
+            hook = self.register_step_pre_hook(lambda *_: reduction.look())
+            try:
+                result = base.step()
+            finally:
+                hook.remove()
         reduction.end_step()
         return result
 
     # Without this attribute PyTorch would add step hooks here too. The wrapped optimizer's `step` has them.
     step.hooked = True  # type: ignore[attr-defined]  # a function's attribute
+
+    def _has_pre_hooks(self) -> bool:
+        return bool(_of_all_optimizers or vars(self).get("_optimizer_step_pre_hooks"))
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state. If the compressor keeps state (its memory), a separate key contains it.

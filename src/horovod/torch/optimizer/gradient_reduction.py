@@ -25,6 +25,8 @@ from typing import Any
 import torch
 
 from horovod.common.basics import is_initialized
+from horovod.comparison.alike import made_at
+from horovod.comparison.samples import samples_of
 from horovod.core.errors import MismatchError
 from horovod.observe.step_clock import UPDATE, clock
 from horovod.torch.ops.allreduce import allreduce_
@@ -142,6 +144,7 @@ class GradientReduction(GradientRounds):
                 raise AssertionError(_NOT_REDUCED)
             self.complete()
         self._count_step()
+        self._stepped_with = self._named
         self._named, self._settled = 0, False  # the scaler may skip the step, which counts as one
         self._scaler_stepped = True
 
@@ -156,9 +159,28 @@ class GradientReduction(GradientRounds):
             with torch.enable_grad():
                 loss = closure()
             self.complete()
+            self.look()
             return self._agreed(loss) if agree and self.buckets else loss
 
         return reducing_closure
+
+    def look(self) -> None:
+        """Look at what the wrapped optimizer is about to step with, to compare it with the other ranks."""
+        samples = samples_of(self.process_set.process_set_id) if self.name and self.communicates() else None
+        if samples is None:
+            return
+        owner = samples.owner(self.name, made_at(self.line))
+        if self._skip and not self._synchronized:
+            samples.drop(self.name)  # gradients may be this rank's own
+        elif not owner.told:
+            # A scaler has counted the step already.
+            steps, reduced = (
+                (self._steps - 1, self._stepped_with) if self._scaler_stepped else (self._steps, self._named)
+            )
+            if not steps and not self._check.same_beginning:
+                owner.told_parameters = True
+            alike = self._check.same_numbers and samples.parameters_are_comparable(owner)
+            self._sampler.take(samples, owner, steps, reduced & ~self._covered, alike)
 
     def end_step(self) -> None:
         """Called when the wrapped optimizer has used the gradients."""
@@ -190,6 +212,8 @@ class GradientReduction(GradientRounds):
             each.discard()
 
     def abandon(self) -> None:
+        if is_initialized() and (samples := samples_of(self.process_set.process_set_id)) is not None:
+            samples.drop(self.name)
         if self._passes or self.under_way:
             try:
                 self.complete()  # sends all gradients, because other ranks may have sent theirs and wait

@@ -17,6 +17,7 @@ from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.settings import OptimizerSettings
 from horovod.torch.optimizer.step_check import StepCheck
+from horovod.torch.optimizer.step_samples import StepSampler
 
 
 class GradientState(DistributedPart, PassListener):
@@ -27,6 +28,7 @@ class GradientState(DistributedPart, PassListener):
         _local: of the touched gradients, those whose last pass keeps them on this rank. Only backward may change them.
         _named: some rank has touched the gradient since the last step, so it is reduced. The same on all ranks.
         _reduced: the gradient was reduced since the last ``zero_grad()``.
+        _stepped_with: as _named, while a gradient scaler steps.
 
     Other attributes:
         _settled: whether all ranks have reported all their gradients since the last pass, so that no round is needed.
@@ -52,6 +54,8 @@ class GradientState(DistributedPart, PassListener):
         self._synchronized = self._scaler_stepped = False
         self._error: BaseException | None = None
         self._check = StepCheck()
+        self._sampler = StepSampler()
+        self._stepped_with = 0
         self._debugger: StepDebugger | None = None
         super().__init__(optimizer, settings, identity)
 
@@ -101,11 +105,13 @@ class GradientState(DistributedPart, PassListener):
         self.forget()
         self._steps = self._joins = self._rounds = 0
         self._check.begin()
+        self._sampler.begin()
         self._debugger = debugger(self.name, self.process_set, self.line)
 
     def renumbered(self, moved: Callable[[int], int]) -> None:
         self._touched, self._local = moved(self._touched), moved(self._local)
         self._named, self._reduced = moved(self._named), moved(self._reduced)
+        self._sampler.renumbered([*self.slots.values()])
 
     def _all(self) -> int:
         return (1 << len(self.slots)) - 1

@@ -19,6 +19,7 @@ from itertools import count
 
 from horovod.comm.tuned import TunedSettings
 from horovod.comparison.comparison import Comparison
+from horovod.comparison.samples import Samples, samples_of
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.step_clock import REDUCTION, clock
@@ -177,19 +178,23 @@ class _Round:
         self.concluded: dict[Participant, Conclusion] = {}
         self.idle = False
         self._comparison: Comparison | None = None
+        self._samples: Samples | None = None
         if self._members > 1:
             number = self._process_set.process_set_id
             # One line for all records of the set. A line that depends on the optimizer would make a new request each time,
             # which would be announced in full.
             line = next(each.line for each in participants() if each.process_set.process_set_id == number)
-            self._comparison = Comparison(RECORD, self._record.encode(), number, line, awaited=True)
+            self._samples = samples_of(number)
+            numbers = b"" if self._samples is None else self._samples.taken()
+            self._comparison = Comparison(RECORD, self._record.encode(), number, line, awaited=True, numbers=numbers)
 
     def conclude(self) -> None:
         """Wait for the records of all ranks, and draw the conclusions."""
         found = None
         if self._comparison is not None:
             found = self._comparison.wait()
-            self._members = self._comparison.members
+            if self._comparison.members is not None:
+                self._members = self._comparison.members
         if found is None:  # all ranks have this rank's record
             records = dict.fromkeys(range(self._members), self._record)
         else:
@@ -231,6 +236,11 @@ class _Round:
                 participant.finish(conclusion, self._members)
                 if self._comparison is not None and self._comparison.tuned is not None:
                     participant.tune(self._comparison.tuned)
+            except BaseException as failure:
+                error = error or failure
+        if self._samples is not None and self._comparison is not None:
+            try:
+                self._samples.judge(self._comparison)
             except BaseException as failure:
                 error = error or failure
         return error

@@ -38,6 +38,16 @@ class StepCheck:
         self._begun = False
         self._told.clear()
 
+    @property
+    def same_numbers(self) -> bool:
+        """Whether no difference in hyper-parameters was told, which makes parameters differ."""
+        return Alike.HYPERPARAMETERS not in self._told
+
+    @property
+    def same_beginning(self) -> bool:
+        """Whether no difference in the first parameters was told."""
+        return Alike.PARAMETERS not in self._told
+
     def digest(self, optimizer: torch.optim.Optimizer, slots: Iterable[Slot], steps: int) -> int:
         """The digest in this rank's record. 0: nothing is compared. Ranks with the same values have the same digest.
 

@@ -1,0 +1,419 @@
+"""Samples of gradients and parameters that the ranks compare at every step. A comparison may miss a difference, but a
+difference that it tells is one.
+
+In a step every rank looks at a few tensors: a :class:`TensorLook` is an element, a mean and a root mean square of a part of one
+tensor. The next agreement of the ranks takes the looks along (:mod:`horovod.comparison.comparison`): for each number the
+maximum of ``x`` and of ``-x`` over the ranks, as integers in the order of the numbers. So all ranks learn the largest and the
+smallest value, and can allow for rounding. A rank that has no look, or has joined, sends what no maximum notices. A look has a
+tag of everything that it depends on: if the ranks' tags differ, they have looked at different things, and nothing follows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from horovod.comm.datatypes import Array
+from horovod.comparison.alike import complain, is_compared, views
+from horovod.comparison.comparison import Comparison
+from horovod.core.lifecycle.context import running
+
+LOOKS = 8
+"""How many looks go with one agreement."""
+ELEMENTS = 512
+"""About how many elements of a tensor one look reads."""
+_NUMBERS = 4
+"""The integers of a look: its tag, and its three values."""
+_NOBODY = np.iinfo(np.int64).min
+_HIGHEST = np.iinfo(np.int64).max
+_NAN = int(np.array(np.nan).view(np.int64))
+_FLOATS, _INTEGERS = struct.Struct("=3d"), struct.Struct("=3q")
+_MESSAGE = struct.Struct(f"={2 * LOOKS * _NUMBERS}q")
+_NOTHING = _MESSAGE.pack(*[_NOBODY] * 2 * LOOKS * _NUMBERS)
+_LARGE = 2.0**500
+"""The square of larger numbers may be infinite."""
+_SUDDEN = 16
+"""Parameters that have drifted apart by rounding drift further by less than this factor between two looks."""
+_SHOWN = 3
+"""How many tensors a message names."""
+
+
+_ONES = np.ones(2 * ELEMENTS)
+"""A product with ones is a fast sum."""
+
+
+class Precision(Enum):
+    """How far apart the values of two ranks may be, for a type of elements.
+
+    Attributes:
+        relative: the tolerance, relative to the root mean square of the elements. It allows for norms and other sums that
+            processors round differently, computed at least in single precision.
+        rounding: what parameters that drift apart by rounding reach step by step.
+        floor: numbers below it lose bits, or are 0 on some processors.
+    """
+
+    DOUBLE = (2.0**-11, 2.0**-26, 2.0**-120)
+    SINGLE = (2.0**-11, 2.0**-11, 2.0**-110)
+    HALF = (2.0**-5, 2.0**-5, 2.0**-20)
+    """IEEE 754's half precision."""
+    BRAIN = (2.0**-4, 2.0**-4, 2.0**-109)
+    """bfloat16."""
+
+    def __init__(self, relative: float, rounding: float, floor: float) -> None:
+        self.relative, self.rounding, self.floor = relative, rounding, floor
+
+
+_PRECISIONS = list(Precision)
+_PLACES = {precision: place for place, precision in enumerate(_PRECISIONS)}
+_SMALL_BITS = 4  # of a tag: the precision, and whether it is of a parameter
+
+
+class TensorLook(NamedTuple):
+    """What a rank sees of one tensor.
+
+    Attributes:
+        tag: from :func:`tag_of`.
+        label: the name of the tensor.
+        element: an element.
+        mean, size: the mean and the root mean square of some elements.
+    """
+
+    tag: int
+    label: str
+    element: float
+    mean: float
+    size: float
+
+
+def tag_of(precision: Precision, parameter: bool, *where: int) -> int:
+    """The tag of a look: the same on two ranks exactly if they look at the same place of the same tensor in the same step.
+
+    Args:
+        parameter: whether it is of a parameter; otherwise of a gradient.
+        where: numbers of the optimizer, its step, the tensor, its layout and the place.
+    """
+    # Hashes of integers are the same in all processes.
+    return (hash(where) & _HIGHEST >> 1) >> _SMALL_BITS << _SMALL_BITS | _PLACES[precision] << 1 | parameter
+
+
+def look(tag: int, label: str, values: Array, place: int) -> TensorLook:
+    """A look at less than ``2 * ELEMENTS`` values of any number type. ``place`` chooses the element. Called inside
+    ``numpy.errstate(all="ignore")``."""
+    values = values.astype(np.float64)  # so that no square is too large or too small
+    count = len(values)
+    mean, square = np.dot(values, _ONES[:count]) / count, np.dot(values, values) / count
+    return TensorLook(tag, label, values.item(place % count), mean, math.sqrt(square))
+
+
+def place_of(step: int, number: int) -> int:
+    """A number that differs from step to step and from tensor to tensor, and is the same on all ranks."""
+    return ((step + 1) * 0x9E3779B97F4A7C15 + (number + 1) * 0xC2B2AE3D27D4EB4F) % (1 << 64) >> 20
+
+
+def in_order(numbers: Sequence[float]) -> list[int]:
+    """At most three floats as integers in the same order: -0 is 0, the integer of ``-x`` is that of ``x`` negated, and all NaNs
+    are one value, above infinity."""
+    bits = _INTEGERS.unpack(_FLOATS.pack(*numbers))
+    ordered = [each if each >= 0 else -(each & _HIGHEST) for each in bits]
+    if math.isnan(sum(numbers)):
+        return [_NAN if math.isnan(x) else i for x, i in zip(numbers, ordered, strict=True)]
+    return ordered
+
+
+def from_order(ordered: Array) -> Array:
+    """The inverse of :func:`in_order`, for an array."""
+    bits = np.where(ordered < 0, -ordered | np.int64(_NOBODY), ordered)
+    return bits.view(np.float64)
+
+
+def apart(largest: Array, smallest: Array, precision: Precision) -> float:
+    """How far apart the ranks' values of a look are, relative to the size of the elements.
+
+    Args:
+        largest, smallest: over the ranks, of a look's three values.
+    """
+    highest, lowest = from_order(largest), from_order(smallest)
+    size = abs(float(highest[2]))
+    found = 0.0
+    for high, low in zip(highest.tolist(), lowest.tolist(), strict=True):
+        if high == low or (math.isnan(high) and math.isnan(low)):
+            continue
+        if not (math.isfinite(high) and math.isfinite(low)):
+            if max(abs(each) for each in (high, low, 0.0) if math.isfinite(each)) > _LARGE:
+                continue  # on one rank the sum may have overflowed
+            return math.inf
+        if high - low > precision.floor:
+            found = max(found, (high - low) / size if size else math.inf)
+    return found
+
+
+@dataclass
+class Owner:
+    """One optimizer, whose looks the ranks compare.
+
+    Attributes:
+        name: the same on all ranks.
+        number: of the name, for tags.
+        described: what messages call it.
+        told: the gradients have differed, so nothing more is said in this generation.
+        told_parameters: the parameters have differed, or may: they are compared again after a broadcast.
+        drift: how far apart parameters were at most, within the tolerance.
+    """
+
+    name: str
+    number: int
+    described: str
+    told: bool = False
+    told_parameters: bool = False
+    drift: float = 0.0
+
+
+class StepLooks(NamedTuple):
+    """The looks of one step of an optimizer.
+
+    Attributes:
+        owner: the optimizer.
+        step: the number of the step, from 1.
+        tensors: the number of tensors of the optimizer.
+        read: returns the looks; None if they are not there yet. Called at the agreement.
+        late: whether they are read from a device: one step later, so that nobody waits for it.
+    """
+
+    owner: Owner
+    step: int
+    tensors: int
+    read: Callable[[], Sequence[TensorLook] | None]
+    late: bool = False
+
+
+class _Different(msgspec.Struct, frozen=True, array_like=True):
+    """A look in the gathered data, once it is known that ranks differ."""
+
+    place: int
+    owner: str
+    described: str
+    step: int
+    label: str
+    values: tuple[float, float, float]
+    drift: float
+
+
+@dataclass
+class Samples:
+    """The looks of a process set's optimizers in one generation."""
+
+    process_set_id: int
+    _owners: dict[str, Owner] = field(default_factory=dict)
+    _joins: int = 0
+    _offers: dict[str, list[StepLooks]] = field(default_factory=dict)
+    _sent: list[tuple[StepLooks, TensorLook]] = field(default_factory=list)
+
+    def owner(self, name: str, described: str) -> Owner:
+        """An optimizer.
+
+        Args:
+            name: the same on all ranks.
+            described: what messages call it.
+        """
+        if name not in self._owners:
+            number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+            self._owners[name] = Owner(name, number, described)
+        return self._owners[name]
+
+    def parameters_are_comparable(self, owner: Owner) -> bool:
+        """Whether an optimizer's parameters must be the same on all ranks at present. After a join they are not, until a
+        broadcast."""
+        return not owner.told_parameters and running().joins == _joins_at_broadcast
+
+    def offer(self, offer: StepLooks) -> None:
+        """Compare an optimizer's looks with the next agreement. Older ones of it that wait are replaced."""
+        waiting = self._offers.setdefault(offer.owner.name, [])
+        waiting.append(offer)
+        del waiting[: -2 if offer.late else -1]
+
+    def drop(self, owner: str) -> None:
+        """Forget the looks of an optimizer: its gradients or parameters are no longer those of a step."""
+        self._offers.pop(owner, None)
+
+    def begin_anew(self) -> None:
+        """Forget all looks, since all parameters have been replaced, and compare them again."""
+        self._offers.clear()
+        for owner in self._owners.values():
+            owner.told_parameters, owner.drift = owner.told, 0.0
+
+    def taken(self) -> bytes:
+        """The numbers that go with the next agreement, which every member makes that has not joined."""
+        if self._joins != running().joins:  # before a join ends, ranks may have made different numbers of steps
+            self._joins = running().joins
+            self._offers.clear()
+        sent = self._sent = self._chosen()
+        if not sent:
+            return _NOTHING
+        ordered: list[int] = []
+        for _, look in sent:
+            ordered.append(look.tag)
+            ordered += in_order(look[2:])
+        ordered += [_NOBODY] * (LOOKS * _NUMBERS - len(ordered))
+        return _MESSAGE.pack(*ordered, *[number if number == _NOBODY else -number for number in ordered])
+
+    def _chosen(self) -> list[tuple[StepLooks, TensorLook]]:
+        """The looks that are sent, by tag, so that all ranks have the same ones at the same place."""
+        waiting = self._offers.values()
+        due = [each.pop(0) for each in waiting if each and (len(each) > 1 or not each[0].late)]
+        if len(due) > 1:  # if not all fit, some are drawn: by their numbers of tensors, and alike on all ranks
+            due.sort(key=_turn)
+        found: list[tuple[StepLooks, TensorLook]] = []
+        for offer in due:
+            looks = offer.read()
+            if looks is not None and len(found) + len(looks) <= LOOKS:
+                found += [(offer, look) for look in looks]
+        return sorted(found, key=lambda pair: pair[1].tag)
+
+    def judge(self, comparison: Comparison) -> None:
+        """Judge the numbers that went with an agreement. Every member that made it calls it.
+
+        Raises:
+            MismatchError: gradients or parameters differ, and ``HOROVOD_CHECK=error``. All of these members raise it.
+        """
+        found = comparison.numbers()
+        if found is None:
+            return  # nobody has looked, or all ranks have the same bits
+        largest, smallest = found
+        largest, smallest = largest.reshape(LOOKS, _NUMBERS), smallest.reshape(LOOKS, _NUMBERS)
+        different: dict[int, float] = {}
+        for place in range(LOOKS):
+            tag = int(largest[place, 0])
+            if tag == _NOBODY or tag != int(smallest[place, 0]):
+                continue
+            precision = _PRECISIONS[tag >> 1 & (1 << _SMALL_BITS - 1) - 1]
+            distance = apart(largest[place, 1:], smallest[place, 1:], precision)
+            if distance > precision.relative:
+                different[place] = distance
+            elif tag & 1 and distance <= precision.rounding and place < len(self._sent):
+                owner = self._sent[place][0].owner
+                owner.drift = max(owner.drift, distance)
+        if different:
+            gradients = {place for place in different if not largest[place, 0] & 1}
+            self._tell(comparison, gradients or set(different), bool(gradients), max(different.values()))
+
+    def _tell(self, comparison: Comparison, places: set[int], gradients: bool, distance: float) -> None:
+        own = [
+            _Different(
+                place, offer.owner.name, offer.owner.described, offer.step, look.label, look[2:], offer.owner.drift
+            )
+            for place, (offer, look) in enumerate(self._sent)
+            if place in places
+        ]
+        rows = {rank: _DECODER.decode(row) for rank, row in comparison.gathered(msgspec.msgpack.encode(own)).items()}
+        looks = [row for found in rows.values() for row in found]
+        for name in {row.owner for row in looks}:
+            self._mark(name, gradients)
+        drift = max((row.drift for row in looks), default=0.0)
+        slow = not gradients and distance <= _SUDDEN * drift
+        complain(_described(rows, gradients, slow), list(rows), only_warn=slow)
+
+    def _mark(self, name: str, gradients: bool) -> None:
+        self.drop(name)
+        if name in self._owners:
+            self._owners[name].told |= gradients
+            self._owners[name].told_parameters = True
+
+
+def _turn(offer: StepLooks) -> float:
+    chance = place_of(offer.step, offer.owner.number) % 65536 + 1
+    return math.log(65536 / chance) / offer.tensors
+
+
+_DECODER = msgspec.msgpack.Decoder(list[_Different])
+_VALUES = ("an element of {label!r} is", "the mean of {label!r} is", "the root mean square of {label!r} is")
+
+
+def _described(rows: Mapping[int, Sequence[_Different]], gradients: bool, slow: bool) -> str:
+    """The message about looks that differ.
+
+    Args:
+        rows: by rank, its looks that differ from those of others.
+    """
+    by_place: dict[int, dict[int, _Different]] = {}
+    for rank, looks in sorted(rows.items()):
+        for each in looks:
+            by_place.setdefault(each.place, {})[rank] = each
+    shown = []
+    for _, of_ranks in sorted(by_place.items()):
+        number = max(range(3), key=lambda number: _spread([row.values[number] for row in of_ranks.values()]))
+        first = next(iter(of_ranks.values()))
+        texts = {rank: {"": f"{row.values[number]:.6g}"} for rank, row in of_ranks.items()}
+        shown.append(f"{_VALUES[number].format(label=first.label)} {views('', texts)}")
+    if len(shown) > _SHOWN:
+        shown[_SHOWN:] = [f"and {len(shown) - _SHOWN} more"]
+    row = next(row for looks in rows.values() for row in looks)
+    found, cause = _GRADIENTS if gradients else _DRIFT if slow else _PARAMETERS
+    return f"{found} in step {row.step} of {row.described}: {'; '.join(shown)}. {cause}"
+
+
+def _spread(values: Sequence[float]) -> float:
+    low, high = min(values), max(values)
+    difference = high - low
+    return math.inf if not math.isfinite(difference) else difference / (abs(high) + abs(low) or 1.0)
+
+
+_GRADIENTS = (
+    "The gradients of the ranks differ after they were reduced,",
+    "Something has changed them on some ranks between the reduction and the step: a clip, noise or a division by what each "
+    "rank has for itself, NaNs that one rank removes, or a rank's own gradient written over a reduced one. Change gradients "
+    "alike on all ranks: allreduce the norm, the count or the seed first, and clip only parameters of the optimizer, after "
+    "synchronize() if a rank may make no backward pass.",
+)
+_PARAMETERS = (
+    "The parameters of the ranks have come apart",
+    "Something has changed them, or the optimizer's state, on some ranks: a checkpoint that only they have loaded, units that "
+    "were reset, state that was cleared, or a change that depends on a rank's own loss. Make such changes on all ranks, or "
+    "call hvd.broadcast_parameters and hvd.broadcast_optimizer_state after them. Parameters that each rank is to have for "
+    "itself, such as experts, must not be averaged: register them as local, or give them a plain optimizer of their own.",
+)
+_DRIFT = (
+    "The parameters of the ranks slowly drift apart, as seen",
+    "Processors that round differently do this. Call hvd.broadcast_parameters from time to time, for example in each epoch.",
+)
+
+
+_of_sets: dict[int, Samples] = {}
+_generation = -1
+_joins_at_broadcast = 0
+"""How often all ranks had joined when parameters were last broadcast in this generation."""
+
+
+def _enter_generation() -> None:
+    global _generation, _joins_at_broadcast
+    generation = running().generation
+    if generation != _generation:
+        _of_sets.clear()
+        _generation, _joins_at_broadcast = generation, 0
+
+
+def samples_of(process_set_id: int | None) -> Samples | None:
+    """The looks of a process set in the running generation; None if nothing is compared. The same on all ranks."""
+    if process_set_id is None or not is_compared():
+        return None
+    _enter_generation()
+    found = _of_sets.get(process_set_id)
+    if found is None:
+        found = _of_sets[process_set_id] = Samples(process_set_id)
+    return found
+
+
+def parameters_are_replaced() -> None:
+    """Note that all ranks have the parameters or the state of one rank now, by a broadcast."""
+    global _joins_at_broadcast
+    _enter_generation()
+    _joins_at_broadcast = running().joins
+    for samples in _of_sets.values():
+        samples.begin_anew()

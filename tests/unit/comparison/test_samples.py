@@ -1,0 +1,226 @@
+"""Samples that ranks compare in each step: a difference is found, rounding is none, nor is what cannot be compared."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod.comm.datatypes import Array
+from horovod.comparison import alike, samples
+from horovod.comparison.samples import (
+    LOOKS,
+    Precision,
+    Samples,
+    StepLooks,
+    TensorLook,
+    apart,
+    from_order,
+    in_order,
+    look,
+    place_of,
+    tag_of,
+)
+from horovod.core.errors import MismatchError
+
+FLOATS = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(FLOATS, FLOATS)
+def test_integers_are_in_the_order_of_the_numbers(one: float, other: float) -> None:
+    (a, b, negated) = in_order((one, other, -one))
+    if math.isnan(one):
+        assert a == in_order((math.nan, 0.0, 0.0))[0] > in_order((math.inf, 0.0, 0.0))[0]
+        return
+    assert negated == -a
+    if not math.isnan(other):
+        assert (a < b) == (one < other) and (a == b) == (one == other)  # also for -0 and 0
+    assert from_order(np.array([a, b, negated]))[0] == one
+
+
+def seen(values: Array, tag: int = 16) -> TensorLook:
+    return look(tag, "weight", values, 3)
+
+
+def distance(one: Array, other: Array, precision: Precision) -> float:
+    both = np.array([in_order(seen(one)[2:]), in_order(seen(other)[2:])])
+    return apart(both.max(0), both.min(0), precision)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 1000), st.floats(-100, 30), st.sampled_from([np.float32, np.float64]))
+def test_what_is_rounded_otherwise_is_no_difference(seed: int, count: int, magnitude: float, kind: Any) -> None:
+    draw = np.random.default_rng(seed)
+    values = (draw.standard_normal(count) * 2.0**magnitude).astype(kind)
+    rounded = (values * (1 + 30 * np.finfo(kind).eps * draw.standard_normal(count))).astype(kind)
+    precision = Precision.SINGLE if kind is np.float32 else Precision.DOUBLE
+    assert distance(values, rounded, precision) <= precision.relative
+
+
+@given(st.integers(0, 10**6), st.integers(1, 1000), st.sampled_from(["scaled", "noise", "one row", "nan"]))
+def test_what_differs_is_found(seed: int, count: int, how: str) -> None:
+    draw = np.random.default_rng(seed)
+    values = draw.standard_normal(count)
+    other = values.copy()
+    if how == "scaled":
+        other *= 0.99
+    elif how == "noise":
+        other += 0.1 * draw.standard_normal(count)
+    elif how == "one row":
+        other[: max(1, count // 100)] += 3.0
+    else:
+        other[draw.integers(count)] = np.nan
+    assert distance(values, other, Precision.SINGLE) > Precision.SINGLE.relative
+
+
+@dataclass
+class Rank:
+    """One rank's part in simulated agreements."""
+
+    number: int
+    samples: Samples = field(default_factory=lambda: Samples(0))
+    said: list[str] = field(default_factory=list)
+
+
+class Agreement:
+    """What :class:`~horovod.comparison.comparison.Comparison` gives a rank, from the messages of all."""
+
+    def __init__(self, sent: dict[int, bytes]) -> None:
+        self._sent = {rank: np.frombuffer(each, np.int64) for rank, each in sent.items()}
+        self._largest = np.max([*self._sent.values()], axis=0)
+        self.rows: dict[int, bytes] = {}
+        self.rank = 0
+
+    def numbers(self) -> tuple[Array, Array] | None:
+        if np.array_equal(self._largest, self._sent[self.rank]):
+            return None
+        half = len(self._largest) // 2
+        return self._largest[:half], -self._largest[half:]
+
+    def gathered(self, held: bytes) -> dict[int, bytes]:
+        self.rows[self.rank] = held
+        return self.rows if len(self.rows) == len(self._sent) else {}
+
+
+def agree(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch, error: bool = True) -> list[str]:
+    """One agreement of the ranks that take part; what each was told."""
+    agreement: Any = Agreement({rank.number: rank.samples.taken() for rank in ranks})
+    told = []
+    for again in (False, True):  # the first time to gather
+        told = []
+        for rank in ranks:
+            agreement.rank = rank.number
+            context = SimpleNamespace(
+                joins=0, config=SimpleNamespace(check="error" if error else "warn"), identity=SimpleNamespace(rank=0)
+            )
+            monkeypatch.setattr(alike, "running", lambda context=context: context)
+            try:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    if again or agreement.numbers() is not None:
+                        rank.samples.judge(agreement) if again else prepare(rank, agreement)
+                told.append("".join(str(each.message) for each in caught))
+            except MismatchError as found:
+                told.append(str(found))
+    return told
+
+
+def prepare(rank: Rank, agreement: Any) -> None:
+    """Let a rank gather without drawing conclusions."""
+    kept = dict(agreement.rows)
+    try:
+        rank.samples.judge(agreement)
+    except Exception:
+        pass
+    assert len(agreement.rows) >= len(kept)
+
+
+@pytest.fixture(autouse=True)
+def generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "running", lambda: SimpleNamespace(joins=0, generation=1))
+
+
+def offered(rank: Rank, name: str, step: int, value: float, parameter: bool = False, count: int = 1) -> None:
+    owner = rank.samples.owner(name, f"the optimizer {name}")
+    looks = [
+        TensorLook(tag_of(Precision.SINGLE, parameter, owner.number, step, n), f"{name}.{n}", value, value / 2, 1.0)
+        for n in range(count)
+    ]
+    rank.samples.offer(StepLooks(owner, step, 4, lambda: looks))
+
+
+def test_all_ranks_are_told_the_parameter_the_step_the_ranks_and_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [Rank(0), Rank(1), Rank(2)]
+    for rank in ranks:
+        offered(rank, "net", 7, 0.25 + (rank.number == 2))
+    texts = agree(ranks, monkeypatch)
+    assert len(set(texts)) == 1
+    assert "gradients of the ranks differ" in texts[0] and "in step 7 of the optimizer net" in texts[0]
+    assert "'net.0' is 0.25 on ranks 0, 1, 1.25 on rank 2" in texts[0]
+
+
+def test_ranks_that_do_not_step_or_are_at_other_steps_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [Rank(0), Rank(1), Rank(2)]
+    offered(ranks[0], "net", 7, 0.25)
+    offered(ranks[1], "net", 8, 0.75)
+    assert agree(ranks, monkeypatch) == ["", "", ""]
+
+
+def test_parameters_that_drift_apart_slowly_are_only_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [Rank(0), Rank(1)]
+    for step in range(1, 40):
+        for rank in ranks:
+            offered(rank, "net", step, 0.25 + rank.number * 2e-5 * step, parameter=True)
+        texts = agree(ranks, monkeypatch)
+        if any(texts):
+            break
+    assert "slowly drift apart" in "".join(texts) and "HOROVOD_CHECK=off" in "".join(texts)
+
+
+def test_what_changes_at_once_is_no_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [Rank(0), Rank(1)]
+    for step in range(1, 5):
+        for rank in ranks:
+            offered(rank, "net", step, 0.25 + rank.number * (1e-7 if step < 4 else 0.1), parameter=True)
+        texts = agree(ranks, monkeypatch)
+    assert "have come apart in step 4" in texts[0] and texts[0] == texts[1]
+
+
+@given(st.integers(0, 10**6))
+def test_random_histories_of_ranks_that_hold_the_same_tell_nothing(seed: int) -> None:
+    choose = random.Random(seed)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        ranks = [Rank(number) for number in range(choose.choice((2, 3, 5)))]
+        steps = {rank.number: 0 for rank in ranks}
+        for _ in range(12):
+            for rank in ranks:
+                for name in choose.sample(["a", "b", "c"], choose.randrange(4)):
+                    steps[rank.number] += choose.random() < 0.7
+                    step = steps[rank.number]
+                    value = 0.001 * (step * 37 % 101)
+                    offered(rank, name, step, value, choose.random() < 0.5, choose.choice((1, 2, 4)))
+                if choose.random() < 0.1:
+                    rank.samples.drop(choose.choice("abc"))
+            present = [rank for rank in ranks if choose.random() < 0.8] or ranks[:1]
+            assert not any(agree(present, monkeypatch))
+
+
+def test_of_many_optimizers_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, found = Rank(0), set()
+    for step in range(200):
+        for number in range(20):
+            offered(rank, f"net{number}", step, 0.5, count=4)
+        assert len(rank.samples.taken()) == 8 * 2 * LOOKS * 4
+        found |= {offer.owner.name for offer, _ in rank.samples._sent}
+    assert len(found) == 20
+
+
+def test_places_differ_from_step_to_step() -> None:
+    assert len({place_of(step, number) % 1000 for step in range(20) for number in range(20)}) > 300
