@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import horovod.torch as hvd
 from horovod.core import config
+from process_groups import run_in_group
 from ranks import RankPool
 
 Ranks = Callable[..., RankPool]
@@ -213,3 +215,80 @@ def test_a_rank_inside_tensorflow_can_continue(ranks: Ranks) -> None:
             assert session.run(found).tolist() == [1.0, 1.0]
 
     assert on_every_rank(ranks(2, framework="tensorflow"), scene) == ["", ""]
+
+
+# torch.distributed
+
+
+@pytest.fixture
+def group(ranks: Ranks) -> Iterator[Callable[..., list[Any]]]:
+    """Runs a scene on three ranks inside of a process group; the errors by rank."""
+    pool = ranks(3, framework="torch")
+    pool.run(_set)
+    yield lambda scene: run_in_group(pool, _error_of, scene)
+    pool.run(_forget)
+
+
+def _set() -> None:
+    os.environ.update(SOON)
+
+
+def _forget() -> None:
+    for name in SOON:
+        os.environ.pop(name, None)
+
+
+def _error_of(scene: Callable[[], None]) -> str:
+    try:
+        scene()
+        return ""
+    except hvd.HorovodInternalError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_groups_of_torch_distributed_in_a_circle(group: Callable[..., list[str]]) -> None:
+    def scene() -> None:
+        a, b, c = (dist.new_group(members) for members in ([0, 1], [1, 2], [0, 2]))
+        for each in ((c, a), (a, b), (b, c))[dist.get_rank()]:
+            dist.all_reduce(torch.ones(4), group=each)
+
+    texts = group(scene)
+    assert_ended(texts, "rank 2 has not called it", "rank 0 has not called it", "rank 1 has not called it")
+
+
+def test_a_receive_without_a_send(group: Callable[..., list[str]]) -> None:
+    def scene() -> None:
+        tensor = torch.ones(4)
+        if dist.get_rank() == 0:
+            dist.send(tensor, 1)
+            dist.recv(tensor, 1)
+        elif dist.get_rank() == 1:
+            dist.recv(tensor, 0)
+        dist.all_reduce(tensor)
+
+    assert_ended(group(scene), "rank 0: recv from rank 1 at", "rank 1 has not called it", "ranks 1, 2: ")
+
+
+def test_large_sends_before_the_receives(group: Callable[..., list[str]]) -> None:
+    def scene() -> None:
+        tensor, small = torch.ones(1 << 20), torch.ones(1)
+        next_one, before = (dist.get_rank() + 1) % 3, (dist.get_rank() - 1) % 3
+        dist.send(small, next_one)
+        dist.recv(small, before)
+        dist.send(tensor, next_one)
+        dist.recv(tensor, before)
+
+    assert_ended(group(scene), "rank 0: send of 4194304 bytes to rank 1 at", "rank 1 has not called it")
+
+
+def test_messages_that_come_late_are_awaited(group: Callable[..., list[str]]) -> None:
+    def scene() -> None:
+        tensor = torch.ones(1 << 20)
+        if dist.get_rank() == 0:
+            time.sleep(LONG_SECONDS)
+        for _ in range(3):
+            work = dist.isend(tensor, (dist.get_rank() + 1) % 3)
+            dist.recv(tensor, (dist.get_rank() - 1) % 3)
+            work.wait()
+
+    assert group(scene) == ["", "", ""]

@@ -47,15 +47,15 @@ class Submitted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Expected(msgspec.Struct, frozen=True, array_like=True):
-    """A message that a rank has asked for, and of which nothing has arrived.
+    """A message between two ranks that one of them has not sent, or not received.
 
     Attributes:
-        sources: the global ranks that may send it.
-        view: its description with the line that asked for it.
+        ranks: the global ranks one of which has to send or receive it.
+        view: its description with the line of the call that waits for that.
         awaited: whether a thread waits for it.
     """
 
-    sources: tuple[int, ...]
+    ranks: tuple[int, ...]
     view: str
     awaited: bool
 
@@ -68,7 +68,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
         idle: for how many seconds all of its threads have waited.
         orders: by process set, how many collectives it has begun to carry out; the same on all ranks that have the same orders.
         submitted, expected: what is not done.
-        sent, arrived: by global rank, how many messages were sent to it, and have arrived from it.
+        sent, arrived: by global rank, how many parts of messages and answers were sent to it, and have arrived from it.
         doubtful: the lines of threads of which it is not known whether they wait. With any, the job is not ended.
     """
 
@@ -199,12 +199,9 @@ def _lacking(standings: Mapping[int, Standing]) -> list[tuple[_Item, list[int]]]
             if not missing:
                 return None
             found.append(((rank, one), missing))
-        for message in standing.expected:
-            if any(
-                standings[source].sent.get(rank, 0) != standing.arrived.get(source, 0) for source in message.sources
-            ):
-                return None  # one is on its way
-            found.append(((rank, message), list(message.sources)))
+        found += [((rank, message), list(message.ranks)) for message in standing.expected]
+        if any(standings[peer].arrived.get(rank, 0) != count for peer, count in standing.sent.items()):
+            return None  # something is on its way
     return found
 
 

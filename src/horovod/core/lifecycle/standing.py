@@ -8,20 +8,35 @@ rank has none then. The proof ends a job, so where this is not certain there is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from horovod.core.negotiation.agreement import describe
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.batch import Entry
-from horovod.core.requests.handle import waiting
+from horovod.core.requests.handle import Handle, waiting
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe import threads
-from horovod.observe.deadlock import Standing, Submitted
+from horovod.observe.deadlock import Expected, Standing, Submitted
 from horovod.observe.threads import ThreadState
 
 MOST_THREADS = 90
 """With more threads, a list of stacks may be incomplete."""
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The messages between this rank and others that are not done.
+
+    Attributes:
+        pending: each with its handle, as in :class:`~horovod.observe.deadlock.Expected`: the ranks, and a description.
+        sent, arrived: as in :class:`~horovod.observe.deadlock.Standing`.
+    """
+
+    pending: Sequence[tuple[Handle, tuple[int, ...], str]]
+    sent: Mapping[int, int]
+    arrived: Mapping[int, int]
 
 
 class StandingReporter:
@@ -30,6 +45,7 @@ class StandingReporter:
     Args:
         size: the number of ranks of the job.
         workers: by process set id.
+        messages: returns the messages of each part of the runtime that has some, None for one that may continue by itself.
         states: returns the threads of this process.
     """
 
@@ -37,10 +53,12 @@ class StandingReporter:
         self,
         size: int,
         workers: Mapping[int, WorkerThread],
+        messages: Callable[[], Sequence[Messages | None]] = list,
         states: Callable[[], list[ThreadState]] = threads.states,
     ) -> None:
         self._size = size
         self._workers = workers
+        self._messages = messages
         self._states = states
         self._progress = 0
         self._before: object = None
@@ -67,6 +85,15 @@ class StandingReporter:
         entries = [(number, worker, worker.entries()) for number, worker in workers]
         if any(_moves(entry) for _, _, found in entries for entry in found):
             return None
+        parts = []
+        for part in self._messages():
+            if part is None:
+                return None
+            parts.append(part)
+        messages = [each for part in parts for each in part.pending]
+        known = {id(entry.handle) for _, _, found in entries for entry in found} | {id(each) for each, _, _ in messages}
+        if any(id(handle) not in known for handle, _ in sleeping.values()):
+            return None
         states = self._states()
         if len(states) > MOST_THREADS or any(_continues(each, sleeping) for each in states):
             return None
@@ -76,13 +103,19 @@ class StandingReporter:
             for number, worker, found in entries
             for entry in found
         ]
+        expected = [Expected(ranks, view, id(handle) in awaited) for handle, ranks, view in messages]
+        sent = {rank: count for part in parts for rank, count in part.sent.items()}
+        arrived = {rank: count for part in parts for rank, count in part.arrived.items()}
         since = max(begin for _, begin in sleeping.values())
         orders = {number: worker.recorder.carried_out for number, worker in workers if worker.recorder is not None}
         doubtful = [_line(each) for each in states if _is_doubtful(each, sleeping)]
         handles = [(thread, _Same(handle), begin) for thread, (handle, begin) in sorted(sleeping.items())]
         latest = [(number, _Same(worker.latest())) for number, worker in workers]
-        identity = handles, latest, sorted(each.ident for each in states), orders, doubtful
-        return Standing(0, time.monotonic() - since, orders, submitted, doubtful=doubtful), identity
+        pending = [_Same(handle) for handle, _, _ in messages]
+        idents = sorted(each.ident for each in states)
+        identity = handles, latest, pending, sent, arrived, idents, orders, doubtful
+        idle = time.monotonic() - since
+        return Standing(0, idle, orders, submitted, expected, sent, arrived, doubtful), identity
 
     def _submitted(self, number: int, worker: WorkerThread, entry: Entry, awaited: bool) -> Submitted:
         request = entry.request

@@ -29,6 +29,7 @@ from horovod.core.errors import (
 )
 from horovod.core.lifecycle import elastic_process
 from horovod.core.lifecycle.rendezvous import RankInfo
+from horovod.core.lifecycle.standing import Messages
 from horovod.core.worker.worker import WorkerThread, still_in_use
 
 _log = logging.getLogger("horovod.core")
@@ -56,6 +57,9 @@ class Companion(Protocol):
         Args:
             orderly: a rank has shut down; otherwise one has failed.
         """
+
+    def messages(self) -> Messages | None:
+        """What ranks have not sent or received yet; None if something may happen without a call of a script. Any thread."""
 
     def close(self) -> None:
         """Release everything, and end all threads. Called once."""

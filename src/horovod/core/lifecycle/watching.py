@@ -96,7 +96,9 @@ class Watching:
         self._deadlocks: DeadlockDetector | None = None
         seconds = config.deadlock_time.total_seconds()
         if seconds and len(endpoints) > 1:
-            self._reporter = StandingReporter(len(endpoints), workers)
+            self._reporter = StandingReporter(
+                len(endpoints), workers, lambda: [companion.messages() for companion in list(termination.companions)]
+            )
             self._deadlocks = DeadlockDetector(len(endpoints), seconds) if rank == 0 else None
         if config.flight_recorder_size:
             self._dumper = self._make_dumper(secret, generation)

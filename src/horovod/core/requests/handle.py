@@ -139,8 +139,12 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             except Exception:  # it must not keep the thread from other callbacks
                 _log.exception("a callback at the end of a collective failed")
 
-    def wait(self, timeout: float = -1) -> None:
+    def wait(self, timeout: float = -1, final: bool = False) -> None:
         """Return when the collective is done; Ctrl-C interrupts.
+
+        Args:
+            timeout: the longest time in seconds; -1: only the runtime's own limits hold.
+            final: nothing is to be done when the time is over: it is the limit of a job that hangs.
 
         Raises:
             the collective's error: each time a new exception of its type, with its message.
@@ -160,16 +164,16 @@ class Handle(msgspec.Struct, eq=False, gc=False):
                 self.leave_to_worker()
                 raise
         if not self._finished:
-            self._sleep(timeout)
+            self._sleep(timeout, final or timeout < 0)
         if self.error is not None:
             raise copy.copy(self.error)  # each waiting thread gets its own
 
-    def _sleep(self, timeout: float) -> None:
+    def _sleep(self, timeout: float, for_good: bool) -> None:
         gate = _thread.allocate_lock()
         gate.acquire()
         self.then(gate.release)
         thread = _thread.get_ident()
-        if timeout < 0:
+        if for_good:
             waiting[thread] = self, monotonic()
         try:
             if not gate.acquire(timeout=timeout):
@@ -179,7 +183,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
 
 
 waiting: dict[int, tuple[Handle, float]] = {}
-"""By thread that sleeps in :meth:`Handle.wait` without a time limit, the handle that it waits for, and since when."""
+"""By thread that sleeps in :meth:`Handle.wait` until the job ends, if need be, the handle that it waits for, and since when."""
 
 
 def all_of(waits: Iterable[Callable[[], object]]) -> None:

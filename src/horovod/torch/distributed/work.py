@@ -75,9 +75,10 @@ class HorovodWork(dist.Work):
             HorovodInternalError: the collective failed. The text names the ranks, the group's call and the lines.
             CollectiveTimeoutError: the collective was not done within ``timeout``. It continues, and the caller may wait again.
         """
-        seconds = timeout.total_seconds() or self._seconds
+        own = timeout.total_seconds()
+        seconds = own or self._seconds
         try:
-            self._handle.wait(seconds)
+            self._handle.wait(seconds, final=not own)
         except TimeoutError:
             raise CollectiveTimeoutError(
                 f"{self._what} was not done within {seconds:g} seconds: another rank has not called it yet, or is slow. The "

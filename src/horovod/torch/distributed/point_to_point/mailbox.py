@@ -23,6 +23,7 @@ from horovod.control.processes import own_process_namespace
 from horovod.control.wakeup import WakeUp
 from horovod.core.errors import EngineFailureError, HorovodInternalError, RankLostError
 from horovod.core.lifecycle.generation import Generation
+from horovod.core.lifecycle.standing import Messages
 from horovod.core.requests.handle import Handle
 from horovod.torch.distributed.point_to_point.matching import ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
@@ -59,6 +60,7 @@ class Mailbox:
         self._dialing: list[threading.Thread] = []
         self._error: HorovodInternalError | None = None
         self._last_moment = float("inf")
+        self._turns = 0  # odd while the thread does something
         self._lock = threading.Lock()
         self._left = threading.Event()
         self._wire = Wire(self._lost)
@@ -110,6 +112,20 @@ class Mailbox:
         if not orderly and threading.current_thread() is not self._thread:
             self._left.wait(_GRACE_SECONDS)
 
+    def messages(self) -> Messages | None:
+        """See :class:`horovod.core.lifecycle.termination.Companion`. Between two turns of the thread nothing changes."""
+        turns = self._turns
+        if turns % 2 or self._calls or self._wire.orphans or self._left.is_set():
+            return None
+        try:
+            receives, sends = self._receiver.pending(), self._sender.pending()
+            sent, arrived = dict(self._wire.sent), dict(self._wire.arrived)
+        except RuntimeError:  # a dictionary was changed meanwhile
+            return None
+        if receives is None or sends is None or self._turns != turns or self._calls:
+            return None
+        return Messages([*receives, *sends], sent, arrived)
+
     def close(self) -> None:
         """End the threads, and release everything."""
         self._last_moment = 0.0
@@ -130,12 +146,15 @@ class Mailbox:
     def _run(self) -> None:
         try:
             while time.monotonic() < self._last_moment:
-                for key, events in self._wire.selector.select(self._seconds()):
+                ready = self._wire.selector.select(self._seconds())
+                self._turns += 1
+                for key, events in ready:
                     key.data(events)
                 self._listener.expire()
                 while self._calls:
                     self._calls.popleft()()
                 self._probe()
+                self._turns += 1
         except Exception as error:
             _log.exception("rank %d: the thread for send() and recv() failed", self._rank)
             self._error = self._error or EngineFailureError(f"the thread for send() and recv() failed: {error!r}")

@@ -72,6 +72,14 @@ class Matching(Generic[Arrived, Posted]):
             queue.posted.clear()
         return found
 
+    def posted(self) -> list[Posted]:
+        """All receives that wait."""
+        return [posted for queue in self._queues.values() for _, posted in queue.posted]
+
+    def arrived(self) -> list[Arrived]:
+        """All messages that wait for a receive."""
+        return [message for queue in self._queues.values() for _, message in queue.arrived]
+
     def waiting(self) -> bool:
         """Whether a receive waits."""
         return any(queue.posted for queue in self._queues.values())

@@ -62,7 +62,9 @@ class PointToPoint:
         target = flat(tensor)
         buffer = target if target.is_cpu else torch.empty_like(target, device="cpu")
         handle = Handle()
-        receive = Receive(_bytes(buffer), str(tensor.dtype).removeprefix("torch."), caller(), handle)
+        ranks = submitter.membership.ranks
+        sources = tuple(ranks) if source == ANY else (ranks[source],)
+        receive = Receive(_bytes(buffer), str(tensor.dtype).removeprefix("torch."), caller(), sources, handle)
         self._mailbox().receive(ReceiveFilter(submitter.membership.number, source, tag), receive)
         finish = writes_back([tensor], [buffer])
         return HorovodWork(handle, host_memory, [tensor], "recv", finish, submitter.seconds)

@@ -16,6 +16,7 @@ from horovod.comm.datatypes import Array
 from horovod.comm.shm import cross_memory
 from horovod.comm.spans import address_of
 from horovod.control.channel import Channel, ChannelClosed
+from horovod.core.negotiation.agreement import list_ranks
 from horovod.core.requests.handle import Handle
 from horovod.torch.distributed.point_to_point.matching import Matching, ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import (
@@ -42,6 +43,7 @@ class Receive:
         data: the memory for the message's bytes.
         data_type: the name of the elements' type.
         caller: the line of the script that receives.
+        sources: the global ranks that may send it.
         handle: completed when the message is in ``data``, or with an error.
         filled: how many bytes of an asked-for message have arrived.
     """
@@ -49,6 +51,7 @@ class Receive:
     data: Array
     data_type: str
     caller: str
+    sources: tuple[int, ...]
     handle: Handle
     filled: int = 0
 
@@ -110,6 +113,18 @@ class Receiver:
         self._sources.append(source)
         self._wire.add(source.channel, lambda events: self._serve(source, events))
 
+    def pending(self) -> list[tuple[Handle, tuple[int, ...], str]] | None:
+        """The receives that no message has arrived for: the handle, the ranks that may send it, and a description. None: one
+        gets its data now, or a message of this process to itself waits."""
+        if any(source.parts for source in self._sources):
+            return None
+        if any(isinstance(message, Own) for _, message in self._matching.arrived()):
+            return None
+        return [
+            (each.handle, each.sources, f"recv from {list_ranks(each.sources)} at {each.caller}")
+            for each in self._matching.posted()
+        ]
+
     def waiting(self) -> bool:
         """Whether a receive waits."""
         return self._matching.waiting() or any(source.parts for source in self._sources)
@@ -129,7 +144,7 @@ class Receiver:
         try:
             if events & selectors.EVENT_WRITE:
                 channel.flush()
-            for body in channel.receive() if events & selectors.EVENT_READ else ():
+            for body in self._wire.receive(channel, source.rank) if events & selectors.EVENT_READ else ():
                 self._take(source, decode(body))
             self._wire.watch(channel)
         except (ChannelClosed, msgspec.DecodeError, KeyError) as error:
@@ -149,7 +164,7 @@ class Receiver:
             receive.filled += data.size
             if receive.filled == receive.data.size:
                 del source.parts[message.number]
-                source.channel.send(encode(Taken(message.number)))
+                self._wire.send(source.channel, source.rank, encode(Taken(message.number)))
                 receive.handle.complete()
         else:
             raise ChannelClosed("it sent a message that only a receiver sends")
@@ -180,8 +195,7 @@ class Receiver:
 
     def _answer(self, source: _Source, message: Message) -> None:
         try:
-            source.channel.send(encode(message))
-            self._wire.watch(source.channel)
+            self._wire.send(source.channel, source.rank, encode(message))
         except (ChannelClosed, KeyError):
             pass  # the connection has ended; _serve() notices that when it reads
 

@@ -114,6 +114,17 @@ class Sender:
         for send in queued:
             self._transmit(rank, peer, send)
 
+    def pending(self) -> list[tuple[Handle, tuple[int, ...], str]] | None:
+        """The offered messages that their receivers have not taken: the handle, the receiver, and a description. None: a
+        message waits for a connection, or is being sent."""
+        if any(peer.queued or peer.streaming for peer in self._peers.values()):
+            return None
+        return [
+            (send.handle, (rank,), f"send of {send.data.size} bytes to rank {rank} at {send.envelope.caller}")
+            for rank, peer in self._peers.items()
+            for send in peer.offered.values()
+        ]
+
     def busy(self) -> bool:
         """Whether a message waits for a connection or for its receiver."""
         return any(peer.queued or peer.offered for peer in self._peers.values())
@@ -139,14 +150,12 @@ class Sender:
         peer.offered[send.number] = send
         try:
             if send.data.size <= EAGER_BYTES:
-                channel.send(encode(Whole(send.envelope, send.data.tobytes())))
-                self._wire.watch(channel)
+                self._wire.send(channel, rank, encode(Whole(send.envelope, send.data.tobytes())))
                 peer.offered.pop(send.number).handle.complete()
                 return
             visible = bool(self._namespace) and endpoint.process_namespace == self._namespace
             process = os.getpid() if visible else 0
-            channel.send(encode(Offer(send.envelope, send.number, process, address_of(send.data))))
-            self._wire.watch(channel)
+            self._wire.send(channel, rank, encode(Offer(send.envelope, send.number, process, address_of(send.data))))
         except ChannelClosed as error:
             self._drop(rank, peer, channel, str(error))
 
@@ -157,9 +166,9 @@ class Sender:
         try:
             if events & selectors.EVENT_WRITE:
                 channel.flush()
-            for body in channel.receive() if events & selectors.EVENT_READ else ():
+            for body in self._wire.receive(channel, rank) if events & selectors.EVENT_READ else ():
                 self._take(peer, body)
-            self._stream(peer, channel)
+            self._stream(rank, peer, channel)
             self._wire.watch(channel)
         except (ChannelClosed, msgspec.DecodeError, KeyError) as error:
             self._drop(rank, peer, channel, str(error))
@@ -173,12 +182,12 @@ class Sender:
         else:
             raise ChannelClosed("it sent a message that only a sender sends")
 
-    def _stream(self, peer: _Peer, channel: Channel) -> None:
+    def _stream(self, rank: int, peer: _Peer, channel: Channel) -> None:
         """Send parts of the messages that the peer has asked for, until the socket is full."""
         while peer.streaming and not channel.wants_write:
             send = peer.streaming[0]
             part = send.data[send.sent : send.sent + PART_BYTES]
-            channel.send(encode(MessagePart(send.number, part.tobytes())))
+            self._wire.send(channel, rank, encode(MessagePart(send.number, part.tobytes())))
             send.sent += part.size
             if send.sent == send.data.size:
                 peer.streaming.popleft()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from horovod.control.channel import Channel
 from horovod.core.errors import MismatchError
@@ -20,16 +20,31 @@ class Wire:
     Attributes:
         selector: the selector of the mailbox's thread.
         orphans: the handles of such messages. They fail when the runtime ends, which it will: a rank has failed or left.
+        sent, arrived: by rank, how many messages of the protocol were handed to the connections with it, and came from them.
     """
 
     def __init__(self, lost: Callable[[int, str], None]) -> None:
         self.selector = selectors.DefaultSelector()
         self.orphans: list[Handle] = []
+        self.sent: dict[int, int] = {}
+        self.arrived: dict[int, int] = {}
         self._lost = lost
 
     def add(self, channel: Channel, serve: Callable[[int], None]) -> None:
         """Call ``serve`` with the events of a connection from now on."""
         self.selector.register(channel.socket, selectors.EVENT_READ, serve)
+
+    def send(self, channel: Channel, rank: int, body: bytes) -> None:
+        """Send a message of the protocol. Raises ChannelClosed."""
+        self.sent[rank] = self.sent.get(rank, 0) + 1
+        channel.send(body)
+        self.watch(channel)
+
+    def receive(self, channel: Channel, rank: int) -> Iterator[bytes]:
+        """The messages that have arrived on a connection. Raises ChannelClosed."""
+        for body in channel.receive():
+            self.arrived[rank] = self.arrived.get(rank, 0) + 1
+            yield body
 
     def watch(self, channel: Channel) -> None:
         """Wait for room in the socket if data waits to be sent. Call this after each send."""
