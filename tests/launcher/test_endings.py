@@ -154,6 +154,46 @@ def test_a_second_ctrl_c_kills_at_once(launcher: Launcher) -> None:
     assert "killed the job" in err
 
 
+CTRL_C_AT = """
+import atexit, os, signal, sys
+from horovod.runner import launch, signals
+
+def ctrl_c(kill=os.kill, number=signal.SIGINT, pid=os.getpid()):
+    kill(pid, number)
+
+class Last:
+    def __del__(self, ctrl_c=ctrl_c):
+        ctrl_c()
+
+class Pipe(signals.SignalPipe):
+    def __exit__(self, *arguments):
+        super().__exit__(*arguments)
+        ctrl_c()
+
+moment = sys.argv.pop(1)
+if moment == "after the job":
+    launch.SignalPipe = Pipe
+elif moment == "in atexit":
+    atexit.register(ctrl_c)
+elif moment == "last":
+    last = Last()  # when modules are cleared
+status = launch.main()
+if moment == "after main":
+    ctrl_c()
+sys.exit(status)
+"""
+
+
+@pytest.mark.parametrize("moment", ["after the job", "after main", "in atexit", "last"])
+def test_a_second_ctrl_c_changes_no_exit_status(launcher: Launcher, moment: str) -> None:
+    process = launcher.python("-c", CTRL_C_AT, moment, "-np", "1", "sh", "-c", "echo ready; sleep 60")
+    launcher.await_line(process, "ready")
+    process.send_signal(signal.SIGINT)
+    done = finish(process)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == "horovodrun: ended by SIGINT"
+
+
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_reader_who_does_not_read_holds_up_no_signal(launcher: Launcher, signals: int) -> None:
     process = launcher.start("-np", "2", "yes")

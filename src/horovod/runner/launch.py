@@ -16,6 +16,7 @@ from horovod.runner.arguments import parse
 from horovod.runner.errors import LaunchError, UsageError
 from horovod.runner.help_text import USAGE
 from horovod.runner.options import Options
+from horovod.runner.signals import SecondSignal, SignalPipe, end_at_signals, ignore_signals
 
 
 class JobFailed(RuntimeError, SystemExit):
@@ -113,6 +114,14 @@ def _run(args: Any) -> Any:
 
 def main() -> int:
     """The program. Returns its exit status: 0, the failing rank's, 128 + a signal's number, or 2 for a wrong request."""
+    end_at_signals()
+    try:
+        return _status()
+    finally:
+        ignore_signals()
+
+
+def _status() -> int:
     try:
         try:
             return run_commandline()
@@ -127,8 +136,6 @@ def main() -> int:
         return end.code
     except LaunchError:
         return 1
-    except KeyboardInterrupt:  # before the job's own handling of signals began, or after it ended
-        return 128 + signal.SIGINT
 
 
 def _carry_out(options: Options) -> tuple[int, str]:
@@ -141,7 +148,6 @@ def _carry_out(options: Options) -> tuple[int, str]:
     # These imports cost time, so they come after the command line has been checked.
     from horovod.runner.jobs import make_job
     from horovod.runner.output.output import console
-    from horovod.runner.signals import SecondSignal, SignalPipe
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide how the ranks end
     _open_standard_streams()
@@ -166,7 +172,6 @@ def _carry_out(options: Options) -> tuple[int, str]:
 
 def _check_build() -> int:
     from horovod.runner.check_build import check_build
-    from horovod.runner.signals import SignalPipe
 
     pipe = SignalPipe()
     pipe.ends_at_once = True  # with the probes

@@ -15,6 +15,30 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TAKEN = (*ENDING_SIGNALS, signal.SIGTSTP, signal.SIGURG)
 
 
+def end_at_signals() -> None:
+    """Begin the program: a signal that asks it to end gives it its exit status, unless a job handles it (:class:`SignalPipe`).
+
+    A signal that was ignored stays ignored.
+    """
+    for number in ENDING_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end)
+
+
+def ignore_signals() -> None:
+    """End the program: its exit status is decided, and no signal changes that.
+
+    A handler would not do: as it ends, the interpreter gives signals their default effect back, unless they are ignored.
+    """
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    ignore_signals()
+    raise SystemExit(128 + number)
+
+
 class SecondSignal(BaseException):
     """A second signal came while the job was ending: kill everything at once."""
 

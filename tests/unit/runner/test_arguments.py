@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from horovod.runner import help_text, probes
 from horovod.runner.arguments import parse
 from horovod.runner.launch import main, run_commandline
 from horovod.runner.options import Options
+from horovod.runner.signals import ENDING_SIGNALS
 from horovod.runner.tunables import TUNABLES, Value, exported
 from horovod.runner.worker_environment import from_options
 
@@ -253,6 +256,16 @@ def test_a_script_that_is_no_command_gets_a_hint(
     assert re.search(rf"did you mean `python\S* {word}`\?", capsys.readouterr().err)
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """The program ignores signals at its end."""
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 def test_the_program_ends_with_a_status_where_its_python_function_raises(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
