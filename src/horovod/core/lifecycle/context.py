@@ -166,7 +166,15 @@ def _hook() -> None:
     if not _hooked:
         _hooked = True
         atexit.register(_end)
+        crash.watch(_crashed)
         os.register_at_fork(after_in_child=_after_fork)
+
+
+def _crashed(reason: str) -> None:
+    """An error ends this process, which may take long: tell the other ranks now."""
+    generation = _running
+    if generation is not None and generation.process == os.getpid():
+        generation.crashed(reason)
 
 
 def shutdown() -> None:

@@ -122,6 +122,7 @@ class Generation:
         self._watching: Watching | None = None
         self._others: OtherProcesses | None = None
         self.abandoned = False
+        self._crash_is_told = self._all_hear_of_crash = False
         self._sockets: list[socket.socket] = []
 
     @property
@@ -383,6 +384,17 @@ class Generation:
         for made in self._sockets:
             made.close()
 
+    def crashed(self, reason: str) -> None:
+        """Tell all ranks that an error ends this process, unless they know. Any thread."""
+        if self._crash_is_told:
+            return
+        self._crash_is_told = True
+        if self.identity.size > 1 and self.stopped is None:
+            self._all_hear_of_crash = True
+            self.watch.report(self.identity.rank, reason, cause=RAISED)
+        else:
+            self.termination.ended_by(reason, own=True)
+
     def stop(self) -> str:
         """End this generation, in good order or at once if the job has failed, and release everything.
 
@@ -391,11 +403,10 @@ class Generation:
             this rank has failed, and in elastic jobs, whose ranks may leave a round at different steps.
         """
         raised = crash.unhandled()
-        if raised and self.identity.size > 1 and self.stopped is None:
-            self.watch.report(self.identity.rank, raised, cause=RAISED)
+        if raised:
+            self.crashed(raised)
+        if self._all_hear_of_crash:
             self.termination.failed.wait(5.0)
-        elif raised:
-            self.termination.ended_by(raised, own=True)
         error = crash.failed_collective()
         if isinstance(error, RankLostError):
             self.termination.blame_leaver()
