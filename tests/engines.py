@@ -33,6 +33,7 @@ from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp.communicator import TcpCommunicator
 from late_oneccl import LateLibrary
 from mpi_ranks import group_under, prefix_of
+from time_limits import SOON
 from torch_versions import GLOO
 
 _T = TypeVar("_T")
@@ -325,7 +326,7 @@ def group_of(engine: str, size: int, timeout: timedelta = TIMEOUT) -> Iterator[R
 
 
 def outcomes(
-    group: Sequence[Communicator], function: Callable[[Communicator], _T], timeout: float = 60.0
+    group: Sequence[Communicator], function: Callable[[Communicator], _T], timeout: float = SOON
 ) -> list[_T | BaseException]:
     """Run ``function(communicator)`` in one thread a rank; by rank, what it returned or raised.
 
@@ -356,7 +357,7 @@ def outcomes(
     return [found[communicator.rank] for communicator in group]
 
 
-def run_ranks(group: Sequence[Communicator], function: Callable[[Communicator], _T], timeout: float = 60.0) -> list[_T]:
+def run_ranks(group: Sequence[Communicator], function: Callable[[Communicator], _T], timeout: float = SOON) -> list[_T]:
     """Run ``function(communicator)`` in one thread a rank and return the results, by rank.
 
     When a rank raises, the others are aborted, and its exception is raised here.

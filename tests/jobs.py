@@ -10,6 +10,7 @@ from typing import Any
 
 from horovod.core import config
 from ranks import RankPool
+from time_limits import SOON
 
 Job = Callable[..., list[Any]]
 
@@ -33,7 +34,7 @@ def make_job(pool: Callable[[int], RankPool], binding: str) -> Job:
         *args: Any,
         env: Mapping[str, str] | None = None,
         sets: list[list[int]] | None = None,
-        timeout: float = 60.0,
+        timeout: float = SOON,
         dies: Collection[int] = (),
     ) -> list[Any]:
         @functools.wraps(function)  # so that it travels together with the module of the test

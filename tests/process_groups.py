@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ranks import Call, RankPool
+from time_limits import SOON
 
 
 def start_in_group(
@@ -18,7 +19,7 @@ def start_in_group(
     function: Callable[..., Any],
     *args: Any,
     by_store: bool = False,
-    timeout: float = 60.0,
+    timeout: float = SOON,
     hosts: str = "",
 ) -> Call:
     """Have ``function(*args)`` run on every rank of the pool inside of a group of all of them.
@@ -46,7 +47,7 @@ def run_in_group(
     function: Callable[..., Any],
     *args: Any,
     by_store: bool = False,
-    timeout: float = 60.0,
+    timeout: float = SOON,
     hosts: str = "",
     dies: Collection[int] = (),
 ) -> list[Any]:

@@ -34,6 +34,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import rank_worker
+from time_limits import SOON
 
 NUMBER = struct.Struct("<q")
 HEAD = struct.Struct("<Q")
@@ -41,7 +42,7 @@ WHEN_USED = {"horovod.torch": ["torch._dynamo"], "horovod.keras": ["tensorflow"]
 """What a framework imports when it is first used, which costs each process seconds: PyTorch with its first optimizer; Keras,
 on every backend, when it first seeds random numbers."""
 _PR_SET_CHILD_SUBREAPER = 36
-_LIMIT_SECONDS = 60.0
+_LIMIT_SECONDS = SOON
 _kept: list[object] = []
 
 

@@ -36,12 +36,13 @@ from horovod.core import config
 from leaks import Inventory, left_behind
 from rank_template import Forked, Template
 from rank_worker import LENGTH, STACKS
+from time_limits import SOON
 
 TESTS = Path(__file__).resolve().parent
 SOURCE = Path(horovod.__file__).resolve().parents[1]
 PLAIN = "horovod.common.basics"
 """What processes that need no framework are forked with: the runtime, and all that it imports."""
-START_SECONDS = 60.0
+START_SECONDS = SOON
 TAIL_BYTES = 8000
 LATE_VARIABLES = re.compile("_?HOROVOD_|PYTEST_|NCCL_|TEST_")
 """How the names of variables begin that no framework reads while it is imported. Each job and each test has others of them."""
@@ -181,7 +182,7 @@ class Call:
         self._pool = pool
         self._ranks = ranks
 
-    def results(self, timeout: float = 60.0, dies: Collection[int] = ()) -> list[Any]:
+    def results(self, timeout: float = SOON, dies: Collection[int] = ()) -> list[Any]:
         """Wait for all; what each returned, in the order of the ranks asked.
 
         Args:
@@ -248,7 +249,7 @@ class RankPool:
         self,
         function: Callable[..., Any],
         *args: Any,
-        timeout: float = 60.0,
+        timeout: float = SOON,
         ranks: Sequence[int] | None = None,
         dies: Collection[int] = (),
     ) -> list[Any]:

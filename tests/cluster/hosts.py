@@ -19,7 +19,9 @@ from pathlib import Path
 
 import psutil
 
-LIMIT_SECONDS = 30
+from time_limits import SOON
+
+LIMIT_SECONDS = SOON
 ADDRESSES = {"hostA": "10.77.0.1", "hostB": "10.77.0.2", "hostC": "10.77.0.3"}
 INTERFACES = {"hostA": "ethA", "hostB": "fabricB0", "hostC": "lanC"}
 SECOND = {"hostA": "railA", "hostB": "railB1", "hostC": "railC"}

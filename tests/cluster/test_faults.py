@@ -18,11 +18,12 @@ import pytest
 import horovod
 from cluster.conftest import Cluster
 from cluster.hosts import Hosts
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 
 LOST_AFTER_SECONDS = 15
 """How long a host may be silent until ssh and the agent give the other side up."""
-ENDING_SECONDS = 20
+ENDING_SECONDS = SOON
 """What an ending job may take beyond that: the ranks' last words, grace, and a machine that is busy."""
 
 RANK = """

@@ -12,9 +12,10 @@ import pytest
 import mpi_wheels as mpi
 from cluster.conftest import Cluster
 from cluster.training import TRAINING, Outcome, outcomes
+from time_limits import SOON
 from torch_versions import GLOO
 
-PATIENCE_SECONDS = 100
+PATIENCE_SECONDS = SOON
 NO_MPI4PY = "import sys; sys.modules['mpi4py'] = None\n"
 MPI_FIRST = "from mpi4py import MPI\n"
 SAY_RANKS = r"""

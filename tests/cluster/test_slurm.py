@@ -23,8 +23,9 @@ from cluster.hosts import LIMIT_SECONDS, Hosts, without_blanks
 from cluster.slurm import Slurm
 from cluster.training import TRAINING, Outcome, outcomes
 from launcher.harness import Launcher, last_words
+from time_limits import SOON
 
-ENDING_SECONDS = 20
+ENDING_SECONDS = SOON
 """What an ending job may take: last words, grace, Slurm's KillWait of 5 seconds, and a machine that is busy."""
 
 RANK = """

@@ -31,12 +31,13 @@ from horovod.diagnose.report import text
 from horovod.observe.dump import read
 from launcher.harness import Launcher
 from ranks import RankPool
+from time_limits import JOB, SOON
 
 Ranks = Callable[..., RankPool]
 
 ENDS_SOON = {config.STALL_CHECK_TIME: "1", config.STALL_SHUTDOWN_TIME: "2"}
 GOES_ON = {config.STALL_CHECK_TIME: "1"}
-DEADLINE_SECONDS = 30
+DEADLINE_SECONDS = SOON
 
 
 def generation(env: dict[str, str], function: Callable[[], None]) -> str:
@@ -491,7 +492,7 @@ def test_the_forms_for_tools(ranks: Ranks, tmp_path: Path) -> None:
         [*program, "--json", "--plot", str(tmp_path / "p.png"), "--pytorch", str(tmp_path / "fr")],
         capture_output=True,
         text=True,
-        timeout=4 * DEADLINE_SECONDS,
+        timeout=JOB,
     )
     assert done.returncode == 0, done.stderr
     content = json.loads(done.stdout)
@@ -503,7 +504,7 @@ def test_the_forms_for_tools(ranks: Ranks, tmp_path: Path) -> None:
         [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", "rank_", str(tmp_path / "fr")],
         capture_output=True,
         text=True,
-        timeout=4 * DEADLINE_SECONDS,
+        timeout=JOB,
     )
     if "No module named" in analyser.stderr:
         pytest.skip("this PyTorch comes without the analyser")

@@ -15,8 +15,7 @@ import pytest
 import horovod
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
-
-LIMIT_SECONDS = 120
+from time_limits import SOON
 
 SCRIPT = """
 import os, sys, time
@@ -94,7 +93,7 @@ def test_the_end_of_one_rank(tmp_path: Path, kind: str) -> None:
     with environment(3) as env:
         processes = start(script, env, 3)
         try:
-            outputs = [process.communicate(timeout=LIMIT_SECONDS) for process in processes]
+            outputs = [process.communicate(timeout=SOON) for process in processes]
         finally:
             for process in processes:
                 process.kill()
@@ -161,7 +160,7 @@ def test_a_rank_that_has_failed_says_so_before_it_ends(tmp_path: Path, kind: str
     with environment(2) as env:
         processes = start(script, env, 2)
         try:
-            told, errors = processes[0].communicate(timeout=LIMIT_SECONDS)
+            told, errors = processes[0].communicate(timeout=SOON)
             assert processes[1].poll() is None, processes[1].communicate()
             assert text in told, told + errors
         finally:
@@ -194,7 +193,7 @@ def test_a_thread_may_train_after_the_main_thread_has_ended_well(tmp_path: Path)
     with environment(2) as env:
         processes = start(script, env, 2)
         try:
-            outputs = [process.communicate(timeout=LIMIT_SECONDS) for process in processes]
+            outputs = [process.communicate(timeout=SOON) for process in processes]
         finally:
             for process in processes:
                 process.kill()

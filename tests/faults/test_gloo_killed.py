@@ -10,12 +10,13 @@ import os
 import subprocess
 import sys
 
+from time_limits import JOB
 from torch_versions import needs_gloo
 
 pytestmark = needs_gloo
 
 TRIES = 12
-LIMIT = 150.0
+LIMIT = JOB
 
 PROGRAM = """
 import os, random, signal, socket, sys, threading, time

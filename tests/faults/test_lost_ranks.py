@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 from ranks import Death, Pools, RankPool, Templates
+from time_limits import SOON
 from torch_versions import GLOO
 
 SIZE = 3
@@ -33,7 +34,7 @@ JOBS = [(engine, victim) for engine in ENGINES for victim in range(SIZE) if (eng
 """By engine, who is struck. Of three ranks on two hosts, the second one of the first has no part of its own to reduce."""
 
 ELEMENTS = 2_500_000  # more than one piece in every engine
-LIMIT = 60.0
+LIMIT = SOON
 TIMEOUT = "6"
 SHORT_TIMEOUT = "3"
 HELD_UP = 7

@@ -276,7 +276,7 @@ def test_ctrl_c_ends_ranks_that_train(launcher: Launcher, tmp_path: Path) -> Non
 
 
 def test_ctrl_c_ends_an_elastic_job(launcher: Launcher, tmp_path: Path) -> None:
-    process = launcher.start("-H", "localhost:2", "--min-np", "1", "sh", "-c", "echo up; sleep 60")
+    process = launcher.start("-H", "localhost:2", "--min-np", "1", "sh", "-c", "echo up; sleep 1000")
     launcher.await_line(process, "up", times=2)
     process.send_signal(2)
     assert finish(process).returncode == 130

@@ -17,7 +17,7 @@ import pytest
 
 from launcher import elastic_faults
 from launcher.elastic_faults import FIRST, LAST, Fault
-from launcher.harness import LIMIT_SECONDS, Launcher
+from launcher.harness import RUN_SECONDS, Launcher
 
 pytest.importorskip("torch")
 
@@ -177,7 +177,7 @@ def run(
     process = launcher.start(
         "-H", f"localhost:{ranks}", "--min-np", left, *command, FAULTS_FOLDER=str(folder), **extra
     )  # fmt: skip
-    _, errors = process.communicate(timeout=4 * LIMIT_SECONDS)
+    _, errors = process.communicate(timeout=RUN_SECONDS)
     assert process.returncode == 0, errors
     assert elastic_faults.struck(folder) == len(faults), errors
     results = [json.loads(path.read_text()) for path in folder.glob("result.*")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from launcher.harness import LIMIT_SECONDS, Launcher
+from launcher.harness import RUN_SECONDS, Launcher
 
 ROUNDS, FIRST_LOOK = 300, 100
 MOST_MEGABYTES = 1.5
@@ -56,7 +56,7 @@ def test_nothing_accumulates_over_hundreds_of_rounds(launcher: Launcher, tmp_pat
     process = launcher.start(
         "-H", "localhost:2", "--min-np", "2", "python", "train.py", tmp_path, ROUNDS, FIRST_LOOK
     )  # fmt: skip
-    _, errors = process.communicate(timeout=4 * LIMIT_SECONDS)
+    _, errors = process.communicate(timeout=RUN_SECONDS)
     assert process.returncode == 0, errors
     assert f"round {ROUNDS} begins with 2 ranks" in errors
     for rank in range(2):

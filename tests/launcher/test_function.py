@@ -55,7 +55,7 @@ def test_an_exception_is_raised_with_its_ranks_traceback() -> None:
     def work() -> None:
         if os.environ["HOROVOD_RANK"] == "1":
             raise LookupError("nothing to be found")
-        time.sleep(60)
+        time.sleep(1000)
 
     with pytest.raises(RuntimeError, match="nothing to be found") as caught:
         horovod.run(work, num_proc=2)
@@ -123,7 +123,7 @@ def test_a_script_sends_functions_of_its_own_and_of_its_neighbours(launcher: Lau
 
 
 def test_ctrl_c_ends_the_ranks_and_is_raised(launcher: Launcher) -> None:
-    script = "import horovod, time; horovod.run(lambda: (print('ready'), time.sleep(60)), num_proc=2)"
+    script = "import horovod, time; horovod.run(lambda: (print('ready'), time.sleep(1000)), num_proc=2)"
     process = launcher.python("-c", script)
     launcher.await_line(process, "ready")
     process.send_signal(signal.SIGINT)
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_the_ranks_and_is_raised(launcher: Launcher) -> None:
 
 
 def test_a_killed_caller_leaves_nothing(launcher: Launcher) -> None:
-    script = "import horovod, time; horovod.run(lambda: (print('ready'), time.sleep(60)), num_proc=2)"
+    script = "import horovod, time; horovod.run(lambda: (print('ready'), time.sleep(1000)), num_proc=2)"
     process = launcher.python("-c", script)
     launcher.await_line(process, "ready")
     process.kill()

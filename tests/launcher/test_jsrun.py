@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.harness import Launcher
+from time_limits import SOON
 
 JSRUN = r"""#!{python}
 # Starts the ranks of an explicit resource file on this machine, as jsrun does on their hosts; ends all when one has failed.
@@ -107,10 +108,10 @@ def test_a_rank_that_fails_is_named(launcher: Launcher, lsf: dict[str, str]) -> 
 
 
 def test_a_signal_ends_jsrun_and_all_ranks(launcher: Launcher, lsf: dict[str, str]) -> None:
-    process = launcher.start("--jsrun", "sh", "-c", "echo ready; sleep 60", **lsf)
+    process = launcher.start("--jsrun", "sh", "-c", "echo ready; sleep 1000", **lsf)
     launcher.await_line(process, "ready", times=3)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=SOON)
     assert process.returncode == 143 and errors.endswith("horovodrun: ended by SIGTERM\n")
 
 
@@ -125,7 +126,7 @@ def test_the_secret_is_in_no_file_and_on_no_command_line(launcher: Launcher, lsf
 def test_a_function_runs_on_all_ranks(launcher: Launcher, lsf: dict[str, str]) -> None:
     program = "import horovod; print(horovod.run(lambda x: x + 1, args=(1,), num_proc=3))"
     process = launcher.python("-c", program, **lsf)
-    out, errors = process.communicate(timeout=30)
+    out, errors = process.communicate(timeout=SOON)
     assert out.splitlines()[-1] == "[2, 2, 2]", errors
 
 

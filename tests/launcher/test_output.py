@@ -41,7 +41,7 @@ for number in range(3000):
 
 
 def test_output_appears_while_the_rank_still_runs(launcher: Launcher) -> None:
-    process = launcher.start("-np", "1", "python", "-c", "print('now'); import time; time.sleep(60)")
+    process = launcher.start("-np", "1", "python", "-c", "print('now'); import time; time.sleep(1000)")
     launcher.await_line(process, "[0]<stdout>:now")
     process.terminate()
     finish(process)
@@ -122,7 +122,7 @@ def test_a_flag_without_effect_says_so_once(launcher: Launcher) -> None:
 
 
 def test_the_secret_is_not_visible(launcher: Launcher) -> None:
-    process = launcher.start("-np", "1", "--verbose", "sh", "-c", "echo $_HOROVOD_SECRET_KEY; sleep 60")
+    process = launcher.start("-np", "1", "--verbose", "sh", "-c", "echo $_HOROVOD_SECRET_KEY; sleep 1000")
     assert process.stdout is not None
     secret = process.stdout.readline().strip().partition(":")[2]
     assert len(secret) > 30

@@ -133,7 +133,7 @@ def test_a_debugger_in_a_chosen_rank(at_terminal: Start, script: str) -> None:
 def test_other_ranks_do_not_write_into_the_prompt(at_terminal: Start, tmp_path: Path) -> None:
     prompted = tmp_path / "prompted"
     reader = "printf 'your name? '; read name; echo hello $name"
-    other = f"for _ in $(seq 600); do [ -e {quote(str(prompted))} ] && break; sleep 0.1; done; echo from the other; sleep 60"
+    other = f"for _ in $(seq 600); do [ -e {quote(str(prompted))} ] && break; sleep 0.1; done; echo from the other; sleep 1000"
     terminal = at_terminal(
         "-np", "2", "--stdin", "0", "sh", "-c", f"[ $HOROVOD_RANK = 0 ] && {{ {reader}; }} || {{ {other}; }}"
     )
@@ -172,7 +172,7 @@ def test_ctrl_c_at_the_prompt_goes_to_the_debugger(at_terminal: Start, script: s
 
 
 def test_ctrl_c_ends_a_rank_that_computes_and_with_it_the_job(at_terminal: Start) -> None:
-    terminal = at_terminal("-np", "1", "python", "-c", "print('ready'); import time; time.sleep(60)")
+    terminal = at_terminal("-np", "1", "python", "-c", "print('ready'); import time; time.sleep(1000)")
     terminal.await_text("ready")
     terminal.type("\x03")
     status, shown = terminal.end()
@@ -182,7 +182,7 @@ def test_ctrl_c_ends_a_rank_that_computes_and_with_it_the_job(at_terminal: Start
 
 
 def test_ctrl_c_twice_ends_a_job_whose_rank_takes_no_notice(at_terminal: Start) -> None:
-    terminal = at_terminal("-np", "1", "sh", "-c", "trap '' INT; echo ready; sleep 60")
+    terminal = at_terminal("-np", "1", "sh", "-c", "trap '' INT; echo ready; sleep 1000")
     terminal.await_text("ready")
     terminal.type("\x03")
     terminal.await_text("press it twice within a second")
@@ -194,7 +194,7 @@ def test_ctrl_c_twice_ends_a_job_whose_rank_takes_no_notice(at_terminal: Start) 
 
 
 def test_ctrl_c_ends_a_job_without_a_reader_of_standard_input(at_terminal: Start) -> None:
-    terminal = at_terminal("-np", "2", "sh", "-c", "echo ready; sleep 60")
+    terminal = at_terminal("-np", "2", "sh", "-c", "echo ready; sleep 1000")
     terminal.await_text("ready")
     terminal.type("\x03")
     status, shown = terminal.end()
@@ -227,7 +227,7 @@ def await_stopped(launcher: Launcher, word: str) -> None:
 def test_ctrl_z_stops_the_ranks_and_fg_has_them_go_on(launcher: Launcher, terminals: list[Terminal]) -> None:
     run = f"{sys.executable} -m horovod.runner.launch -np 2 --stdin 0"
     terminal = shell(
-        launcher, terminals, f"{run} sh -c 'echo ready; read x; [ $x ] || sleep 60; echo got $x; kill 0' rank"
+        launcher, terminals, f"{run} sh -c 'echo ready; read x; [ $x ] || sleep 1000; echo got $x; kill 0' rank"
     )
     terminal.await_text("]<stdout>:ready")
     terminal.await_text("]<stdout>:ready")
@@ -318,7 +318,7 @@ def test_a_prompt_of_one_rank_is_shown_before_it_is_answered(launcher: Launcher)
 
 
 def test_signals_that_are_sent_end_a_job_whose_rank_reads_a_pipe(launcher: Launcher) -> None:
-    process = launcher.start("-np", "1", "sh", "-c", "trap '' INT; echo ready; sleep 60")
+    process = launcher.start("-np", "1", "sh", "-c", "trap '' INT; echo ready; sleep 1000")
     launcher.await_line(process, "ready")
     process.send_signal(signal.SIGINT)
     assert finish(process).returncode == 130

@@ -274,7 +274,7 @@ def test_a_rank_that_has_evaluated_before_trains_as_the_others(job: Any) -> None
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
         return digest(model)
 
-    assert all_equal(job(2, check, timeout=60))
+    assert all_equal(job(2, check))
 
 
 def test_an_uneven_last_batch_trains_alike_on_all_ranks(job: Any) -> None:

@@ -69,7 +69,7 @@ def test_a_wait_that_a_signal_interrupts_can_be_repeated(job: Any) -> None:
         signal.signal(signal.SIGALRM, before)
         return interrupted
 
-    assert all(job(2, check, timeout=60))
+    assert all(job(2, check))
 
 
 def test_unknown_handles_are_refused(job: Any) -> None:

@@ -30,7 +30,7 @@ def test_an_optimizer_of_another_process_set_does_not_change_which_belong_togeth
         step(model, optimizer, hvd.rank(), 2)
         assert_same_on_all_ranks(model)
 
-    job(2, check, sets=[[0]], timeout=30)
+    job(2, check, sets=[[0]])
 
 
 def test_a_copy_that_one_rank_makes_does_not_change_which_belong_together(job: Any) -> None:
@@ -48,7 +48,7 @@ def test_a_copy_that_one_rank_makes_does_not_change_which_belong_together(job: A
             assert_same_on_all_ranks(each)
         assert_close(copied, model)
 
-    job(2, check, timeout=30)
+    job(2, check)
 
 
 def test_an_optimizer_of_earlier_jobs_trains_with_one_that_was_just_made(job: Any) -> None:
@@ -82,7 +82,7 @@ def test_an_optimizer_of_earlier_jobs_trains_with_one_that_was_just_made(job: An
             assert_close(model, wanted)
             assert_same_on_all_ranks(model)
 
-    job(2, check, timeout=60)
+    job(2, check)
 
 
 def test_an_optimizer_made_anew_each_cycle_trains_with_the_first_one_of_a_process(job: Any) -> None:
@@ -102,4 +102,4 @@ def test_an_optimizer_made_anew_each_cycle_trains_with_the_first_one_of_a_proces
         step(model, optimizer, rank, 2)
         assert_same_on_all_ranks(model)
 
-    job(2, check, timeout=60)
+    job(2, check)

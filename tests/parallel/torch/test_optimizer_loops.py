@@ -238,7 +238,7 @@ def test_ranks_whose_passes_reach_different_optimizers_do_not_deadlock(job: Any)
             for found, alone in zip(models, wanted, strict=True):
                 assert_close(found, alone)
 
-    job(2, check, timeout=60)
+    job(2, check)
 
 
 def test_gradients_that_only_some_ranks_have_are_reduced_when_backward_returns(job: Any) -> None:

@@ -1,0 +1,10 @@
+"""How long tests wait. A limit is there to end a test that hangs, so it is far away: a machine may have many times more to do
+than it has cores for. No test waits for a limit to pass, and what a test leaves running on purpose runs longer than these.
+"""
+
+from __future__ import annotations
+
+SOON = 120.0
+"""What should be over at once, in seconds."""
+JOB = 250.0
+"""A whole job, whose ranks import frameworks: less than the limit of a test."""
