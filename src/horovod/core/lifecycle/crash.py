@@ -30,7 +30,7 @@ def forget() -> None:
 def watch(tell: Callable[[str], None]) -> None:
     """Call ``tell`` with the error that ends this process as soon as the main thread has ended by it, or a thread for which the
     interpreter waits then. Called once, on the main thread or any other."""
-    sys.exit = _exit
+    sys.exit = _raise_exit
 
     def main_thread_ended() -> None:
         if reason := unhandled():
@@ -84,7 +84,7 @@ class ExitWithStatus(SystemExit):
         return code
 
 
-def _exit(status: Any = None, /) -> NoReturn:
+def _raise_exit(status: Any = None, /) -> NoReturn:
     end = ExitWithStatus(status)
     end.line = call_site.caller()
     raise end
