@@ -109,7 +109,7 @@ def look(tag: int, label: str, values: Array, place: int) -> TensorLook:
     ``numpy.errstate(all="ignore")``."""
     values = values.astype(np.float64)  # so that no square is too large or too small
     count = len(values)
-    mean, square = np.dot(values, _ONES[:count]) / count, np.dot(values, values) / count
+    mean, square = float(np.dot(values, _ONES[:count])) / count, float(np.dot(values, values)) / count
     return TensorLook(tag, label, values.item(place % count), mean, math.sqrt(square))
 
 

@@ -50,6 +50,10 @@ def seen(values: Array, tag: int = 16) -> TensorLook:
     return look(tag, "weight", values, 3)
 
 
+def test_a_look_consists_of_plain_numbers_that_can_be_sent() -> None:
+    assert [type(value) for value in seen(np.ones(3, np.float32))[2:]] == [float] * 3
+
+
 def distance(one: Array, other: Array, precision: Precision) -> float:
     both = np.array([in_order(seen(one)[2:]), in_order(seen(other)[2:])])
     return apart(both.max(0), both.min(0), precision)

@@ -61,6 +61,7 @@ class GradientRounds(GradientPasses):
         if self._joins != joins:  # before a join ends, ranks may have made different numbers of steps
             self._joins, self._steps, self._rounds = joins, 0, 0
             self._sampler.begin()
+            self._check.joined()
         new = self.adopt_changes()
         if new:  # backward may have reached them before they had hooks
             self.prepare()

@@ -38,6 +38,12 @@ class StepCheck:
         self._begun = False
         self._told.clear()
 
+    def joined(self) -> None:
+        """Note that all ranks have joined. Until then some may have been told what others were not, and now parameters
+        differ."""
+        self._begun = True
+        self._told.clear()
+
     @property
     def same_numbers(self) -> bool:
         """Whether no difference in hyper-parameters was told, which makes parameters differ."""
