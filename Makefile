@@ -89,7 +89,7 @@ test: lint $(HAVE_NCCL_HOST)  ## lint, then run all tests
 test-gpu: $(HAVE_TEST)  ## run the tests of tensors on GPUs, where PyTorch finds one
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "The tests on GPUs are skipped: \
 	PyTorch finds no CUDA or ROCm device here. (PyPI's build has CUDA: make TORCH_INDEX= test-gpu)" >&2; exit 0; }; \
-	$(BIN)/python benchmarks/gpu_first_run.py && $(BIN)/python -m pytest -rs -k 'cuda or on_gpus' tests/parallel/torch/test_cuda.py \
+	$(BIN)/python -m horovod.check_gpu && $(BIN)/python -m pytest -rs -k 'cuda or on_gpus' tests/parallel/torch/test_cuda.py \
 	tests/parallel/torch/test_nccl.py tests/parallel/tensorflow/test_gpus.py tests/parallel/keras/test_gpus.py $(PYTEST_ARGUMENTS)
 
 test-nccl-host: $(HAVE_TEST) $(HAVE_NCCL_HOST)  ## run NCCL's own host code without a GPU (NCCL_SOURCE=...tar.gz CUDA_HEADERS=.../include)

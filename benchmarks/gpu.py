@@ -20,18 +20,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import socket
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from horovod.check_gpu.speed import compare, in_turns
 from horovod.comm.nccl.engine import SERVES_SEVERAL, SEVERAL_RANKS
 from horovod.comm.nccl.library import code_of, loaded, text_of
 
@@ -105,68 +105,10 @@ def work(options: argparse.Namespace) -> None:
             options.json.write_text(json.dumps(figures, indent=1))
 
 
-def seconds(run: Callable[[], Any], times: int) -> float:
-    """Of one call, on the GPU, of the slowest rank."""
-    import horovod.torch as hvd
-
-    hvd.barrier()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(times):
-        run()
-    end.record()
-    end.synchronize()
-    own = torch.tensor([begin.elapsed_time(end) / 1000 / times], dtype=torch.float64)
-    return float(hvd.allreduce(own, op=hvd.Max, name="seconds"))
-
-
-def in_turns(contenders: dict[str, Callable[[], Any]], rounds: int, times: int) -> dict[str, list[float]]:
-    """Each contender's seconds, by round. All ranks go through them in the same order."""
-    order, shuffled = list(contenders), random.Random(1)
-    found: dict[str, list[float]] = {name: [] for name in order}
-    for run in contenders.values():
-        seconds(run, 3)  # connects, and fills caches
-    for _ in range(rounds):
-        shuffled.shuffle(order)
-        for name in order:
-            found[name].append(seconds(contenders[name], times))
-    return found
-
-
 def bandwidths(rounds: int) -> list[dict[str, Any]]:
-    import torch.distributed as dist
-
-    import horovod.torch as hvd
-
-    def compare(label: str, tensors: Sequence[torch.Tensor], times: int) -> dict[str, Any]:
-        def ours() -> None:
-            hvd.synchronize(hvd.grouped_allreduce_async_(list(tensors), name=label, op=hvd.Sum))
-
-        def theirs() -> None:
-            with dist._coalescing_manager(async_ops=False):
-                for tensor in tensors:
-                    dist.all_reduce(tensor)
-
-        found = in_turns(
-            {"hvd": ours, "torch.distributed": theirs if len(tensors) > 1 else lambda: dist.all_reduce(tensors[0])},
-            rounds,
-            times,
-        )
-        length = sum(tensor.nbytes for tensor in tensors)
-        factor = 2 * (hvd.size() - 1) / hvd.size() or 1.0  # of one rank, what goes through memory
-        return {
-            "what": label,
-            "bytes": length,
-            "seconds": found,
-            "bus": {k: length * factor / min(v) for k, v in found.items()},
-        }
-
-    rows = [
-        compare(f"{size} bytes", [torch.zeros(size // 4, device="cuda")], 50 if size < 1 << 24 else 10)
-        for size in SIZES
-    ]
-    gradients = [torch.zeros_like(parameter) for parameter in cnn()[0].parameters()]
-    return [*rows, compare("gradients of the CNN", gradients, 10)]
+    cases = [(f"{size} bytes", [torch.zeros(size // 4, device="cuda")], 50 if size < 1 << 24 else 10) for size in SIZES]
+    cases.append(("gradients of the CNN", [torch.zeros_like(parameter) for parameter in cnn()[0].parameters()], 10))
+    return [compare(label, tensors, rounds, times) for label, tensors, times in cases]
 
 
 def cnn() -> tuple[nn.Module, Callable[[int], torch.Tensor]]:
@@ -235,7 +177,9 @@ def steps(
 
         return step
 
-    found = in_turns({kind: stepping(kind) for kind in ("alone", "hvd", "ddp")}, options.rounds, 10)
+    found = in_turns(
+        {kind: stepping(kind) for kind in ("alone", "hvd", "ddp")}, options.rounds, 10, torch.device("cuda")
+    )
     return {"seconds": found, "best": {kind: min(times) for kind, times in found.items()}}
 
 

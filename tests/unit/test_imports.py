@@ -17,6 +17,7 @@ Layers = Sequence[set[str]]
 
 LAYERS: Layers = [
     {"__init__"},
+    {"check_gpu"},
     {"tensorflow.__init__"},
     {"tensorflow.distributed_optimizer"},
     {"keras", "tensorflow.keras", "_torch_backend"},
@@ -99,7 +100,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"common.util.hosts", "http"},
         {"hosts", "output"},
         {"config_file", "dry_run", "help_text", "options"},
-        {"agent", "check_build", "run_task", "tunables"},
+        {"agent", "check_build", "check_gpu", "run_task", "tunables"},
         {"common", "errors", "loop", "machine", "probes", "remote_call", "signals"},
         {"children"},
     ],

@@ -172,6 +172,9 @@ def build_parser(brief: bool = True) -> Parser:
     flag(parser, "-v", "--version", action="version", version=_version.VERSION, help="show the version, and exit")
     flag(parser, "-cb", "--check-build", action="store_true", dest="check_build",
          help="show which frameworks and engines can be used, and exit")  # fmt: skip
+    flag(parser, "--check-gpu", action="store_true", dest="check_gpu",
+         help="try PyTorch, NCCL and Horovod on the GPUs of this machine, for five minutes at most, write a report, and "
+              "exit")  # fmt: skip
     flag(parser, "-np", "--num-proc", type=_positive, dest="num_proc", metavar="N", help="number of ranks to run")
     flag(parser, "--verbose", action="store_true",
          help="before the ranks start, print to stderr what starts on which host")  # fmt: skip

@@ -61,6 +61,10 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         if options.check_build:
             return _check_build()
+        if options.check_gpu:
+            from horovod.runner.check_gpu import main as check_gpu
+
+            return check_gpu(options.command)
         if options.dump is not None:
             return _dump(options.dump)
         if options.top is not None:

@@ -29,6 +29,7 @@ class Options:
     prefix_output_with_timestamp: bool = False
     verbose: bool = False
     check_build: bool = False
+    check_gpu: bool = False
     dry_run: bool = False
     dump: str | None = None
     """The job whose ranks must write their flight recorders: a process id, or the number of a batch job."""

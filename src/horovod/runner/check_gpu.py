@@ -1,0 +1,319 @@
+"""``horovodrun --check-gpu``: tries what only GPUs can show on those of this machine, and writes one file for a report.
+
+It asks for versions and the topology, starts ranks for one section after another (:mod:`horovod.check_gpu`), each with a limit,
+and ends after five minutes at most. It changes no setting of a GPU. On a machine without a GPU it runs on CPUs what it can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+import horovod
+from horovod.comm.nccl.engine import SERVES_SEVERAL, SEVERAL_RANKS
+from horovod.comm.nccl.library import code_of, text_of
+
+SECONDS = 300.0
+"""The limit of the whole."""
+REPORT = "horovod-gpu-report.txt"
+PASSED = "passed:"
+"""How the last line of a section begins that rank 0 prints."""
+QUICK = "HOROVOD_CHECK_GPU_QUICK"
+"""If it is set, fewer sizes are measured: for tests."""
+
+_LEAST_SECONDS = 5.0
+_MOST_RANKS = 8
+_PACKAGES = (
+    "torch",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "nvidia-cuda-runtime",
+    "nvidia-cuda-runtime-cu12",
+    "triton",
+    "numpy",
+)
+_QUESTIONS = (
+    ("nvidia-smi", "--query-gpu=index,name,driver_version,memory.total,compute_mode,mig.mode.current", "--format=csv"),
+    ("nvidia-smi", "topo", "-m"),
+    ("rocm-smi", "--showproductname", "--showdriverversion", "--showtopo"),
+)
+"""Commands that only show."""
+_ERROR = re.compile(r"^[\w.]*(Error|Exception|Exit|Failure)\b.*$", re.MULTILINE)
+_PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:", re.MULTILINE)
+
+
+class Section(NamedTuple):
+    """One section.
+
+    Attributes:
+        seconds: its limit.
+        on_cpus: whether it shows anything on CPUs.
+        environment: variables of its ranks.
+        loses: a rank of it ends, so the job is to fail.
+    """
+
+    seconds: float
+    on_cpus: bool = True
+    environment: Mapping[str, str] = {}
+    loses: bool = False
+
+
+SECTIONS = {
+    "engine": Section(45),
+    "results": Section(40),
+    "operations": Section(40, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}),
+    "beside_torch": Section(60),
+    "capture": Section(40, on_cpus=False),
+    "memory": Section(40, on_cpus=False),
+    "batchnorm": Section(30),
+    "latency": Section(40),
+    "late": Section(60, on_cpus=False, environment={"HOROVOD_GLOO_TIMEOUT_SECONDS": "4"}),
+    "dies": Section(40, loses=True),
+    "compiled": Section(90, on_cpus=False),
+}
+"""In the order in which they run: what tells most comes first."""
+
+
+class Facts(NamedTuple):
+    """What PyTorch says of this machine.
+
+    Attributes:
+        gpus: the names of the GPUs that it may use.
+        torch: its version, with what it was built for; "" if it cannot be imported.
+        nccl: the version code of the library that would be used; 0 for none.
+        where: that library's file, or why there is none.
+    """
+
+    gpus: tuple[str, ...] = ()
+    torch: str = ""
+    nccl: int = 0
+    where: str = ""
+
+
+_FACTS = """
+import json, torch
+from horovod.comm.nccl import library
+try:
+    nccl, where = library.loaded().version(), library.find()
+except Exception as error:
+    nccl, where = 0, str(error)
+gpus = [torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())]
+built = torch.version.hip and f"ROCm {torch.version.hip}" or torch.version.cuda and f"CUDA {torch.version.cuda}" or "CPUs alone"
+print("facts:" + json.dumps([gpus, f"{torch.__version__}, built for {built}", nccl, where]))
+"""
+
+
+def ask_torch() -> Facts:
+    done = subprocess.run([sys.executable, "-c", _FACTS], capture_output=True, text=True, timeout=120, check=False)
+    found = re.search(r"^facts:(.*)$", done.stdout, re.MULTILINE)
+    if found is None:
+        lines = done.stderr.strip().splitlines()
+        return Facts(where=f"PyTorch cannot be imported: {lines[-1] if lines else 'it ended without an error'}")
+    gpus, *others = json.loads(found[1])
+    return Facts(tuple(gpus), *others)
+
+
+class Plan(NamedTuple):
+    """How the sections run.
+
+    Attributes:
+        ranks: how many.
+        environment: variables of all ranks.
+        words: what that means for the reader.
+    """
+
+    ranks: int
+    environment: dict[str, str]
+    words: str
+
+
+def plan_of(facts: Facts) -> Plan:
+    """The plan for a machine. Pure."""
+    cards = len(facts.gpus)
+    ranks, nccl, wanted = (
+        min(max(cards, 2), _MOST_RANKS),
+        {"HOROVOD_GPU_OPERATIONS": "NCCL"},
+        text_of(code_of(SERVES_SEVERAL)),
+    )
+    if not cards:
+        return Plan(
+            ranks,
+            {},
+            "There is no GPU that PyTorch can use here. What CPUs can run, two ranks run on CPUs: that shows whether the "
+            "installation works, and nothing about GPUs.",
+        )
+    if not facts.nccl:
+        return Plan(ranks, {}, f"NCCL cannot be used, so tensors travel through host memory: {facts.where}")
+    if cards > 1:
+        return Plan(ranks, nccl, f"{ranks} ranks, each with a GPU of its own, by NCCL.")
+    if facts.nccl >= code_of(SERVES_SEVERAL):
+        return Plan(
+            ranks,
+            {**nccl, SEVERAL_RANKS: "1"},
+            "Two ranks share the one GPU by NCCL and take turns: this shows results, errors and the host's costs, and no "
+            "bandwidth.",
+        )
+    return Plan(
+        ranks,
+        {},
+        f"NCCL {text_of(facts.nccl)} refuses two ranks on one GPU, so tensors travel through host memory. With NCCL {wanted} "
+        "or newer (pip install --upgrade nvidia-nccl-cu12, or -cu13 to match PyTorch) this check uses NCCL.",
+    )
+
+
+class Outcome(NamedTuple):
+    """What came of a section: "passed", "FAILED" or "left out", with the reason; and what it printed."""
+
+    verdict: str
+    output: str
+    seconds: float = 0.0
+
+
+def check(
+    facts: Facts,
+    command: Sequence[str] = (sys.executable, "-m", "horovod.check_gpu"),
+    tell: Callable[[str], None] = print,
+    only: Sequence[str] = (),
+    seconds: float = SECONDS,
+) -> tuple[Plan, dict[str, Outcome]]:
+    """Run the sections.
+
+    Args:
+        command: starts one rank, followed by the name of a section.
+        tell: called with a line when a section has ended.
+        only: the names of the sections to run; empty for all.
+        seconds: the limit of all.
+    """
+    plan, found = plan_of(facts), dict[str, Outcome]()
+    end = time.monotonic() + seconds
+    for name, section in SECTIONS.items():
+        if only and name not in only:
+            continue
+        left = end - time.monotonic()
+        if not facts.gpus and not section.on_cpus:
+            found[name] = Outcome("left out: there is no GPU", "")
+        elif left < _LEAST_SECONDS:
+            found[name] = Outcome("left out: no time was left", "")
+        else:
+            found[name] = _run(name, section, plan, command, min(section.seconds, left))
+        tell(f"{name:>14}: {found[name].verdict}" + (f" ({found[name].seconds:.0f} s)" if found[name].output else ""))
+    return plan, found
+
+
+_LAUNCH = "import sys; from horovod.runner.launch import run_commandline; sys.exit(run_commandline())"
+
+
+def _run(name: str, section: Section, plan: Plan, command: Sequence[str], seconds: float) -> Outcome:
+    begin = time.monotonic()
+    environment = {**os.environ, **plan.environment, **section.environment, "PYTHONUNBUFFERED": "1"}
+    words = [sys.executable, "-c", _LAUNCH, "-np", str(plan.ranks), *command, name]
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        job = subprocess.Popen(
+            words, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        late = ""
+        try:
+            job.wait(seconds)
+        except subprocess.TimeoutExpired:
+            late = f"FAILED: not over after {seconds:.0f} seconds"
+        finally:
+            _end(job)
+        output.seek(0)
+        text = _PREFIX.sub("", output.read())
+    passed = f"{PASSED} {name}" in text and (job.returncode == 0) != section.loses
+    error = _ERROR.search(text)
+    reason = f"exit code {job.returncode}" if error is None else error[0][:300]
+    verdict = late or ("passed" if passed else f"FAILED: {reason}")
+    return Outcome(verdict, text, time.monotonic() - begin)
+
+
+def _end(job: subprocess.Popen[bytes]) -> None:
+    """End a job that is still there: it ends its ranks."""
+    if job.poll() is None:
+        job.send_signal(signal.SIGTERM)
+        try:
+            job.wait(15)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
+
+
+def report(facts: Facts, plan: Plan, found: Mapping[str, Outcome]) -> str:
+    """The text of the file."""
+    build = horovod.build_info()
+    lines = [
+        f"Report of horovodrun --check-gpu, Horovod {build['version']}",
+        "",
+        plan.words,
+        "",
+        f"GPUs: {', '.join(facts.gpus) or 'none'}",
+        f"PyTorch: {facts.torch or facts.where}",
+        f"NCCL: {f'{text_of(facts.nccl)}, {facts.where}' if facts.nccl else facts.where}",
+        f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPUs",
+        f"Packages: {', '.join(_packages()) or 'none of those that matter'}",
+        f"Variables: {', '.join(_variables()) or 'none'}",
+        "",
+        "Sections",
+        *(f"  {name:>14}: {outcome.verdict}" for name, outcome in found.items()),
+    ]
+    for question in _QUESTIONS:
+        lines += ["", f"$ {' '.join(question)}", _answer(question)]
+    for name, outcome in found.items():
+        if outcome.output:
+            lines += ["", f"== {name}: {outcome.verdict}, {outcome.seconds:.0f} s", outcome.output.strip()]
+    return "\n".join(lines) + "\n"
+
+
+def _packages() -> list[str]:
+    found = []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _variables() -> list[str]:
+    """Those that change what NCCL and Horovod do. No secret is among them."""
+    names = [name for name in os.environ if name.startswith(("NCCL_", "HOROVOD_", "CUDA_VISIBLE", "PYTORCH_CUDA"))]
+    return [f"{name}={os.environ[name]}" for name in sorted(names) if "SECRET" not in name]
+
+
+def _answer(question: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(question, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"not answered: {error}"
+    return (done.stdout + done.stderr).strip()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns 0 if no section failed, and there is a GPU."""
+    parser = argparse.ArgumentParser(prog="horovodrun --check-gpu", description=__doc__)
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help=f"of {', '.join(SECTIONS)} (default: all)")
+    parser.add_argument("--output", type=Path, default=Path(REPORT), help=f"the file of the report (default: {REPORT})")
+    options = parser.parse_args(list(arguments))
+    facts = ask_torch()
+    if not facts.torch:
+        print(f"{facts.where}. This check needs PyTorch: pip install 'horovod[torch]'", file=sys.stderr)
+        return 2
+    print(f"{plan_of(facts).words}\nThis takes {SECONDS / 60:.0f} minutes at most.", flush=True)
+    plan, found = check(facts, tell=lambda line: print(line, flush=True), only=options.sections)
+    options.output.write_text(report(facts, plan, found))
+    failed = [name for name, outcome in found.items() if outcome.verdict.startswith("FAILED")]
+    print(f"failed: {', '.join(failed) or 'none'}")
+    print(f"The report is in {options.output}: please paste it into an issue of the project.")
+    return 1 if failed or not facts.gpus else 0
