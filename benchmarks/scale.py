@@ -44,6 +44,7 @@ from scale_ranks import LONGEST_SECONDS, Step, alltoall, gradients, run_clients,
 from scale_report import HEAD, RULE, in_a_row
 
 from horovod.control.channel import Channel
+from horovod.control.connection import Connection
 from horovod.control.failure import Cause
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
@@ -51,6 +52,7 @@ from horovod.control.mesh import Endpoint
 from horovod.control.networks import Network
 from horovod.control.rendezvous.messages import encode_values
 from horovod.control.rendezvous.server import RendezvousServer
+from horovod.control.sealing import Message
 from horovod.core.config import Config
 from horovod.core.engines.device_choice import DeviceReport
 from horovod.core.lifecycle.rendezvous import RankInfo
@@ -66,8 +68,8 @@ class CountingChannel(Channel):
 
     sent = received = 0
 
-    def send(self, body: bytes) -> None:
-        CountingChannel.sent += len(body)
+    def send(self, body: bytes | Message) -> None:
+        CountingChannel.sent += len(body.body if isinstance(body, Message) else body)
         super().send(body)
 
     def receive(self) -> list[bytes]:
@@ -137,7 +139,7 @@ def negotiation(size: int, local_ranks: int, what: Step, options: argparse.Names
         pairs, options, lambda mine: run_members({rank: pairs[rank][1] for rank in mine}, tree, what, capacity, steps)
     )
     before = memory()
-    connections = Connections({rank: CountingChannel(pair[0]) for rank, pair in pairs.items()})
+    connections = Connections({rank: CountingChannel(Connection(pair[0])) for rank, pair in pairs.items()})
     schedule, config = Schedule(), Config(cache_capacity=capacity, stall_check=False, timeout=timedelta(seconds=60))
     coordinator = Coordinator(range(size), connections, schedule, None, config, NoPeers(), "none", tree)
     seconds, grown = [], 0.0
@@ -209,7 +211,7 @@ def failure(size: int, local_ranks: int, options: argparse.Namespace, relay: boo
         failed.append(rank)
         told.set()
 
-    links = {rank: Channel(pair[0]) for rank, pair in pairs.items()}
+    links = {rank: Channel(Connection(pair[0])) for rank, pair in pairs.items()}
     monitor = LivenessMonitor(0, tree, links, 30, 0, str, lambda rank: None, str, on_failure)
     connections = open_sockets() - before
     monitor.start()
@@ -244,7 +246,7 @@ def rank_info(rank: int) -> RankInfo:
 def init(size: int, options: argparse.Namespace) -> Record:
     """The rendezvous server, and all ranks as its clients."""
     name = f"\0horovod-scale-{os.getpid()}-{secrets.token_hex(4)}"
-    server = RendezvousServer(b"", name=name, same_user=True)
+    server = RendezvousServer(b"", name=name)
     values = {rank: msgspec.msgpack.encode(rank_info(rank)) for rank in range(size)}
     count = len(shares(range(size), options.processes))
     barrier = fork.Barrier(count)

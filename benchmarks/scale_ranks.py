@@ -19,6 +19,7 @@ import numpy as np
 from horovod.autotune.kept import Tuned
 from horovod.comm.datatypes import DataType
 from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.connection import Connection
 from horovod.control.failure import Cause
 from horovod.control.liveness_messages import Failure, decode
 from horovod.control.liveness_monitor import LivenessMonitor
@@ -114,7 +115,7 @@ class SimulatedMember:
     def __init__(
         self, rank: int, tree: Tree, connections: Mapping[int, socket.socket], what: Step, capacity: int
     ) -> None:
-        self.connections = Connections({member: Channel(each) for member, each in connections.items()})
+        self.connections = Connections({member: Channel(Connection(each)) for member, each in connections.items()})
         self.done = 0
         self.order = hashlib.sha256()
         self.seconds = 0.0
@@ -227,12 +228,12 @@ def run_watched(connections: Mapping[int, socket.socket], tree: LivenessTree, lo
     Returns:
         The rank that each was told of, and when (``time.monotonic``).
     """
-    ends = {rank: {0: Channel(each)} for rank, each in connections.items()}
+    ends = {rank: {0: Channel(Connection(each))} for rank, each in connections.items()}
     for relay in list(ends):
         for rank in tree.ways(relay):
             one, other = socket.socketpair()
-            ends[relay][rank] = Channel(one)
-            ends.setdefault(rank, {})[relay] = Channel(other)
+            ends[relay][rank] = Channel(Connection(one))
+            ends.setdefault(rank, {})[relay] = Channel(Connection(other))
     told: Told = []
     relays, everybody = [], threading.Semaphore(0)
 
@@ -292,7 +293,7 @@ def run_clients(
         By rank the bytes that it got, and when it had them all.
     """
     got: dict[int, tuple[int, float]] = {}
-    clients = {rank: RendezvousClient(address, b"", LONGEST_SECONDS, same_user=True) for rank in values}
+    clients = {rank: RendezvousClient(address, b"", LONGEST_SECONDS) for rank in values}
 
     def exchange(rank: int) -> None:
         found = clients[rank].exchange("init", rank, size, values[rank], LONGEST_SECONDS)

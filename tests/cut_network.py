@@ -16,6 +16,7 @@ from horovod.comm.base import PeerFailure
 from horovod.comm.exchange.base import CollectiveKind
 from horovod.comm.tcp.transport import TcpExchange
 from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.connection import Connection
 
 def interface(flags):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any:

@@ -154,7 +154,7 @@ while True:
         try:
             with socket.create_connection((sys.argv[1], port), 1) as stranger:
                 visits += 1
-                stranger.sendall(dice.choice([b"", bytes(5000), b"GET / HTTP/1.1\\r\\n\\r\\n", b"HVD1" + dice.randbytes(100),
+                stranger.sendall(dice.choice([b"", bytes(5000), b"GET / HTTP/1.1\\r\\n\\r\\n", b"HVD2" + dice.randbytes(100),
                                               b"\\xff" * 5000, bytes(32) + b"\\x04\\x00" + bytes(2000)]))
                 stranger.settimeout(dice.choice([0.001, 0.05]))
                 stranger.recv(100)

@@ -25,7 +25,7 @@ GARBAGE = [
     b"\xff" * 5000,
     b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
-    b"HVD1" + bytes(200),
+    b"HVD2" + bytes(200),
     bytes(32) + b"\x04\x00" + b"x" * 1024 + bytes(32),
     bytes(32) + b"\x00\x0arendezvous" + bytes(32) + b"\xff\xff\xff\xff" * 10,
     (0xFFFFFFFF).to_bytes(4, "big") + b"x" * 100,

@@ -64,6 +64,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"dial", "liveness_monitor"},
         {"liveness_links"},
         {"channel", "failure_detector", "listener", "liveness_messages"},
+        {"connection"},
         {
             "descriptors",
             "elastic_messages",
@@ -72,6 +73,7 @@ FOLDERS: Mapping[str, Layers] = {
             "liveness_tree",
             "lost_rank",
             "networks",
+            "sealing",
             "secret",
             "slurm_address",
             "wakeup",

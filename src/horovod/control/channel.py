@@ -1,6 +1,6 @@
-"""An authenticated connection that carries messages without ever blocking its owner's thread.
+"""Messages over an authenticated connection, without ever blocking its owner's thread.
 
-On a stream a message is four bytes of its length, big-endian, then that many bytes.
+:mod:`horovod.control.sealing` describes the bytes of a message.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ import socket
 from collections import deque
 
 from horovod._silence import ends_of, is_silence, silent_host_reason
+from horovod.control.connection import Connection
+from horovod.control.sealing import LENGTH_BYTES, Message, Opener, SealError
 
 _CHUNK = 1 << 18
 
-LENGTH_BYTES = 4
 CONTROL_LIMIT = 64 << 20
 """The maximum size of a control message, in bytes: far above that of any real message, and small enough for memory."""
 
@@ -21,84 +22,101 @@ class FrameError(Exception):
     """The peer has announced a message that is too long."""
 
 
-def frame(body: bytes) -> bytes:
-    """``body`` with its length before it."""
-    return len(body).to_bytes(LENGTH_BYTES, "big") + body
-
-
 class FrameReader:
     """Splits the bytes that arrive into messages.
 
     Args:
         limit: the maximum size of a message, in bytes.
+        opener: checks the messages; None: they have no digests.
     """
 
-    def __init__(self, limit: int = CONTROL_LIMIT) -> None:
+    def __init__(self, limit: int = CONTROL_LIMIT, opener: Opener | None = None) -> None:
         self._limit = limit
+        self._opener = opener or Opener()
         self._buffer = bytearray()
+        self._length = -1  # of the next message, once its head has been checked
 
     def feed(self, data: bytes) -> list[bytes]:
         """Take bytes that have arrived. Returns the messages that are complete.
 
         Raises:
             FrameError: an announced length is above the limit; the connection must be closed.
+            SealError: a message is not what was sent; the connection must be closed.
         """
-        buffer = self._buffer
-        if not buffer and len(data) == LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big") <= self._limit:
-            return [data[LENGTH_BYTES:]]  # the usual case: one whole message
+        buffer, opener = self._buffer, self._opener
+        head, tail = opener.head_bytes, opener.tail_bytes
+        if not buffer and self._length < 0:
+            length = int.from_bytes(data[:LENGTH_BYTES], "big")
+            if len(data) == head + length + tail and length <= self._limit:  # the usual case: one whole message
+                opener.length(data[:head])
+                body = data[head : head + length]
+                opener.check(body, data[head + length :])
+                return [body]
         buffer += data
         messages: list[bytes] = []
         position = 0
-        while len(buffer) - position >= LENGTH_BYTES:
-            start = position + LENGTH_BYTES
-            length = int.from_bytes(buffer[position:start], "big")
-            if length > self._limit:
-                raise FrameError(f"a message of {length} bytes was announced; at most {self._limit} are allowed")
-            if len(buffer) - start < length:
+        while True:
+            if self._length < 0:
+                if len(buffer) - position < head:
+                    break
+                self._length = opener.length(buffer[position : position + head])
+                if self._length > self._limit:
+                    raise FrameError(
+                        f"a message of {self._length} bytes was announced; at most {self._limit} are allowed"
+                    )
+                position += head
+            end = position + self._length
+            if len(buffer) < end + tail:
                 break
-            messages.append(bytes(buffer[start : start + length]))
-            position = start + length
+            body = bytes(buffer[position:end])
+            opener.check(body, buffer[end : end + tail])
+            messages.append(body)
+            position, self._length = end + tail, -1
         if position:
             del buffer[:position]
         return messages
 
 
 class ChannelClosed(Exception):
-    """The peer has closed the connection, or broke the protocol, or its host is silent.
+    """The peer has closed the connection, or broke the protocol, or what lies between the two ends is at fault.
 
     Attributes:
-        silence: why the peer is lost if its host is silent, else "".
+        network: why the peer is lost if the network is at fault: its host is silent, or messages were changed on their way;
+            else "".
+        changed: whether messages were changed on their way. Then both ranks may be well.
     """
 
-    def __init__(self, why: str, silence: str = "") -> None:
+    def __init__(self, why: str, network: str = "", changed: bool = False) -> None:
         super().__init__(why)
-        self.silence = silence
+        self.network = network
+        self.changed = changed
 
 
 class Channel:
-    """Framed messages over a connected stream socket. One thread owns the channel, and polls it.
+    """Messages over a connection. One thread owns the channel, and polls it.
 
     Bytes that the kernel does not take at once wait in an outbox. While :attr:`wants_write` is true, the owner polls for
     writability as well, and calls :meth:`flush`.
 
     Args:
-        connection: the connected socket; the channel makes it non-blocking, and closes it.
+        connection: the channel makes it non-blocking, and closes it.
         limit: the maximum size of a received message, in bytes.
         reach_seconds: how long sent data may stay unacknowledged before the kernel breaks the connection; 0: the kernel's
             default, about 15 minutes. The host of a stopped process still acknowledges data.
     """
 
-    def __init__(self, connection: socket.socket, limit: int = CONTROL_LIMIT, reach_seconds: float = 0) -> None:
-        connection.setblocking(False)
-        if connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    def __init__(self, connection: Connection, limit: int = CONTROL_LIMIT, reach_seconds: float = 0) -> None:
+        self.socket = connected = connection.socket
+        connected.setblocking(False)
+        if connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if reach_seconds:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(reach_seconds * 1000))
-        self.socket = connection
-        self._ends = ends_of(connection)
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(reach_seconds * 1000))
+        self._ends = ends_of(connected)
         self._silence = ""
-        self._reader = FrameReader(limit)
+        self._sealer = connection.sealer
+        self._reader = FrameReader(limit, connection.opener)
         self._outbox: deque[memoryview] = deque()
 
     def fileno(self) -> int:
@@ -108,15 +126,13 @@ class Channel:
     def wants_write(self) -> bool:
         return bool(self._outbox)
 
-    def send(self, body: bytes) -> None:
-        """Send one message, or queue what does not fit in the socket's buffer."""
-        self.send_framed(frame(body))
-
-    def send_framed(self, data: bytes) -> None:
-        """Send a message made by :func:`frame`. Several channels can queue the same bytes without a copy."""
-        sent = 0 if self._outbox else self._write(data)
-        if sent < len(data):
-            self._outbox.append(memoryview(data)[sent:])
+    def send(self, body: bytes | Message) -> None:
+        """Send one message, or queue what does not fit in the socket's buffer. Channels share the bytes of a
+        :class:`~horovod.control.sealing.Message`."""
+        for data in self._sealer.seal(body if isinstance(body, Message) else Message(body)):
+            sent = 0 if self._outbox else self._write(data)
+            if sent < len(data):
+                self._outbox.append(memoryview(data)[sent:])
 
     def flush(self) -> None:
         """Send as much of what is queued as the socket takes."""
@@ -136,7 +152,7 @@ class Channel:
         """The complete messages that have arrived, perhaps none.
 
         Raises:
-            ChannelClosed: the connection has ended, or the announced length is too large.
+            ChannelClosed: the connection has ended, the announced length is too large, or a message is not what was sent.
         """
         try:
             data = self.socket.recv(_CHUNK)
@@ -150,6 +166,9 @@ class Channel:
             return self._reader.feed(data)
         except FrameError as error:
             raise ChannelClosed(str(error)) from error
+        except SealError as error:
+            where = f"its connection {self._ends}" if self._ends else "its connection"
+            raise ChannelClosed(str(error), f"{where} is not safe: {error}", changed=True) from error
 
     def close(self) -> None:
         self.socket.close()

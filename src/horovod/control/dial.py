@@ -6,8 +6,8 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
+from horovod.control.connection import Connection, is_same_user, receive_exactly
 from horovod.control.handshake import GREETING, MAC, ClientHandshake, HandshakeError
-from horovod.control.listener import is_same_user
 
 Address = tuple[str, int] | str
 """``(host, port)``, or the name of a Unix socket; an abstract name starts with a NUL character."""
@@ -30,35 +30,17 @@ def alternatives(address: Address) -> list[Address]:
     return [address] if isinstance(address, str) else [(host, address[1]) for host in address[0].split(",")]
 
 
-def receive_exactly(connection: socket.socket, length: int, deadline: float) -> bytes:
-    """Read ``length`` bytes. Raises OSError if the connection ends, or at ``deadline`` (``time.monotonic``)."""
-    data = bytearray()
-    while len(data) < length:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError("no answer in time")
-        connection.settimeout(remaining)
-        chunk = connection.recv(min(length - len(data), 1 << 20))
-        if not chunk:
-            raise ConnectionResetError("the connection was closed")
-        data += chunk
-    return bytes(data)
-
-
-def dial(
-    address: Address, secret: Secret, purpose: bytes, deadline: float, same_user: bool = False, source: str = ""
-) -> socket.socket:
-    """Try once to connect to ``address`` and to authenticate.
+def dial(address: Address, secret: Secret, purpose: bytes, deadline: float, source: str = "") -> Connection:
+    """Try once to connect to ``address`` and to authenticate. The peer on a Unix socket must run as this process's user.
 
     Args:
         secret: the job's secret, or a function that reads it from the connection.
         purpose: what the connection is for; sent to the peer.
         deadline: when to give up (``time.monotonic``).
-        same_user: the peer on a Unix socket must run as the same user.
         source: the address of this host to connect from; "" leaves that to the kernel.
 
     Returns:
-        A blocking socket without a timeout, authenticated both ways.
+        The connection, authenticated both ways. Its socket blocks, without a timeout.
 
     Raises:
         OSError: the address cannot be reached, or does not answer in time.
@@ -71,7 +53,7 @@ def dial(
         if source:
             connection.bind((source, 0))
         connection.connect(address)
-        if same_user and not is_same_user(connection):
+        if isinstance(address, str) and not is_same_user(connection):
             raise HandshakeError("the process that listens there belongs to another user")
         known = secret if isinstance(secret, bytes) else secret(connection, deadline)
         handshake = ClientHandshake(known, purpose)
@@ -84,7 +66,7 @@ def dial(
             ) from None
         handshake.finish(proof)
         connection.settimeout(None)
-        return connection
+        return Connection(connection, handshake.keys)
     except BaseException:
         connection.close()
         raise
@@ -95,10 +77,9 @@ def dial_until(
     secret: Secret,
     purpose: bytes,
     deadline: float,
-    same_user: bool = False,
     sources: Mapping[Address, str] = _FROM_ANYWHERE,
     cancelled: Callable[[], str] = str,
-) -> socket.socket:
+) -> Connection:
     """Try several addresses with :func:`dial`, again and again, until one answers or the deadline passes.
 
     With several addresses, the first tries are short, and the time for each try grows from round to round, so an address that
@@ -121,7 +102,7 @@ def dial_until(
         for address in addresses:
             try_until = min(deadline, time.monotonic() + seconds)
             try:
-                return dial(address, secret, purpose, try_until, same_user, sources.get(address, ""))
+                return dial(address, secret, purpose, try_until, sources.get(address, ""))
             except (OSError, HandshakeError) as error:
                 errors[describe(address)] = str(error) or type(error).__name__
         if time.monotonic() + pause >= deadline:

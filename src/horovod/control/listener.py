@@ -1,4 +1,4 @@
-"""Accepts connections on listening sockets, and authenticates them.
+"""Accepts connections on listening sockets, and authenticates them. On Unix sockets, only processes of this user are accepted.
 
 Runs in its owner's selector loop, and never blocks it. A connection with a wrong proof is closed at once, one that sends
 nothing after ``HANDSHAKE_SECONDS``. At most ``LARGEST_QUEUE`` connections are in their handshake at a time; a new one
@@ -8,13 +8,12 @@ replaces the oldest.
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterable
 
+from horovod.control.connection import Connection, is_same_user
 from horovod.control.handshake import HandshakeError, ServerHandshake
 
 LARGEST_QUEUE = 256
@@ -22,8 +21,8 @@ HANDSHAKE_SECONDS = 10.0
 
 _log = logging.getLogger("horovod.control")
 
-Welcome = Callable[[socket.socket, bytes, bytes], None]
-"""Called with each authenticated, non-blocking connection, its purpose, and the bytes that followed the handshake."""
+Welcome = Callable[[Connection, bytes], None]
+"""Called with each authenticated, non-blocking connection, and its purpose."""
 
 
 class ConnectionListener:
@@ -33,7 +32,6 @@ class ConnectionListener:
 
     Args:
         welcome: called with each authenticated connection.
-        same_user: close connections of other users' processes at once; for Unix sockets.
         preface: sent on every new connection before the handshake. It must fit into a socket's buffer: a few KiB at most.
     """
 
@@ -43,14 +41,12 @@ class ConnectionListener:
         listeners: Iterable[socket.socket],
         secret: bytes,
         welcome: Welcome,
-        same_user: bool = False,
         preface: bytes = b"",
     ) -> None:
         self._selector = selector
         self._listeners = list(listeners)
         self._secret = secret
         self._welcome = welcome
-        self._same_user = same_user
         self._preface = preface
         self._pending: dict[socket.socket, tuple[ServerHandshake, float]] = {}
         for server_socket in self._listeners:
@@ -89,7 +85,7 @@ class ConnectionListener:
                 if not self._drop_oldest():
                     time.sleep(0.05)  # nothing to drop: do not poll without pause
                 return
-            if self._same_user and not is_same_user(connection):
+            if connection.family == socket.AF_UNIX and not is_same_user(connection):
                 connection.close()
                 continue
             if len(self._pending) >= LARGEST_QUEUE:
@@ -127,7 +123,7 @@ class ConnectionListener:
             return
         del self._pending[connection]
         self._selector.unregister(connection)
-        self._welcome(connection, handshake.purpose, handshake.rest)
+        self._welcome(Connection(connection, handshake.keys), handshake.purpose)
 
     def _drop_oldest(self) -> bool:
         for connection in self._pending:
@@ -141,10 +137,3 @@ class ConnectionListener:
         connection.close()
         if reason:
             _log.debug("refused a connection: %s", reason)
-
-
-def is_same_user(connection: socket.socket) -> bool:
-    """Whether the peer on a Unix socket runs as this process's user (SO_PEERCRED)."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", credentials)
-    return bool(user == os.getuid())

@@ -236,7 +236,7 @@ class LivenessMonitor:
                 self._handle(rank, message)
         except ChannelClosed as closed:
             self._drop(link)
-            self._reported(FailureReport(link, closed.silence or KILLED))
+            self._reported(FailureReport(link, closed.network or KILLED))
         except msgspec.DecodeError as error:
             self._drop(link)
             self._reported(FailureReport(link, f"it sent an invalid message: {error}"))

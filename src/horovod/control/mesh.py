@@ -20,6 +20,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
+from horovod.control.connection import Connection
 from horovod.control.descriptors import DescriptorLimitError, make_room
 from horovod.control.dial import Address, dial_until
 from horovod.control.listener import ConnectionListener
@@ -102,7 +103,7 @@ class Mesh:
 
     def __init__(self, rank: int, host: str, local_only: bool, interface: str = "") -> None:
         self._rank = rank
-        self._early: dict[tuple[str, ConnectionKey], socket.socket] = {}
+        self._early: dict[tuple[str, ConnectionKey], Connection] = {}
         self._cancelled = ""
         self._wake_up = WakeUp()
         tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -136,7 +137,7 @@ class Mesh:
         generation: str,
         secret: bytes,
         deadline: float,
-    ) -> dict[ConnectionKey, socket.socket]:
+    ) -> dict[ConnectionKey, Connection]:
         """Make all connections of ``keys``. Each peer must call it at the same time with its own keys.
 
         Args:
@@ -147,7 +148,7 @@ class Mesh:
             deadline: ``time.monotonic`` by which all peers must have connected.
 
         Returns:
-            Connected, authenticated, blocking sockets.
+            Authenticated connections, whose sockets block.
 
         Raises:
             LostPeerError: a peer could not be reached, or did not connect.
@@ -157,7 +158,7 @@ class Mesh:
             make_room(len(keys), f"rank {self._rank}")
         except DescriptorLimitError as error:
             raise MeshError(str(error)) from error
-        made: dict[ConnectionKey, socket.socket] = {}
+        made: dict[ConnectionKey, Connection] = {}
         try:
             for key in sorted(key for key in keys if key.peer < self._rank):
                 made[key] = self._dial(endpoints[key.peer], key, generation, secret, deadline)
@@ -197,7 +198,7 @@ class Mesh:
 
     def _dial(
         self, endpoint: Endpoint, key: ConnectionKey, generation: str, secret: bytes, deadline: float
-    ) -> socket.socket:
+    ) -> Connection:
         addresses: list[Address] = []
         if endpoint.host == self.endpoint.host:
             addresses.append(endpoint.name)
@@ -224,7 +225,7 @@ class Mesh:
     def _accept(
         self,
         expected: set[ConnectionKey],
-        made: dict[ConnectionKey, socket.socket],
+        made: dict[ConnectionKey, Connection],
         size: int,
         generation: str,
         secret: bytes,
@@ -233,7 +234,7 @@ class Mesh:
         if not expected:
             return
 
-        def welcome(connection: socket.socket, text: bytes, rest: bytes) -> None:
+        def welcome(connection: Connection, text: bytes) -> None:
             try:
                 purpose = _decode_purpose(text)
             except msgspec.DecodeError:
@@ -241,10 +242,10 @@ class Mesh:
                 return
             key = ConnectionKey(purpose.rank, purpose.role, purpose.group, purpose.link)
             known = key in made or (generation, key) in self._early
-            if purpose.generation != generation or rest or known or not self._rank < key.peer < size:
+            if purpose.generation != generation or known or not self._rank < key.peer < size:
                 connection.close()
                 return
-            connection.setblocking(True)
+            connection.socket.setblocking(True)
             if key in expected:
                 expected.discard(key)
                 made[key] = connection

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from connections import frame
 from cut_network import in_a_cut_network
 from horovod._silence import silent_host_reason
-from horovod.control.channel import Channel, ChannelClosed, frame
+from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.connection import Connection
 from unit.control.concurrent_ranks import wait_until
 
 
@@ -23,7 +25,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Channel, socket.socke
             other = socket.create_connection(listener.getsockname())
             own, _ = listener.accept()
     other.settimeout(10)
-    channel = Channel(own)
+    channel = Channel(Connection(own))
     yield channel, other
     channel.close()
     other.close()
@@ -165,7 +167,7 @@ def test_the_limit_is_the_owners_to_choose() -> None:
     with own, other:
         other.sendall(frame(b"12345"))
         with pytest.raises(ChannelClosed):
-            Channel(own, limit=4).receive()
+            Channel(Connection(own), limit=4).receive()
 
 
 def test_a_tcp_channel_sends_small_messages_at_once(pair: tuple[Channel, socket.socket]) -> None:
@@ -183,7 +185,7 @@ def test_a_host_that_acknowledges_nothing_is_gone_after_a_while(silent: str, tol
     """Whichever call the kernel tells first, the next receive names the connection."""
     found = in_a_cut_network(
         f"""
-        channel = Channel(own, reach_seconds=0.5)
+        channel = Channel(Connection(own), reach_seconds=0.5)
         if {silent == "an idle connection"}:
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
             own.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
@@ -199,7 +201,7 @@ def test_a_host_that_acknowledges_nothing_is_gone_after_a_while(silent: str, tol
         try:
             print("received", channel.receive())
         except ChannelClosed as error:
-            print("closed:", error.silence)
+            print("closed:", error.network)
         """
     )
     assert found == f"closed: {silent_host_reason('from 127.0.0.1 to 127.0.0.2')}\n"

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from horovod.control.dial import describe, dial, dial_until, receive_exactly, set_keepalive
+from horovod.control.connection import receive_exactly
+from horovod.control.dial import describe, dial, dial_until, set_keepalive
 from horovod.control.handshake import GREETING, HandshakeError, ServerHandshake
 from unit.control.concurrent_ranks import ConcurrentCalls
 
@@ -53,9 +54,9 @@ def serve_once(listener: socket.socket, secret: bytes = SECRET) -> bytes:
 def test_a_dialled_connection_is_authenticated_and_blocking(name: str) -> None:
     with listening(name) as listener:
         server = ConcurrentCalls(lambda: serve_once(listener))
-        with dial(name or listener.getsockname(), SECRET, b"hi", soon(), same_user=bool(name)) as made:
-            assert made.getblocking()
-            assert made.gettimeout() is None
+        with dial(name or listener.getsockname(), SECRET, b"hi", soon()) as made:
+            assert made.socket.getblocking()
+            assert made.socket.gettimeout() is None
         assert server.results() == [b"hi"]
 
 
@@ -125,7 +126,7 @@ def test_the_first_address_that_answers_is_taken() -> None:
         dead.bind(("127.0.0.1", 0))
         server = ConcurrentCalls(lambda: serve_once(listener))
         made = dial_until([dead.getsockname(), listener.getsockname()], SECRET, b"", soon())
-        assert made.getpeername() == listener.getsockname()
+        assert made.socket.getpeername() == listener.getsockname()
         made.close()
         server.results()
 
@@ -158,9 +159,9 @@ def test_a_closed_door_is_no_silence() -> None:
 def test_another_users_unix_socket_is_not_spoken_to(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"\0horovod-test-user-{os.getpid()}"
     with listening(name), monkeypatch.context() as patch:
-        patch.setattr("horovod.control.listener.os.getuid", lambda: 1 << 20)
+        patch.setattr("horovod.control.connection.os.getuid", lambda: 1 << 20)
         with pytest.raises(HandshakeError, match="another user"):
-            dial(name, SECRET, b"", soon(), same_user=True)
+            dial(name, SECRET, b"", soon())
 
 
 def test_receive_exactly_takes_no_more_than_asked() -> None:

@@ -17,6 +17,7 @@ from horovod.control.handshake import (
     NONCE,
     ClientHandshake,
     HandshakeError,
+    Keys,
     ServerHandshake,
 )
 
@@ -33,7 +34,32 @@ def test_both_sides_prove_themselves_and_the_purpose_arrives() -> None:
     server = ServerHandshake(SECRET)
     converse(server, ClientHandshake(SECRET, b"what for"))
     assert server.purpose == b"what for"
-    assert server.rest == b""
+
+
+def test_both_sides_have_the_same_keys_one_for_each_direction_and_new_ones_for_each_connection() -> None:
+    found: set[bytes] = set()
+    for purpose in (b"a", b"a", b"b"):
+        server, client = ServerHandshake(SECRET), ClientHandshake(SECRET, purpose)
+        assert server.keys == client.keys == Keys(b"", b"")
+        converse(server, client)
+        assert server.keys.sending == client.keys.receiving
+        assert server.keys.receiving == client.keys.sending
+        found |= set(server.keys)
+    assert len(found) == 6
+    assert {len(key) for key in found} == {32}
+
+
+def test_a_client_that_does_not_wait_for_the_proof_is_refused() -> None:
+    server, client = ServerHandshake(SECRET), ClientHandshake(SECRET, b"x")
+    with pytest.raises(HandshakeError, match="has not waited"):
+        server.receive(client.answer(server.greeting) + b"\0")
+
+
+def test_another_version_of_the_protocol_is_refused_by_that_name() -> None:
+    with pytest.raises(
+        HandshakeError, match=r"uses version '1'.*this one version '2': install the same Horovod on all hosts"
+    ):
+        ClientHandshake(SECRET, b"").answer(b"HVD1" + bytes(NONCE))
 
 
 @pytest.mark.parametrize("purpose", [b"", b"x", bytes(range(256)), b"p" * LONGEST_PURPOSE])
@@ -51,10 +77,13 @@ def test_the_wire_form_is_the_documented_one() -> None:
     assert answer[NONCE:-MAC] == b"\0\3abc"
 
     def proof(role: bytes) -> bytes:
-        return hmac.digest(SECRET, role + server_nonce + client_nonce + b"abc", hashlib.sha256)
+        return hmac.digest(SECRET, role + b"\0" + server_nonce + client_nonce + b"abc", hashlib.sha256)
 
     assert answer[-MAC:] == proof(b"client")
-    assert server.receive(answer) == proof(b"server")
+    reply = server.receive(answer)
+    assert reply == proof(b"server")
+    client.finish(reply)
+    assert client.keys == Keys(sending=proof(b"to server"), receiving=proof(b"to client"))
 
 
 def test_the_secret_itself_never_travels() -> None:
@@ -83,7 +112,7 @@ def test_a_server_that_answers_for_another_secret_is_refused() -> None:
     """It may even know what the client sent."""
     honest, client = ServerHandshake(SECRET), ClientHandshake(SECRET, b"x")
     answer = client.answer(honest.greeting)
-    forged = hmac.digest(b"t" * 32, b"server" + honest.greeting[4:] + answer[:NONCE] + b"x", hashlib.sha256)
+    forged = hmac.digest(b"t" * 32, b"server\0" + honest.greeting[4:] + answer[:NONCE] + b"x", hashlib.sha256)
     with pytest.raises(HandshakeError):
         client.finish(forged)
 
@@ -139,8 +168,8 @@ def test_any_single_changed_byte_is_noticed(position: int, change: int) -> None:
         pass
 
 
-@given(st.lists(st.integers(1, 120), max_size=40), st.binary(max_size=50), st.binary(max_size=60))
-def test_the_pieces_in_which_bytes_arrive_do_not_matter(cuts: list[int], purpose: bytes, rest: bytes) -> None:
+@given(st.lists(st.integers(1, 120), max_size=40), st.binary(max_size=50))
+def test_the_pieces_in_which_bytes_arrive_do_not_matter(cuts: list[int], purpose: bytes) -> None:
     server, client = ServerHandshake(SECRET), ClientHandshake(SECRET, purpose)
     answer = client.answer(server.greeting)
     pieces, position = [], 0
@@ -155,10 +184,10 @@ def test_the_pieces_in_which_bytes_arrive_do_not_matter(cuts: list[int], purpose
         client.finish(replies[0])
         return
     assert replies == [None] * len(replies)
-    reply = server.receive(pieces[-1] + rest)
+    reply = server.receive(pieces[-1])
     assert reply is not None
     client.finish(reply)
-    assert (server.purpose, server.rest) == (purpose, rest)
+    assert server.purpose == purpose
 
 
 def test_messages_may_arrive_byte_by_byte() -> None:

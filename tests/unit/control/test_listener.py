@@ -10,9 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from horovod.control import connection as connection_module
 from horovod.control import listener as listener_module
+from horovod.control.connection import Connection, is_same_user
 from horovod.control.handshake import GREETING, MAC, ClientHandshake
-from horovod.control.listener import LARGEST_QUEUE, ConnectionListener, is_same_user
+from horovod.control.listener import LARGEST_QUEUE, ConnectionListener
 from unit.control.concurrent_ranks import wait_until
 
 SECRET = b"s" * 32
@@ -21,7 +23,7 @@ SECRET = b"s" * 32
 class Door:
     """A listener on a loopback port, whose selector the test runs."""
 
-    def __init__(self, same_user: bool = False, name: str = "") -> None:
+    def __init__(self, name: str = "") -> None:
         self.selector = selectors.DefaultSelector()
         if name:
             self.server_socket = socket.socket(socket.AF_UNIX)
@@ -29,12 +31,12 @@ class Door:
             self.server_socket.listen(1024)
         else:
             self.server_socket = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.guests: list[tuple[socket.socket, bytes, bytes]] = []
-        self.listener = ConnectionListener(self.selector, [self.server_socket], SECRET, self.welcome, same_user)
+        self.guests: list[tuple[Connection, bytes]] = []
+        self.listener = ConnectionListener(self.selector, [self.server_socket], SECRET, self.welcome)
         self.clients: list[socket.socket] = []
 
-    def welcome(self, connection: socket.socket, purpose: bytes, rest: bytes) -> None:
-        self.guests.append((connection, purpose, rest))
+    def welcome(self, connection: Connection, purpose: bytes) -> None:
+        self.guests.append((connection, purpose))
 
     def turn(self, seconds: float = 0.01) -> None:
         for key, events in self.selector.select(seconds):
@@ -62,7 +64,7 @@ class Door:
         self.listener.close()
         self.server_socket.close()
         self.selector.close()
-        for connection, _, _ in self.guests:
+        for connection, _ in self.guests:
             connection.close()
         for client in self.clients:
             client.close()
@@ -90,23 +92,23 @@ def ended(client: socket.socket) -> bool:
     return True
 
 
-def enter(at: Door, purpose: bytes = b"p", trailing: bytes = b"") -> socket.socket:
+def enter(at: Door, purpose: bytes = b"p") -> socket.socket:
     client = at.call()
     at.turn_until(lambda: at.pending(), "the greeting")
     handshake = ClientHandshake(SECRET, purpose)
-    client.sendall(handshake.answer(client.recv(GREETING)) + trailing)
+    client.sendall(handshake.answer(client.recv(GREETING)))
     before = len(at.guests)
     at.turn_until(lambda: len(at.guests) > before, "the welcome")
     handshake.finish(client.recv(MAC))
     return client
 
 
-def test_an_authenticated_client_is_passed_on_with_purpose_and_rest() -> None:
+def test_an_authenticated_client_is_passed_on_with_its_purpose() -> None:
     with door() as at:
-        enter(at, b"rendezvous", b"first words")
-        ((connection, purpose, rest),) = at.guests
-        assert (purpose, rest) == (b"rendezvous", b"first words")
-        assert not connection.getblocking()
+        enter(at, b"rendezvous")
+        ((connection, purpose),) = at.guests
+        assert purpose == b"rendezvous"
+        assert not connection.socket.getblocking()
         assert at.pending() == 0
         assert at.listener.next_deadline() is None
 
@@ -211,14 +213,14 @@ def test_closing_ends_unfinished_handshakes_and_leaves_the_listener_open() -> No
 
 
 def test_a_unix_door_knows_its_own_user() -> None:
-    with door(name=f"\0horovod-test-{os.getpid()}-1", same_user=True) as at:
+    with door(name=f"\0horovod-test-{os.getpid()}-1") as at:
         enter(at, b"mine")
-        assert is_same_user(at.guests[0][0])
+        assert is_same_user(at.guests[0][0].socket)
 
 
 def test_a_unix_door_refuses_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    with door(name=f"\0horovod-test-{os.getpid()}-2", same_user=True) as at:
-        monkeypatch.setattr(listener_module.os, "getuid", lambda: 1 << 20)
+    with door(name=f"\0horovod-test-{os.getpid()}-2") as at:
+        monkeypatch.setattr(connection_module.os, "getuid", lambda: 1 << 20)
         stranger = at.call()
         at.turn_until(lambda: ended(stranger), "the refusal")
         assert at.pending() == 0

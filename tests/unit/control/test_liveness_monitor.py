@@ -11,7 +11,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from horovod.control.channel import Channel, ChannelClosed, frame
+from connections import frame
+from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.connection import Connection
 from horovod.control.failure import ENGINE, Cause, FailureKind
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS, STUCK, UNRESPONSIVE
 from horovod.control.liveness_messages import (
@@ -95,7 +97,7 @@ class Peer:
     """The other end of one link, served by the test itself."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.channel = Channel(connection)
+        self.channel = Channel(Connection(connection))
         self._inbox: list[object] = []
 
     def say(self, message: object) -> None:
@@ -129,8 +131,8 @@ class Job:
 
     def star(self, size: int, answer_seconds: float = LONG) -> list[Rank]:
         pairs = {peer: socket.socketpair() for peer in range(1, size)}
-        links = [{peer: Channel(pair[0]) for peer, pair in pairs.items()}]
-        links += [{0: Channel(pairs[peer][1])} for peer in range(1, size)]
+        links = [{peer: Channel(Connection(pair[0])) for peer, pair in pairs.items()}]
+        links += [{0: Channel(Connection(pairs[peer][1]))} for peer in range(1, size)]
         ranks = [Rank(rank, some, answer_seconds) for rank, some in enumerate(links)]
         for rank in ranks:
             self._stack.callback(rank.leave)
@@ -142,7 +144,7 @@ class Job:
     ) -> tuple[Rank, dict[int, Peer]]:
         """One liveness monitor whose peers the test plays."""
         pairs = {peer: socket.socketpair() for peer in peers}
-        made = Rank(rank, {peer: Channel(pair[0]) for peer, pair in pairs.items()}, answer_seconds)
+        made = Rank(rank, {peer: Channel(Connection(pair[0])) for peer, pair in pairs.items()}, answer_seconds)
         played = {peer: Peer(pair[1]) for peer, pair in pairs.items()}
         for peer in played.values():
             self._stack.callback(peer.channel.close)
@@ -537,7 +539,7 @@ def test_leaving_before_the_start_gives_everything_back() -> None:
         LivenessMonitor(
             1,
             LivenessTree(2),
-            {0: Channel(own)},
+            {0: Channel(Connection(own))},
             LONG,
             0,
             str,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from horovod.control.channel import Channel
+from horovod.control.connection import Connection
 from horovod.control.failure import Cause, FailureKind
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS, STUCK
 from horovod.control.liveness_messages import Bye, Forwarded, encode
@@ -87,7 +88,7 @@ class SimulatedHosts:
         pairs = {(rank, peer): socket.socketpair() for rank in range(6) for peer in TREE.peers(rank) if rank < peer}
         channels: list[dict[int, Channel]] = [{} for _ in range(6)]
         for (rank, peer), (one, other) in pairs.items():
-            channels[rank][peer], channels[peer][rank] = Channel(one), Channel(other)
+            channels[rank][peer], channels[peer][rank] = Channel(Connection(one)), Channel(Connection(other))
         self.ranks: list[SimulatedHostRank] = []
         for rank in range(6):
             self.ranks.append(SimulatedHostRank(self, rank, channels[rank], answer_seconds))

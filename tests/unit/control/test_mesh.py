@@ -13,13 +13,14 @@ from ipaddress import IPv4Interface
 import psutil
 import pytest
 
+from horovod.control.connection import Connection
 from horovod.control.dial import dial
 from horovod.control.mesh import ConnectionKey, Endpoint, LostPeerError, Mesh, MeshError, by_nearness, own_addresses
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently
 from unit.control.unauthenticated_clients import BAD_CLIENTS, Recorder, connect, receive, visited_by
 
 SECRET = b"s" * 32
-Made = dict[ConnectionKey, socket.socket]
+Made = dict[ConnectionKey, Connection]
 
 
 def soon(seconds: float = 20.0) -> float:
@@ -62,12 +63,12 @@ def assert_connected(made: Sequence[Made]) -> None:
     """Each wire leads to the rank it names, and closes them all."""
     for rank, keys in enumerate(made):
         for key, connection in keys.items():
-            connection.settimeout(10)
-            connection.sendall(b"%d to %d in %s" % (rank, key.peer, key.role.encode()))
+            connection.socket.settimeout(10)
+            connection.socket.sendall(b"%d to %d in %s" % (rank, key.peer, key.role.encode()))
     for rank, keys in enumerate(made):
         for key, connection in keys.items():
             expected = b"%d to %d in %s" % (key.peer, rank, key.role.encode())
-            assert receive(connection, len(expected)) == expected
+            assert receive(connection.socket, len(expected)) == expected
     close(made)
 
 
@@ -83,7 +84,7 @@ def test_every_wire_leads_to_the_rank_it_names(meshes: Callable[..., list[Mesh]]
     assert [sorted(keys) for keys in made] == [sorted(mesh(rank, size)) for rank in range(size)]
     for keys in made:
         for connection in keys.values():
-            assert connection.getblocking()
+            assert connection.socket.getblocking()
     assert_connected(made)
 
 
@@ -91,14 +92,14 @@ def test_ranks_of_one_host_meet_on_the_socket_that_passes_descriptors(
     meshes: Callable[..., list[Mesh]],
 ) -> None:
     made = connect_all(meshes(3))
-    assert {connection.family for keys in made for connection in keys.values()} == {socket.AF_UNIX}
+    assert {connection.socket.family for keys in made for connection in keys.values()} == {socket.AF_UNIX}
     assert_connected(made)
 
 
 def test_ranks_of_different_hosts_meet_over_tcp(meshes: Callable[..., list[Mesh]]) -> None:
     made = connect_all(meshes(3, ["a", "b", "b"]))
-    assert made[0][ConnectionKey(1, "data", 0)].family == socket.AF_INET
-    assert made[1][ConnectionKey(2, "data", 0)].family == socket.AF_UNIX
+    assert made[0][ConnectionKey(1, "data", 0)].socket.family == socket.AF_INET
+    assert made[1][ConnectionKey(2, "data", 0)].socket.family == socket.AF_UNIX
     assert_connected(made)
 
 
@@ -114,10 +115,10 @@ def test_several_roles_and_groups_between_the_same_two_ranks(meshes: Callable[..
         lambda: second.connect(endpoints, keys(0), "1", SECRET, soon()),
     )
     for key, connection in made[0].items():
-        connection.sendall(f"{key.role} {key.group}".ljust(12).encode())
+        connection.socket.sendall(f"{key.role} {key.group}".ljust(12).encode())
     for key, connection in made[1].items():
-        connection.settimeout(10)
-        assert receive(connection, 12).decode() == f"{key.role} {key.group}".ljust(12)
+        connection.socket.settimeout(10)
+        assert receive(connection.socket, 12).decode() == f"{key.role} {key.group}".ljust(12)
     close(made)
 
 
@@ -168,8 +169,8 @@ def test_a_failure_closes_what_was_made_before_it(meshes: Callable[..., list[Mes
     made, error = pair.outcomes()
     assert isinstance(error, MeshError)
     ((_, connection),) = made.items()
-    connection.settimeout(10)
-    assert connection.recv(1) == b""  # rank 1 gave it up with the rest
+    connection.socket.settimeout(10)
+    assert connection.socket.recv(1) == b""  # rank 1 gave it up with the rest
     connection.close()
 
 
@@ -202,8 +203,8 @@ def test_unrequested_connections_are_closed(meshes: Callable[..., list[Mesh]]) -
     close([*waiting.results(), made])
     first.close()
     (connection,) = early.values()
-    connection.settimeout(10)
-    assert connection.recv(1) == b""
+    connection.socket.settimeout(10)
+    assert connection.socket.recv(1) == b""
     connection.close()
 
 
@@ -213,8 +214,8 @@ def test_a_rank_of_an_earlier_generation_is_refused(meshes: Callable[..., list[M
     waiting = ConcurrentCalls(lambda: first.connect(endpoints, mesh(0, 2), "2", SECRET, soon()))
     stale = second.connect(endpoints, mesh(1, 2), "1", SECRET, soon())
     (connection,) = stale.values()
-    connection.settimeout(10)
-    assert connection.recv(1) == b""
+    connection.socket.settimeout(10)
+    assert connection.socket.recv(1) == b""
     connection.close()
     fresh = second.connect(endpoints, mesh(1, 2), "2", SECRET, soon())
     assert_connected([*waiting.results(), fresh])
@@ -227,8 +228,8 @@ def test_a_second_claim_to_one_wire_is_refused(meshes: Callable[..., list[Mesh]]
     real = second.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
     again = second.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
     (double,) = again.values()
-    double.settimeout(10)
-    assert double.recv(1) == b""
+    double.socket.settimeout(10)
+    assert double.socket.recv(1) == b""
     double.close()
     last = third.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
     (at_first,) = waiting.results()
@@ -244,8 +245,8 @@ def test_an_authenticated_client_with_an_invalid_purpose_is_closed(
     endpoints = endpoints_of([first, second])
     waiting = ConcurrentCalls(lambda: first.connect(endpoints, mesh(0, 2), "1", SECRET, soon()))
     with dial(("127.0.0.1", endpoints[0].port), SECRET, purpose, soon()) as nonsense:
-        nonsense.settimeout(10)
-        assert nonsense.recv(1) == b""
+        nonsense.socket.settimeout(10)
+        assert nonsense.socket.recv(1) == b""
     made = second.connect(endpoints, mesh(1, 2), "1", SECRET, soon())
     assert_connected([*waiting.results(), made])
 

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.control.channel import CONTROL_LIMIT, LENGTH_BYTES, FrameError, FrameReader, frame
+from connections import frame
+from horovod.control.channel import CONTROL_LIMIT, FrameError, FrameReader
+from horovod.control.sealing import LENGTH_BYTES
 
 
 @given(st.lists(st.binary(max_size=100), max_size=20), st.lists(st.integers(1, 60), max_size=50))

@@ -22,6 +22,7 @@ from horovod.comm.shm.proposals import Proposals
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tuned import TunedSettings
 from horovod.control.channel import Channel
+from horovod.control.connection import Connection
 from horovod.control.failure import LOST, Cause
 from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError
@@ -186,7 +187,7 @@ class Set:
         placement: CpuPlacement | None = None,
     ) -> Rank:
         watch, stopped, noting = Watch(), [], Noting(communicator)
-        channels = {member: Channel(connection) for member, connection in connections.items()}
+        channels = {member: Channel(Connection(connection)) for member, connection in connections.items()}
 
         def on_stopped(rank: int, reason: str, interrupted: bool) -> None:
             stopped.append((rank, reason, interrupted))
@@ -274,7 +275,7 @@ class Peer:
     """The far end of a worker thread's channel."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.channel = Channel(connection)
+        self.channel = Channel(Connection(connection))
         self._inbox: list[bytes] = []
 
     def say(self, message: Any) -> None:

@@ -37,13 +37,13 @@ from horovod.runner.loop import Loop
 from horovod.runner.output.outcome import Outcome, ReportedFailure
 from horovod.runner.output.output import JobOutput, StreamSink
 from horovod.runner.policy import StaticPolicy
-from horovod.runner.reach.remote import Connection, RemoteAgent
+from horovod.runner.reach.remote import AgentConnection, RemoteAgent
 from horovod.runner.supervisor import Supervisor
 
 HOSTS, EACH = 64, 4
 
 
-class ConnectionKey(Connection):
+class ConnectionKey(AgentConnection):
     """A pipe each way, and one for what the transport says."""
 
     def __init__(self) -> None:

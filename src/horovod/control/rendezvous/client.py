@@ -7,10 +7,10 @@ import socket
 import time
 from collections.abc import Sequence
 
-from horovod.control.channel import LENGTH_BYTES, frame
-from horovod.control.dial import Address, Secret, alternatives, describe, dial_until, receive_exactly
+from horovod.control.dial import Address, Secret, alternatives, describe, dial_until
 from horovod.control.rendezvous.messages import (
     PURPOSE,
+    VALUE_LIMIT,
     Answer,
     ExchangeValues,
     Get,
@@ -23,6 +23,7 @@ from horovod.control.rendezvous.messages import (
     encode,
     values_of,
 )
+from horovod.control.sealing import SealError
 from horovod.running_time import TURN_SECONDS, running_time
 
 
@@ -33,19 +34,16 @@ class RendezvousClient:
         address: the server's address, or several candidates. A host may be several names, separated by commas.
         secret: the job's secret, or a function that reads it from the connection.
         timeout: the most seconds to try to connect.
-        same_user: the server on a Unix socket must run as the same user.
 
     Raises:
         ServerGoneError: the server could not be reached within ``timeout`` seconds.
     """
 
-    def __init__(
-        self, address: Address | list[Address], secret: Secret, timeout: float, same_user: bool = False
-    ) -> None:
+    def __init__(self, address: Address | list[Address], secret: Secret, timeout: float) -> None:
         addresses = address if isinstance(address, list) else alternatives(address)
         self._server = f"the rendezvous server of this job, {' or '.join(map(describe, addresses[:4]))},"
         try:
-            self._connection = dial_until(addresses, secret, PURPOSE, time.monotonic() + timeout, same_user)
+            self._connection = dial_until(addresses, secret, PURPOSE, time.monotonic() + timeout)
         except ConnectionError as error:
             raise ServerGoneError(f"{self._server} cannot be reached: {error}") from error
 
@@ -53,7 +51,7 @@ class RendezvousClient:
         """Store a value. With ``only_first`` an earlier value is kept.
 
         Raises:
-            RendezvousError: the server has ended, or took longer than ``timeout`` seconds.
+            RendezvousError: the server has ended, took longer than ``timeout`` seconds, or what it sent was changed on its way.
         """
         self._ask(Put(key, value, only_first), timeout, slack=0.0)
 
@@ -90,7 +88,7 @@ class RendezvousClient:
     def interrupt(self) -> None:
         """Make a thread that waits for an answer raise RendezvousError. Any thread."""
         try:
-            self._connection.shutdown(socket.SHUT_RDWR)
+            self._connection.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the server has closed the connection already
 
@@ -119,13 +117,12 @@ class RendezvousClient:
         """Send a request and wait for the answer: ``slack`` seconds longer than the server waits."""
         began = time.monotonic()
         try:
-            self._connection.settimeout(seconds + slack)
-            self._connection.sendall(frame(encode(request)))
+            self._connection.send(encode(request), began + seconds + slack)
             deadline = self._await_answer(began, seconds + slack)
-            length = int.from_bytes(receive_exactly(self._connection, LENGTH_BYTES, deadline), "big")
-            body = receive_exactly(
-                self._connection, length, deadline + (60.0 if slack else 0.0)
-            )  # the answer may be large
+            # The answer may be large.
+            body, _ = self._connection.receive(VALUE_LIMIT, deadline, rest_seconds=60.0 if slack else 0.0)
+        except SealError as error:
+            raise RendezvousError(f"the connection with {self._server} is not safe: {error}") from error
         except OSError as error:
             raise ServerGoneError(
                 f"{self._server} has ended ({error}). The launcher runs it, or rank 0 if the launcher does not. Look at their "

@@ -107,8 +107,8 @@ class OnThisHost(Rendezvous):
         if members:
             address += "-" + hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:32]
         with served_by_a_rank(
-            lambda: RendezvousServer(b"", name=address, same_user=True),
-            lambda limit: RendezvousClient(address, b"", limit, same_user=True),
+            lambda: RendezvousServer(b"", name=address),
+            lambda limit: RendezvousClient(address, b"", limit),
             rank,
             size,
             seconds,

@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
-from horovod.control.dial import Address, receive_exactly
+from horovod.control.connection import receive_exactly
+from horovod.control.dial import Address
 from horovod.control.handshake import HandshakeError
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.interface import AllGather, Rendezvous, served_by_a_rank

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import selectors
 import socket
 import threading
@@ -10,7 +11,8 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from horovod.control.channel import Channel, ChannelClosed, frame
+from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.connection import Connection
 from horovod.control.descriptors import DescriptorLimitError, make_room
 from horovod.control.listener import ConnectionListener
 from horovod.control.lost_rank import text_of_loss
@@ -35,8 +37,11 @@ from horovod.control.rendezvous.messages import (
     encode,
     encode_values,
 )
+from horovod.control.sealing import Message
 from horovod.control.wakeup import WakeUp
 from horovod.running_time import TURN_SECONDS, running_time
+
+_log = logging.getLogger("horovod.control")
 
 _LONGEST_SLEEP = 86400.0
 """The longest wait in seconds. epoll accepts at most 24 days, and a client may ask for any number."""
@@ -49,7 +54,6 @@ class RendezvousServer:
         secret: the job's secret.
         host, port: where to listen; port 0 lets the kernel choose.
         name: listen on this Unix socket instead; an abstract name starts with NUL.
-        same_user: clients on the Unix socket must run as this process's user.
         preface: sent to every client before the handshake, even to one without the secret.
     """
 
@@ -60,12 +64,10 @@ class RendezvousServer:
         port: int = 0,
         *,
         name: str = "",
-        same_user: bool = False,
         preface: bytes = b"",
     ) -> None:
         self._secret = secret
         self._preface = preface
-        self._same_user = same_user
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._values: dict[str, bytes] = {}
@@ -196,9 +198,7 @@ class RendezvousServer:
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
-            listener = ConnectionListener(
-                selector, [self._listener], self._secret, self._welcome, self._same_user, self._preface
-            )
+            listener = ConnectionListener(selector, [self._listener], self._secret, self._welcome, self._preface)
             while not self._stopping:
                 sleep = self._sleep_limit(listener.next_deadline())
                 planned = time.monotonic() + (_LONGEST_SLEEP if sleep is None else sleep)
@@ -224,8 +224,8 @@ class RendezvousServer:
             deadlines.append(handshake_deadline)
         return min(max(0.0, min(deadlines) - now), _LONGEST_SLEEP) if deadlines else None
 
-    def _welcome(self, connection: socket.socket, purpose: bytes, rest: bytes) -> None:
-        if purpose != PURPOSE or rest:
+    def _welcome(self, connection: Connection, purpose: bytes) -> None:
+        if purpose != PURPOSE:
             connection.close()
             return
         client = Channel(connection, VALUE_LIMIT)
@@ -243,7 +243,11 @@ class RendezvousServer:
             if events & selectors.EVENT_READ:
                 for message in client.receive():
                     self._handle(client, decode_request(message))
-        except (ChannelClosed, msgspec.DecodeError):
+        except ChannelClosed as error:
+            if error.changed:
+                _log.error("the rendezvous server disconnects a client: %s", error.network)
+            self._dismiss(client)
+        except msgspec.DecodeError:
             self._dismiss(client)
 
     def _handle(self, client: Channel, request: Request) -> None:
@@ -301,7 +305,7 @@ class RendezvousServer:
             with self._lock:
                 self._failed.pop(request.key, None)
                 self._exchanged |= self._clients.intersection(group.clients.values())
-            answer = frame(encode_values([group.values[rank] for rank in range(group.size)]))
+            answer = Message(encode_values([group.values[rank] for rank in range(group.size)]))
             for waiting in list(group.clients.values()):
                 self._send(waiting, answer)
 
@@ -372,13 +376,13 @@ class RendezvousServer:
             del self._waiting[key]
 
     def _answer(self, client: Channel, answer: Answer) -> None:
-        self._send(client, frame(encode(answer)))
+        self._send(client, Message(encode(answer)))
 
-    def _send(self, client: Channel, answer: bytes) -> None:
+    def _send(self, client: Channel, answer: Message) -> None:
         if client not in self._clients:
             return
         try:
-            client.send_framed(answer)
+            client.send(answer)
         except ChannelClosed:
             self._dismiss(client)
             return

@@ -4,7 +4,6 @@ engine that they have for other memory. Called by :mod:`horovod.core.engines.eng
 from __future__ import annotations
 
 import os
-import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -13,8 +12,7 @@ import msgspec
 import numpy as np
 
 from horovod.comm.base import Communicator
-from horovod.control.channel import LENGTH_BYTES, frame
-from horovod.control.dial import receive_exactly
+from horovod.control.connection import Connection
 from horovod.control.lost_rank import LostRankError, text_of_loss
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 
@@ -68,7 +66,7 @@ class ExchangeOverConnections:
     def __init__(
         self,
         ranks: Sequence[int],
-        connections: Mapping[int, socket.socket],
+        connections: Mapping[int, Connection],
         index: int,
         deadline: float,
         tree: Tree | None = None,
@@ -123,57 +121,37 @@ class ExchangeOverConnections:
             raise
 
     def _send(self, index: int, data: bytes, descriptor: int = -1) -> None:
-        connection = self._connections[index]
-        message = frame(data)
         try:
-            connection.settimeout(max(0.001, self._deadline - time.monotonic()))
-            if descriptor >= 0 and connection.family == socket.AF_UNIX:
-                sent = socket.send_fds(connection, [message], [descriptor])
-                message = message[sent:]
-            connection.sendall(message)
+            self._connections[index].send(data, self._deadline, descriptor)
         except OSError as error:
             raise self._lost(index, error) from error
 
     def _pass_on(self, error: OSError, waiting: Iterable[int]) -> None:
         """Send the reason of a failure to the members that wait for this one."""
         lost = error.lost_rank if isinstance(error, LostRankError) else -1
-        message = frame(_FAILED + msgspec.msgpack.encode((lost, str(error))))
+        message = _FAILED + msgspec.msgpack.encode((lost, str(error)))
         for index in waiting:
-            connection = self._connections[index]
             try:
-                connection.settimeout(_PASSING_ON_SECONDS)
-                connection.sendall(message)
+                self._connections[index].send(message, time.monotonic() + _PASSING_ON_SECONDS)
             except OSError:
                 continue  # it is the lost one, or has ended, too
 
     def _receive(self, index: int) -> tuple[bytes, int]:
-        connection = self._connections[index]
         deadline = self._deadline
         if index == self._parent and self._index != COORDINATOR:
             deadline += _PASSING_ON_SECONDS * (1 if index == COORDINATOR else 2)
-        descriptors: list[int] = []
-        head = b""
         try:
-            if connection.family == socket.AF_UNIX:
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
-                head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 1)
-                if not head:
-                    raise ConnectionResetError("the connection was closed")
-            head += receive_exactly(connection, LENGTH_BYTES - len(head), deadline)
-            length = int.from_bytes(head, "big")
-            if not 0 < length <= LONGEST_MESSAGE:
-                raise ConnectionError(f"it announced a message of {length} bytes")
-            body = receive_exactly(connection, length, deadline)
+            body, descriptor = self._connections[index].receive(LONGEST_MESSAGE, deadline)
         except OSError as error:
-            for received in descriptors:
-                os.close(received)
             raise self._lost(index, error) from error
         if not body.startswith(_DATA):
+            if descriptor >= 0:
+                os.close(descriptor)
             lost, text = msgspec.msgpack.decode(body.removeprefix(_FAILED), type=tuple[int, str])
             told = LostMemberError(text)
             told.lost_rank = lost
             raise told
-        return body[len(_DATA) :], descriptors[0] if descriptors else -1
+        return body[len(_DATA) :], descriptor
 
     def _lost(self, index: int, error: OSError) -> OSError:
         rank = self.ranks[index]

@@ -21,6 +21,7 @@ from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.spans import HOST
 from horovod.comm.switching import SwitchingCommunicator
 from horovod.control.channel import Channel
+from horovod.control.connection import Connection
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS
 from horovod.control.mesh import ConnectionKey, Endpoint, data_connections
 from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
@@ -43,7 +44,7 @@ GLOBAL = 0
 """The process set of all ranks, whose settings are tuned."""
 
 
-Connect = Callable[[list[ConnectionKey]], dict[ConnectionKey, socket.socket]]
+Connect = Callable[[list[ConnectionKey]], dict[ConnectionKey, Connection]]
 """Connects to the given peers, all of whom do the same."""
 
 
@@ -69,7 +70,7 @@ def assemble(
     rank: int,
     placement: CpuPlacement,
     endpoints: Sequence[Endpoint],
-    sockets: Mapping[ConnectionKey, socket.socket],
+    sockets: Mapping[ConnectionKey, Connection],
     connect: Connect,
     config: Config,
     watch: Watch,
@@ -160,7 +161,7 @@ class EngineBuilder:
     def build(
         self,
         ranks: Sequence[int],
-        connections: Mapping[int, socket.socket],
+        connections: Mapping[int, Connection],
         role: str,
         names: Sequence[str] = (),
         tree: Tree | None = None,
@@ -181,7 +182,7 @@ class EngineBuilder:
 
         def connect() -> Mapping[int, socket.socket]:
             made = self._connect([ConnectionKey(peer, role, self._group) for peer in members if peer != self._rank])
-            return {members.index(key.peer): connection for key, connection in made.items()}
+            return {members.index(key.peer): connection.socket for key, connection in made.items()}
 
         def connect_all() -> Mapping[int, Sequence[socket.socket]]:
             own, others = self._endpoints[self._rank], [peer for peer in members if peer != self._rank]
@@ -228,7 +229,7 @@ class EngineBuilder:
         return build_engine(group, exchange, forced, CPU_OPERATIONS, self._deadline, names)
 
     def with_alternatives(
-        self, chosen: Communicator, ranks: Sequence[int], connections: Mapping[int, socket.socket], tree: Tree
+        self, chosen: Communicator, ranks: Sequence[int], connections: Mapping[int, Connection], tree: Tree
     ) -> Communicator:
         """The engine, wrapped with the alternatives that autotuning may choose. Every member calls it.
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from horovod.comm.engine import MpiRanks
 from horovod.comm.mpi import runtime as mpi
 from horovod.comm.mpi.engine import MpiEngine
 from horovod.comm.select import forced_host_engine
+from horovod.control.connection import Connection
 from horovod.control.failure import RAISED
 from horovod.control.lost_rank import LostRankError, stopped_rank, text_of_loss
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh, MeshError
@@ -122,8 +122,8 @@ class Generation:
         self._watching: Watching | None = None
         self._others: OtherProcesses | None = None
         self.abandoned = False
+        self._sockets: list[Connection] = []
         self._crash_is_told = self._all_hear_of_crash = False
-        self._sockets: list[socket.socket] = []
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -284,7 +284,7 @@ class Generation:
         """Connect to the ranks that this rank needs, and start the worker threads of its process sets."""
         rank, size = self.identity.rank, self.identity.size
         mine = {group: ranks for group, ranks in groups.items() if rank in ranks}
-        sockets: dict[ConnectionKey, socket.socket] = {}
+        sockets: dict[ConnectionKey, Connection] = {}
         if self.recording.of_all_ranks:
             kept = max(self.config.flight_recorder_size, _RECORDED)
             self.config = dataclasses.replace(self.config, flight_recorder_size=kept)
@@ -299,7 +299,7 @@ class Generation:
             self.recording,
         )
 
-        def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
+        def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, Connection]:
             assert mesh is not None
             return mesh.connect(self._endpoints, keys, str(self.generation), self.secret, deadline)
 
@@ -341,11 +341,11 @@ class Generation:
         for worker in self.workers.values():
             worker.start()
 
-    def _ask_after_others(self, sockets: Mapping[ConnectionKey, socket.socket]) -> None:
+    def _ask_after_others(self, sockets: Mapping[ConnectionKey, Connection]) -> None:
         """If MPI is used, make it check that all ranks' processes run while it waits for them, also after this generation."""
         if self.config.cpu_operations == MpiEngine.name or mpi.initialised_here():
             self._others = OtherProcesses(self.identity.rank, self._endpoints)
-            self._others.keep({key.peer: made for key, made in sockets.items() if key.role == LIVENESS})
+            self._others.keep({key.peer: made.socket for key, made in sockets.items() if key.role == LIVENESS})
             mpi.watch_ended_ranks(self._others.gone, self._others.close)
 
     def listener_settings(self) -> ListenerSettings:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from horovod.control.connection import Connection
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh, data_connections
 
 _decode = msgspec.msgpack.Decoder(Endpoint).decode
@@ -96,9 +97,9 @@ class LateConnections:
                 self._mesh.cancel("the job has failed")
 
 
-def by_index(made: Mapping[ConnectionKey, socket.socket], members: Sequence[int]) -> dict[int, list[socket.socket]]:
-    """The connections with each member, by its index, in the order of their links."""
+def by_index(made: Mapping[ConnectionKey, Connection], members: Sequence[int]) -> dict[int, list[socket.socket]]:
+    """The sockets of the connections with each member, by its index, in the order of their links."""
     found: dict[int, list[socket.socket]] = {}
     for key in sorted(made):
-        found.setdefault(members.index(key.peer), []).append(made[key])
+        found.setdefault(members.index(key.peer), []).append(made[key].socket)
     return found

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from horovod.control.listener import is_same_user
+from horovod.control.connection import is_same_user
 from horovod.control.wakeup import WakeUp
 from horovod.observe.live_address import socket_name
 

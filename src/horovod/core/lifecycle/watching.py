@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import socket
 import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from horovod.control.channel import Channel
+from horovod.control.connection import Connection
 from horovod.control.failure import Cause, FailureKind
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
@@ -125,7 +125,7 @@ class Watching:
             lambda: {} if self._monitor is None else self._monitor.no_progress,
         )
 
-    def connect(self, tree: LivenessTree, sockets: Mapping[ConnectionKey, socket.socket]) -> None:
+    def connect(self, tree: LivenessTree, sockets: Mapping[ConnectionKey, Connection]) -> None:
         """Make the monitor.
 
         Args:

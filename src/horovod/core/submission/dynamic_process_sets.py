@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Mapping, Sequence
 
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 
 from horovod.comm.datatypes import Array, DataType
+from horovod.control.connection import Connection
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.core.config import DYNAMIC_PROCESS_SETS, Config
 from horovod.core.errors import SHUT_DOWN
@@ -246,7 +246,7 @@ def assemble_set(
     endpoints = [known.get(rank, nowhere) for rank in range(context.identity.size)]
     deadline = time.monotonic() + config.start_timeout.total_seconds()
 
-    def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
+    def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, Connection]:
         return mesh.connect(endpoints, keys, generation, context.secret, deadline)
 
     tree = tree_of(ranks, endpoints, config)

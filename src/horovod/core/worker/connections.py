@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.sealing import Message
 from horovod.control.wakeup import WakeUp
 
 
@@ -94,7 +95,7 @@ class Connections:
         """The messages that a member has sent. Raises :class:`ChannelClosed`."""
         return self._channels[member].receive()
 
-    def send(self, member: int, body: bytes) -> None:
+    def send(self, member: int, body: bytes | Message) -> None:
         """Send a message, or queue what does not fit into the socket. Does nothing if the connection is closed."""
         channel = self._channels.get(member)
         if channel is None:

@@ -16,6 +16,7 @@ from horovod.autotune.tuner import Tuner
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.failure import Cause, FailureKind
 from horovod.control.processes import STOPPED, why_not_running
+from horovod.control.sealing import Message
 from horovod.core.config import Config
 from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
@@ -180,7 +181,7 @@ class Coordinator(Role):
 
     def stop(self, stop: Stop) -> None:
         """Send Stop to all members, behind everything that was decided before. Relays pass it on."""
-        body = encode(stop)
+        body = Message(encode(stop))
         for member in self._groups:
             self._connections.send(member, body)
         self._connections.flush_all(self._config.timeout.total_seconds() / 3)
@@ -311,7 +312,7 @@ class Coordinator(Role):
                     items[-1].append(item.decision if item.fresh else item.decision.identifier)
         order = Order(items, tuned)
         if not divided:
-            body = encode(order)
+            body = Message(encode(order))
             for member in self._groups:
                 self._connections.send(member, body)
             return
@@ -327,7 +328,7 @@ class Coordinator(Role):
         gathering = self.timeline is None
         if gathering != self._gathering:
             self._gathering = gathering
-            body = encode(Gather(gathering))
+            body = Message(encode(Gather(gathering)))
             for relay in self._relays:
                 self._connections.send(relay, body)
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from horovod.control.sealing import Message
 from horovod.core.negotiation.host_tally import ALL_MEMBERS, HostTally
 from horovod.core.negotiation.messages import (
     Gather,
@@ -92,7 +93,7 @@ class Relay(Member):
 
     def stop(self, stop: Stop) -> None:
         """Pass Stop on, behind everything else."""
-        body = encode(stop)
+        body = Message(encode(stop))
         for child in self._children:
             self._connections.send(child, body)
         self._connections.flush_all(self._seconds)
@@ -107,7 +108,7 @@ class Relay(Member):
         if len(shares) != len(self._children):
             raise MessageError(f"an order for {len(shares)} members came to a relay of {len(self._children)}")
         common = msgspec.structs.replace(order, batches=msgspec.Raw(encode(order.batches)), received=[], shares=[])
-        body = encode(common)
+        body = Message(encode(common))
         for child, received in zip(self._children, shares, strict=True):
             own = encode(msgspec.structs.replace(common, received=received)) if received else body
             self._connections.send(child, own)

@@ -466,17 +466,17 @@ class WorkerThread:
             for body in self._connections.receive(member):
                 self.role.receive(member, body)
         except ChannelClosed as error:
-            self._lost(member, error.silence or f"its control connection broke ({error})")
+            self._lost(member, error.network or f"its control connection broke ({error})", suspected=not error.changed)
             return False
         except (MessageError, NegotiationError) as error:
             self._lost(member, f"it broke the protocol ({error})")
             return False
         return True
 
-    def _lost(self, member: int, reason: str) -> None:
-        """Close a connection. The liveness monitor finds out which rank failed."""
+    def _lost(self, member: int, reason: str, suspected: bool = True) -> None:
+        """Close a connection. The liveness monitor finds out which rank failed, unless the reason is certain."""
         if self._connections.drop(member):
-            self._watch.report(self.ranks[member], reason, suspected=True)
+            self._watch.report(self.ranks[member], reason, suspected=suspected)
 
     def _stop(self, stop: Stop) -> None:
         """End without a failure: all ordered batches have run; requests that are still in flight fail."""

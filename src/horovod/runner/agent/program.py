@@ -16,6 +16,7 @@ import time
 import tty
 
 from horovod import _version
+from horovod.control.connection import Connection
 from horovod.control.dial import Address, dial_until, set_keepalive
 from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.secret import decode_secret
@@ -60,7 +61,7 @@ class Program:
         self._loop = Loop()
         self._local: LocalAgent | None = None
         self._guardian: Guardian | None = None
-        self._rendezvous: socket.socket | None = None  # the connection to the rendezvous server
+        self._rendezvous: Connection | None = None  # the connection to the rendezvous server
         self._directory = "/"
         self._over = False
         self._signals, self._wakeup = os.pipe()
@@ -135,8 +136,8 @@ class Program:
         except ConnectionError as error:
             self._refuse(f"the launcher cannot be reached from there: {error}")
             return
-        set_keepalive(self._rendezvous, LOST_AFTER_SECONDS)
-        host, port = self._rendezvous.getpeername()[:2]
+        set_keepalive(self._rendezvous.socket, LOST_AFTER_SECONDS)
+        host, port = self._rendezvous.socket.getpeername()[:2]
         self._loop.watch(self._rendezvous.fileno(), self._on_rendezvous_lost)
         mark = f"{config.SECRET_KEY}={order.secret}".encode()
         try:
@@ -174,7 +175,7 @@ class Program:
     def _on_rendezvous_lost(self) -> None:
         assert self._rendezvous is not None
         try:
-            reason = "it was closed" if not self._rendezvous.recv(1) else "it sent unexpected data"
+            reason = "it was closed" if not self._rendezvous.socket.recv(1) else "it sent unexpected data"
         except OSError as error:
             reason = error.strerror or str(error)
         self._tell(Lost(f"its connection to the launcher's rendezvous server broke: {reason}"))

@@ -9,7 +9,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from horovod.control.channel import FrameError, FrameReader, frame
+from horovod.control.channel import FrameError, FrameReader
+from horovod.control.sealing import Message, Sealer
 from horovod.runner.loop import Loop
 
 _CHUNK = 1 << 18
@@ -50,7 +51,7 @@ class MessageStream(Generic[T]):
         self._on_end = on_end
         self._on_congestion = on_congestion
         self._greeting = greeting
-        self._frames = FrameReader()
+        self._sealer, self._frames = Sealer(), FrameReader()
         self._outbox: deque[memoryview] = deque()
         self._waiting = 0  # bytes in the outbox
         self._congested = False
@@ -69,7 +70,8 @@ class MessageStream(Generic[T]):
 
     def send(self, message: bytes) -> None:
         """Send an encoded message, or keep what does not fit into the pipe. Does nothing once the other side is gone."""
-        self.write(frame(message))
+        for piece in self._sealer.seal(Message(message)):
+            self.write(piece)
 
     def write(self, data: bytes) -> None:
         """Send bytes as they are, such as a greeting."""

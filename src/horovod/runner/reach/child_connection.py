@@ -9,12 +9,12 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 from horovod.runner.errors import UsageError
-from horovod.runner.reach.remote import Connection
+from horovod.runner.reach.remote import AgentConnection
 
 _EXIT_SECONDS = 1.0
 
 
-class ChildConnection(Connection):
+class ChildConnection(AgentConnection):
     """A running program that starts an agent and connects it with this process.
 
     Args:

@@ -35,7 +35,7 @@ from horovod.runner.loop import Loop
 _ERROR_BYTES = 1 << 14
 
 
-class Connection(ABC):
+class AgentConnection(ABC):
     """A byte stream to an agent on another host, and the errors of the program that provides the stream.
 
     Attributes:
@@ -76,7 +76,7 @@ class RemoteAgent(Agent):
         begin: the first order. It is sent after the agent's greeting, so that no login shell gets the job's secret.
     """
 
-    def __init__(self, host: str, loop: Loop, report: Report, connection: Connection, begin: Prepare) -> None:
+    def __init__(self, host: str, loop: Loop, report: Report, connection: AgentConnection, begin: Prepare) -> None:
         super().__init__((host,))
         self._loop = loop
         self._report = report

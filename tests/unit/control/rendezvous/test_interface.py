@@ -130,6 +130,6 @@ def test_another_process_of_the_user_that_connects_and_leaves_delays_no_rank() -
     functions = ranks(at, 2, seconds=1.0)
     first = ConcurrentCalls(functions[0])
     wait_until(lambda: _is_served(f"{at.address}-1"), "rank 0 serving")
-    with dial(f"{at.address}-1", b"", PURPOSE, time.monotonic() + SECONDS, same_user=True):
+    with dial(f"{at.address}-1", b"", PURPOSE, time.monotonic() + SECONDS):
         assert functions[1]() == expected(2)[0]
         assert first.results() == expected(2)[:1]

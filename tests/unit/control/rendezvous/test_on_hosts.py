@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from horovod.control.handshake import MAGIC
 from horovod.control.rendezvous import on_hosts as rendezvous_on_hosts
 from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.rendezvous.munge import MungeError
@@ -175,7 +176,7 @@ def test_a_recorded_credential_opens_no_door() -> None:
         def replay() -> bytes:
             connection, _ = thief.accept()
             with connection:
-                connection.sendall(recorded + b"HVD1" + b"n" * 32)
+                connection.sendall(recorded + MAGIC + b"n" * 32)
                 proof = connection.recv(1000)
                 connection.sendall(b"p" * 32)
                 return proof + connection.recv(1000)
@@ -189,7 +190,7 @@ def test_a_recorded_credential_opens_no_door() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [b"", b"HVDS", b"HVDS\xff\xff" + b"x" * 5000, b"GET / HTTP/1.1\r\n\r\n", b"HVDS\0\4abcd", b"HVD1" + b"\0" * 40],
+    [b"", b"HVDS", b"HVDS\xff\xff" + b"x" * 5000, b"GET / HTTP/1.1\r\n\r\n", b"HVDS\0\4abcd", b"HVD2" + b"\0" * 40],
 )
 def test_what_answers_otherwise_is_not_the_meeting(words: bytes) -> None:
     (port,) = free_ports(1)

@@ -13,12 +13,12 @@ from functools import partial
 import msgspec
 import pytest
 
-from horovod.control.channel import frame
 from horovod.control.dial import Address, dial
 from horovod.control.handshake import GREETING
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import (
     PURPOSE,
+    VALUE_LIMIT,
     CompressedValues,
     ExchangeValues,
     Put,
@@ -277,7 +277,7 @@ class Guest:
         self.connection = dial(server.address, SECRET, PURPOSE, time.monotonic() + SECONDS)
 
     def say(self, message: object) -> None:
-        self.connection.sendall(frame(msgspec.msgpack.encode(message)))
+        self.connection.send(msgspec.msgpack.encode(message), time.monotonic() + SECONDS)
 
     def __enter__(self) -> Guest:
         return self
@@ -326,16 +326,15 @@ def test_after_somebody_left_the_next_attempt_starts_from_nothing(server: Rendez
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"type": "Drop", "key": "a"})])
 def test_a_message_that_is_none_ends_that_conversation_only(server: RendezvousServer, body: bytes) -> None:
     with Guest(server) as guest:
-        guest.connection.sendall(frame(body))
-        guest.connection.settimeout(10)
-        assert guest.connection.recv(10) == b""
+        guest.connection.send(body, time.monotonic() + SECONDS)
+        assert guest.connection.socket.recv(10) == b""
     assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
 def test_a_connection_made_for_another_purpose_is_closed(server: RendezvousServer) -> None:
     with dial(server.address, SECRET, b"something else", time.monotonic() + SECONDS) as connection:
-        connection.settimeout(10)
-        assert connection.recv(10) == b""
+        connection.socket.settimeout(10)
+        assert connection.socket.recv(10) == b""
 
 
 def test_a_client_that_leaves_before_its_answer_does_not_disturb_others(server: RendezvousServer) -> None:
@@ -353,9 +352,8 @@ def test_a_client_that_does_not_read_delays_no_other_client(server: RendezvousSe
         slow.say(ExchangeValues("k", 0, 2, big, SECONDS))
         assert exchange(server, 1, 2, b"small") == [big, b"small"]
         assert run_concurrently(*everybody(server, 2, "another")) == [[b"value 0", b"value 1"]] * 2
-        slow.connection.settimeout(10)
-        length = int.from_bytes(receive(slow.connection, 4), "big")
-        assert len(receive(slow.connection, length)) == length > len(big)
+        answer, _ = slow.connection.receive(VALUE_LIMIT, time.monotonic() + SECONDS)
+        assert len(answer) > len(big)
 
 
 @pytest.mark.parametrize("stranger", BAD_CLIENTS)
@@ -432,12 +430,12 @@ def test_a_wait_that_is_longer_than_the_kernel_can_sleep(server: RendezvousServe
 
 def test_a_server_on_a_unix_socket_of_the_same_user() -> None:
     name = f"\0horovod-test-rendezvous-{os.getpid()}"
-    server = RendezvousServer(b"", name=name, same_user=True)
+    server = RendezvousServer(b"", name=name)
     server.start()
     try:
 
         def meet(rank: int) -> list[bytes]:
-            with RendezvousClient(name, b"", SECONDS, same_user=True) as client:
+            with RendezvousClient(name, b"", SECONDS) as client:
                 return client.exchange("k", rank, 2, b"%d" % rank, SECONDS)
 
         assert run_concurrently(partial(meet, 0), partial(meet, 1)) == [[b"0", b"1"]] * 2

@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from connections import ends
 from engines import group_of, loopback_pair, run_ranks
 from horovod.comm.base import Communicator
 from horovod.comm.engine import Bootstrap, EngineError, EngineGroup
 from horovod.comm.select import engine
 from horovod.comm.spans import HOST
 from horovod.comm.tcp.communicator import TcpCommunicator
+from horovod.control.connection import Connection
 from horovod.core.engines.engine_building import build_engine
 from horovod.core.engines.member_exchange import ExchangeOverCommunicator, ExchangeOverConnections
 from horovod.core.negotiation.tree import Tree
@@ -36,7 +38,7 @@ def test_members_talk_over_a_communicator_that_they_have_already() -> None:
 
 @pytest.mark.parametrize(("pair", "passed"), [(socket.socketpair, True), (loopback_pair, False)])
 def test_a_descriptor_is_passed_where_it_can_be(pair: object, passed: bool) -> None:
-    near, far = pair()  # type: ignore[operator]
+    near, far = ends(pair())  # type: ignore[operator]
     deadline = time.monotonic() + 20
     first = ExchangeOverConnections([0, 1], {1: near}, index=0, deadline=deadline)
     second = ExchangeOverConnections([0, 1], {0: far}, index=1, deadline=deadline)
@@ -56,7 +58,7 @@ def test_a_descriptor_is_passed_where_it_can_be(pair: object, passed: bool) -> N
 
 @pytest.mark.parametrize("pair", [socket.socketpair, loopback_pair])
 def test_a_member_that_goes_away_is_named_by_its_rank(pair: object) -> None:
-    near, far = pair()  # type: ignore[operator]
+    near, far = ends(pair())  # type: ignore[operator]
     exchange = ExchangeOverConnections([2, 5], {1: near}, index=0, deadline=time.monotonic() + 20)
     far.close()
     with near, pytest.raises(ConnectionError, match=r"lost rank 5 while the ranks chose an engine: "):
@@ -64,7 +66,7 @@ def test_a_member_that_goes_away_is_named_by_its_rank(pair: object) -> None:
 
 
 def test_a_member_that_never_answers_is_named_by_its_rank() -> None:
-    near, far = socket.socketpair()
+    near, far = ends(socket.socketpair())
     exchange = ExchangeOverConnections([2, 5], {1: near}, index=0, deadline=time.monotonic() + 0.05)
     with near, far, pytest.raises(TimeoutError, match="lost rank 5 while"):
         exchange.allgather(b"")
@@ -87,13 +89,13 @@ def test_all_members_name_the_one_that_is_missing(
     """Those who are not connected with it, too, even if their time is over a little earlier, or if those who know of it have
     ended before they come."""
     tree, ranks = Tree(list(hosts)), [10, 11, 12, 13, 14]
-    ends: dict[int, dict[int, socket.socket]] = {member: {} for member in range(5)}
+    made: dict[int, dict[int, Connection]] = {member: {} for member in range(5)}
     for parent in range(5):
         for child in tree.children(parent):
-            ends[parent][child], ends[child][parent] = pair()
+            made[parent][child], made[child][parent] = ends(pair())
 
     def end(member: int) -> None:
-        for connection in ends[member].values():
+        for connection in made[member].values():
             connection.close()
 
     gone = how != "is silent"
@@ -107,7 +109,7 @@ def test_all_members_name_the_one_that_is_missing(
         if how == f"is gone before {index} comes":
             time.sleep(0.05)
         try:
-            return ExchangeOverConnections(ranks, ends[index], index, deadline, tree).allgather(b"here")
+            return ExchangeOverConnections(ranks, made[index], index, deadline, tree).allgather(b"here")
         finally:
             if gone:
                 end(index)  # as its process does
@@ -132,12 +134,12 @@ def test_an_engine_that_one_member_cannot_build_is_used_by_none(monkeypatch: pyt
         return made
 
     monkeypatch.setattr(type(engine("tcp", HOST)), "build", build)
-    near, far = socket.socketpair()
+    near, far = ends(socket.socketpair())
     data, other = socket.socketpair()
     deadline = time.monotonic() + 20
 
     def run(rank: int) -> Communicator:
-        connections: Mapping[int, socket.socket] = {1: near} if rank == 0 else {0: far}
+        connections: Mapping[int, Connection] = {1: near} if rank == 0 else {0: far}
         group = EngineGroup(rank, 2, ("a", "b"), connect=lambda: {1 - rank: data})
         exchange = ExchangeOverConnections([2, 5], connections, int(rank != 0), deadline)
         return build_engine(group, exchange, "tcp", "VARIABLE", deadline)

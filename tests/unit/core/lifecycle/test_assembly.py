@@ -14,12 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from connections import ends, frame
 from engines import loopback_pair
 from horovod.comm.engine import EngineGroup
 from horovod.comm.select import EngineError
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.proposals import Proposals
-from horovod.control.channel import frame
+from horovod.control.connection import Connection
 from horovod.control.failure import LOST, Cause
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.core.config import CPU_OPERATIONS, Config
@@ -55,7 +56,7 @@ class Members:
         self._stack = ExitStack()
         self.meshed = 0
         self._lock = threading.Lock()
-        self._ends: dict[tuple[int, int, str], dict[int, socket.socket]] = {}
+        self._ends: dict[tuple[int, int, str], dict[int, Connection]] = {}
 
     def assemble(
         self,
@@ -67,13 +68,13 @@ class Members:
     ) -> list[WorkerThread | BaseException]:
         size = max(ranks) + 1
         endpoints = [Endpoint(rank, (hosts or ["one"] * size)[rank], 1, 1, (), "") for rank in range(size)]
-        sockets: dict[int, dict[ConnectionKey, socket.socket]] = {rank: {} for rank in ranks}
+        sockets: dict[int, dict[ConnectionKey, Connection]] = {rank: {} for rank in ranks}
         for high in ranks[1:]:
             near, far = self._made(control)
             sockets[ranks[0]][ConnectionKey(high, CONTROL, 4)] = near
             sockets[high][ConnectionKey(ranks[0], CONTROL, 4)] = far
 
-        def connect(rank: int, keys: list[ConnectionKey]) -> dict[ConnectionKey, socket.socket]:
+        def connect(rank: int, keys: list[ConnectionKey]) -> dict[ConnectionKey, Connection]:
             self.meshed += 1
             return {key: self._end(rank, key) for key in keys}
 
@@ -97,7 +98,7 @@ class Members:
 
         return ConcurrentCalls(*(partial(run, number, rank) for number, rank in enumerate(ranks))).outcomes()
 
-    def _end(self, rank: int, key: ConnectionKey) -> socket.socket:
+    def _end(self, rank: int, key: ConnectionKey) -> Connection:
         """One rank's end of a connection, which is made when the first of the two asks for it."""
         with self._lock:
             low, high = sorted((rank, key.peer))
@@ -106,8 +107,8 @@ class Members:
             )
             return ends.pop(rank)
 
-    def _made(self, pair: Pair) -> tuple[socket.socket, socket.socket]:
-        made = pair()
+    def _made(self, pair: Pair) -> tuple[Connection, Connection]:
+        made = ends(pair())
         for each in made:
             self._stack.callback(each.close)
         return made
@@ -255,7 +256,7 @@ def test_a_forced_engine_that_one_member_cannot_use_names_the_member(members: Me
 
 
 def test_a_member_that_does_not_answer_ends_the_attempt(members: Members) -> None:
-    near, far = socket.socketpair()
+    near, far = ends(socket.socketpair())
     with near, far:
         endpoints = [Endpoint(rank, "one", 1, 1, (), "") for rank in range(2)]
         with pytest.raises(TimeoutError):
@@ -278,10 +279,10 @@ def test_a_member_that_does_not_answer_ends_the_attempt(members: Members) -> Non
     "answer", [b"\xff\xff\xff\xff", frame(b"\xc1"), frame(msgspec.msgpack.encode(["tcp"])), b"\0\0", b""]
 )
 def test_a_member_that_answers_nonsense_ends_the_attempt(answer: bytes) -> None:
-    near, far = socket.socketpair()
+    near, far = ends(socket.socketpair())
     with near, far:
-        far.sendall(answer)
-        far.shutdown(socket.SHUT_WR)
+        far.socket.sendall(answer)
+        far.socket.shutdown(socket.SHUT_WR)
         endpoints = [Endpoint(rank, "one", 1, 1, (), "") for rank in range(2)]
         with pytest.raises((OSError, msgspec.DecodeError)):
             assemble(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from connections import frame
 from horovod.comm.reduction import ReduceOp
-from horovod.control.channel import frame
 from horovod.core.negotiation.messages import (
     Announce,
     Decision,

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from horovod.comm.datatypes import DataType
+from horovod.control.sealing import Message
 from horovod.core.config import Config
 from horovod.core.negotiation.messages import (
     Announce,
@@ -44,8 +45,8 @@ class Recorded:
     def members(self) -> list[int]:
         return self._members
 
-    def send(self, member: int, body: bytes) -> None:
-        self.sent[member].append(body)
+    def send(self, member: int, body: bytes | Message) -> None:
+        self.sent[member].append(body.body if isinstance(body, Message) else body)
 
     def take(self) -> dict[int, list[bytes]]:
         taken, self.sent = self.sent, defaultdict(list)

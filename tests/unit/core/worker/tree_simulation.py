@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 from horovod.comm.datatypes import DataType
+from horovod.control.sealing import Message
 from horovod.core.config import Config
 from horovod.core.negotiation.messages import Decision, Operation, Request, Stop, TensorSpec
 from horovod.core.negotiation.tree import COORDINATOR, Tree
@@ -65,8 +66,8 @@ class Links:
         self._own = own
         self._wires = wires
 
-    def send(self, member: int, body: bytes) -> None:
-        self._wires[self._own, member].append(body)
+    def send(self, member: int, body: bytes | Message) -> None:
+        self._wires[self._own, member].append(body.body if isinstance(body, Message) else body)
 
     def drop(self, member: int) -> bool:
         return True

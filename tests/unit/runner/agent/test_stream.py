@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod.control.channel import frame
+from connections import frame
 from horovod.runner.agent.messages import GREETING, AgentEvent, OutputData, decode_event, encode
 from horovod.runner.agent.stream import MessageStream
 from horovod.runner.loop import Loop

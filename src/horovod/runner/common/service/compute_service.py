@@ -237,8 +237,8 @@ class ComputeClient:
             addresses: list[Address] = [*self._addresses]
             try:
                 with dial_until(addresses, self._key, PURPOSE, time.monotonic() + CONNECT_SECONDS) as connection:
-                    self._own = connection.getsockname()[0]
-                    self._reached = connection.getpeername()[:2]
+                    self._own = connection.socket.getsockname()[0]
+                    self._reached = connection.socket.getpeername()[:2]
             except ConnectionError as error:
                 raise self._unreachable(error) from error
         assert self._reached is not None

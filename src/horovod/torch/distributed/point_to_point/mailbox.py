@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import selectors
-import socket
 import threading
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from typing import Any
 
 from horovod.comm.datatypes import Array
 from horovod.comm.shm import cross_memory
+from horovod.control.connection import Connection
 from horovod.control.listener import ConnectionListener
 from horovod.control.processes import own_process_namespace
 from horovod.control.wakeup import WakeUp
@@ -193,7 +193,7 @@ class Mailbox:
             handle.complete(self._error)
 
     def _dial(self, rank: int) -> None:
-        def made(connection: socket.socket | None, endpoint: PeerEndpoint | None, why: str) -> None:
+        def made(connection: Connection | None, endpoint: PeerEndpoint | None, why: str) -> None:
             taken = self._call(lambda: self._sender.connected(rank, connection, endpoint, why))
             if not taken and connection is not None:
                 connection.close()

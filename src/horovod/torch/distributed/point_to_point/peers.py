@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from horovod.control.connection import Connection
 from horovod.control.dial import Address, dial_until
 from horovod.control.mesh import own_addresses
 from horovod.core.lifecycle.generation import Generation
@@ -109,7 +110,7 @@ def connect(
     generation: Generation,
     rank: int,
     over: Callable[[], bool],
-    made: Callable[[socket.socket | None, PeerEndpoint | None, str], None],
+    made: Callable[[Connection | None, PeerEndpoint | None, str], None],
 ) -> threading.Thread:
     """Start a thread that connects to a rank, however late that rank makes its first send or receive. Returns the thread.
 

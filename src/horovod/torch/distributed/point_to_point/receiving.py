@@ -6,7 +6,6 @@ All functions run on the mailbox's thread.
 from __future__ import annotations
 
 import selectors
-import socket
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,6 +15,7 @@ from horovod.comm.datatypes import Array
 from horovod.comm.shm import cross_memory
 from horovod.comm.spans import address_of
 from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.connection import Connection
 from horovod.core.negotiation.agreement import list_ranks
 from horovod.core.requests.handle import Handle
 from horovod.torch.distributed.point_to_point.matching import Matching, ReceiveFilter
@@ -104,9 +104,9 @@ class Receiver:
         """Take a message of this process to itself."""
         self._arrived(message.envelope, (None, message))
 
-    def welcome(self, connection: socket.socket, purpose: bytes, rest: bytes) -> None:
+    def welcome(self, connection: Connection, purpose: bytes) -> None:
         """Take a new connection from a rank, whose number is its purpose. Closes the connection if the purpose is not one."""
-        if rest or not purpose.isdigit():
+        if not purpose.isdigit():
             connection.close()
             return
         source = _Source(int(purpose), Channel(connection))

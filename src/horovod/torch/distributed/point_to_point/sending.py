@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import msgspec
 from horovod.comm.datatypes import Array
 from horovod.comm.spans import address_of
 from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.connection import Connection
 from horovod.core.errors import RankLostError
 from horovod.core.requests.handle import Handle
 from horovod.torch.distributed.point_to_point.messages import (
@@ -99,7 +99,7 @@ class Sender:
         else:
             self._transmit(rank, peer, send)
 
-    def connected(self, rank: int, connection: socket.socket | None, endpoint: PeerEndpoint | None, why: str) -> None:
+    def connected(self, rank: int, connection: Connection | None, endpoint: PeerEndpoint | None, why: str) -> None:
         """Take the connection to a rank, and send the queued messages. ``connection`` is None if there will be none; then the
         messages fail with the reason ``why``."""
         peer = self._peers[rank]
