@@ -30,6 +30,7 @@ import pytest
 
 import horovod
 from ranks import RankPool
+from time_limits import SOON
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -130,7 +131,7 @@ def horovodrun(folder: Path, *arguments: str, **extra: str) -> subprocess.Comple
         env=environment | {"PYTHONPATH": str(SOURCE)} | extra,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SOON,
     )
 
 
@@ -321,7 +322,7 @@ def test_what_is_diagnosed(settings: list[str], code: str, quoted: str, tmp_path
     horovodrun(tmp_path, "-np", "3", sys.executable, "train.py", **env)
     program = [sys.executable, "-m", "horovod.diagnose", str(tmp_path / "recorders")]
     done = subprocess.run(
-        program, env=os.environ | {"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=60
+        program, env=os.environ | {"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=SOON
     )
     assert quotes(quoted, done.stdout), done.stdout + done.stderr
 

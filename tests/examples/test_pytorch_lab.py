@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import horovod
+from time_limits import JOB
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -43,7 +44,7 @@ def run(tmp_path: Path) -> Run:
             env=environment | {"PYTHONPATH": str(SOURCE)} | settings,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=JOB,
         )
 
     return run

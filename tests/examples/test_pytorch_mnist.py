@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import horovod
+from time_limits import SOON
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -40,7 +41,7 @@ def train(starter: tuple[str, ...], folder: Path, *arguments: str) -> subprocess
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SOON,
     )
     assert done.returncode == 0, done.stderr
     return done
@@ -109,7 +110,7 @@ def test_only_rank_0_speaks_and_in_whole_lines(two_epochs: Run) -> None:
 def test_a_file_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--data", "nowhere.npz"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=SOON,
     )  # fmt: skip
     assert done.returncode == 1
     assert (

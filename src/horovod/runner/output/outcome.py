@@ -84,7 +84,8 @@ class Outcome:
         elif self.stopped and self.culprit is None:
             lines.append(f"horovodrun: the job ended: {self.stopped}.")
         elif self.culprit is not None:
-            if self.tail:
+            reason = self.exit.reason or self.reason  # first, because other ranks only saw its connections close
+            if self.tail and not _ends_with(self.tail, reason):
                 lines.append(f"horovodrun: the end of {self.called} {self.culprit}'s stderr:")
                 lines += ["    " + line for line in self.tail]
             if self.stopped:
@@ -92,7 +93,6 @@ class Outcome:
             lines.append(
                 f"horovodrun: the job failed. {self.called.capitalize()} {self.culprit} failed first ({self.location})."
             )
-            reason = self.exit.reason or self.reason  # first, because other ranks only saw its connections close
             if reason:
                 lines.append(f"Reason: {reason}")
             lines.append(f"Process name: {self.culprit}")
@@ -108,3 +108,8 @@ class Outcome:
                     "Neither Horovod nor its launcher sends SIGKILL to a running rank: did the machine run out of memory?"
                 )
         return "\n".join(lines)
+
+
+def _ends_with(tail: Sequence[str], reason: str) -> bool:
+    """Whether the end of a rank's stderr only repeats the reason, as the traceback of a collective's error does."""
+    return bool(reason) and reason.splitlines()[-1].strip() in tail[-1]

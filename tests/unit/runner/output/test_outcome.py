@@ -34,6 +34,18 @@ def test_a_failed_job_reports_rank_host_reason_and_exit_code() -> None:
     assert outcome.status == 139
 
 
+def test_the_end_of_stderr_is_not_shown_where_it_repeats_the_reason() -> None:
+    reason = "MismatchError: Mismatched shapes: as each rank submitted it:\n  rank 0: [64]\n  rank 1: [100]"
+    tail = [
+        "Traceback (most recent call last):",
+        "horovod.core.errors.MismatchError: Mism",
+        "  rank 0: [64]",
+        "  rank 1: [100]",
+    ]
+    shown = Outcome(culprit=1, exit=Exit(1), location="localhost", reason=reason, tail=tail).describe()
+    assert shown.count("rank 1: [100]") == 1 and "the end of rank 1's stderr" not in shown
+
+
 @pytest.mark.parametrize("last", ["bdb.BdbQuit", "EOFError: EOF when reading a line"])
 def test_a_debugger_that_had_nothing_to_read_gets_advice(last: str) -> None:
     advice = "Rank 1 does not read standard input. To debug or answer it, start the job with horovodrun --stdin 1"
