@@ -291,3 +291,56 @@ def test_messages_that_cannot_be_read_in_place_are_sent(ranks: Callable[..., Ran
             cross_memory.read = kept
 
     run_in_group(ranks(2, framework="torch"), check)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_messages_of_several_threads_arrive_whole_and_in_order(
+    ranks: Callable[..., RankPool], seed: int
+) -> None:
+    """Each thread of a rank has a partner on the other rank, and its tags. Waits come at once, later, or after polling."""
+
+    def check(seed: int) -> None:
+        import random
+        import threading
+        import time
+
+        import torch.distributed as dist
+
+        rank = dist.get_rank()
+        failures: list[str] = []
+
+        def exchange(partner: int) -> None:
+            """Both partners draw the same plan."""
+            plan, own = random.Random(f"{seed} {partner}"), random.Random(f"{seed} {partner} {rank}")
+            pending: list[Any] = []
+            for number in range(60):
+                sender, tag = plan.randrange(2), 10 * partner + plan.randrange(2)
+                count = plan.choice([0, 1, 7, 300, 20_000, 300_000])
+                filled = float(number + 100 * partner)
+                tensor = torch.full((count,), filled if rank == sender else -1.0)
+                work = (dist.isend if rank == sender else dist.irecv)(tensor, 1 - rank, tag=tag)
+                pending.append((work, tensor, filled))
+                for _ in range(own.randrange(3)):
+                    if own.random() < 0.3:
+                        time.sleep(own.random() * 0.008)
+                    if pending and own.random() < 0.2:
+                        pending[0][0].is_completed()
+                while pending and (own.random() < 0.6 or len(pending) > 8):
+                    finish(*pending.pop(own.randrange(len(pending))))
+            for each in pending:
+                finish(*each)
+
+        def finish(work: Any, tensor: torch.Tensor, filled: float) -> None:
+            work.wait()
+            if not bool((tensor == filled).all()):
+                failures.append(f"{tensor[:3]} instead of {filled}")
+
+        threads = [threading.Thread(target=exchange, args=(partner,)) for partner in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures[:3]
+        dist.barrier()
+
+    run_in_group(ranks(2, framework="torch"), check, seed)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from horovod.comm.shm.proposals import Proposals, fits
 from horovod.comm.spans import Vectors, arrays_of, vector_of
@@ -29,7 +30,7 @@ from horovod.core.requests.handle import Handle
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.executor import Executor
 from horovod.core.worker.in_flight import InFlight
-from horovod.core.worker.waiting import SLEEP_SECONDS, SLEEPS, Polls
+from horovod.core.worker.waiting import SLEEP_SECONDS, SLEEPS, Patience, Polls
 
 _BY_ROWS = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
 """Operations in which ranks need the others' numbers of rows."""
@@ -72,7 +73,7 @@ class FastPath:
         self._ranks = ranks
         self._index = index
         self._connections = connections
-        self._rounds, self._polls = polls.word_rounds, polls.word
+        self._patience, self._polls = Patience(polls.word_rounds), polls.word
         self._last = 0
         self._contributed = False  # whether this rank's contribution is in its last proposal
         self._unresolved: tuple[int, Entry] | None = None
@@ -206,17 +207,41 @@ class FastPath:
         return success
 
     def _proposes_in_time(self, peer: int, number: int) -> bool:
-        proposals, messages = self._proposals, self._connections.poll_messages
-        for _ in range(self._rounds):
-            if proposals.await_proposal(peer, number, self._polls, 0):
+        messages = self._connections.poll_messages
+        return self._await(
+            partial(self._proposals.await_proposal, peer, number),
+            lambda: messages(0).readable,
+            lambda: self._disturbed() or messages(0).readable,
+        )
+
+    def _await(
+        self,
+        arrived: Callable[[int, float], bool],
+        ended: Callable[[], object],
+        ended_asleep: Callable[[], object],
+    ) -> bool:
+        """Poll, then sleep, until a word has arrived; whether it has, before another end of the wait.
+
+        Args:
+            arrived: polls as often as its first argument says, then sleeps for the seconds of its second.
+            ended: whether to stop waiting, asked after each round of polls.
+            ended_asleep: the same, asked after each sleep.
+        """
+        patience, polls = self._patience, self._polls
+        for _ in range(patience.polls):
+            if arrived(polls, 0):
+                patience.answered()
                 return True
-            if messages(0).readable:
+            if ended():
                 return False
+        began = time.monotonic()
         for _ in range(SLEEPS):
-            if proposals.await_proposal(peer, number, 1, SLEEP_SECONDS):
+            if arrived(1, SLEEP_SECONDS):
+                patience.slept(time.monotonic() - began)
                 return True
-            if self._disturbed() or messages(0).readable:
-                return False
+            if ended_asleep():
+                break
+        patience.slept(time.monotonic() - began)
         return False
 
     def _follow(self, entry: Entry, identity: bytes) -> bool:
@@ -232,17 +257,11 @@ class FastPath:
 
     def _decided_in_time(self, number: int) -> bool:
         proposals = self._proposals
-        for _ in range(self._rounds):
-            if proposals.await_outcome(number, self._polls, 0):
-                return True
-            if proposals.closed():
-                return False
-        for _ in range(SLEEPS):
-            if proposals.await_outcome(number, 1, SLEEP_SECONDS):
-                return True
-            if self._disturbed() or proposals.closed():
-                return False
-        return False
+        return self._await(
+            partial(proposals.await_outcome, number),
+            proposals.closed,
+            lambda: self._disturbed() or proposals.closed(),
+        )
 
     def resolve(self, number: int) -> Entry | None:
         """The entry of a proposal that this rank has given up and that has succeeded, for :meth:`finish`.

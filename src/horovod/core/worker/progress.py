@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import monotonic
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.batch import Batch, Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.connections import NOTHING, Connections, ReadyConnections
-from horovod.core.worker.waiting import SLEEP_SECONDS, SLEEPS, STANDBY_MILLISECONDS, Polls
+from horovod.core.worker.waiting import SLEEP_SECONDS, SLEEPS, STANDBY_MILLISECONDS, Patience, Polls
 
 SLOW = frozenset({Operation.JOIN, Operation.ADASUM})
 QUICK_BYTES = 32 << 20
@@ -52,7 +53,7 @@ class ProgressEngine:
 
     def __init__(self, connections: Connections, polls: Polls, hears_others: bool) -> None:
         self._connections = connections
-        self._polls = polls.driver
+        self._patience = Patience(polls.driver)
         self._hears_others = hears_others
         self._lock = threading.Lock()
         self._open = True
@@ -100,12 +101,21 @@ class ProgressEngine:
     def _until_done(self, handle: Handle, step: Callable[[ReadyConnections], bool]) -> bool:
         """Whether the handle is done, and nothing is left that only the worker thread does."""
         ready = self._connections.poll_messages(0) if self._hears_others else NOTHING
-        for poll in range(self._polls + SLEEPS):
+        patience, began = self._patience, 0.0
+        polls = patience.polls
+        for poll in range(polls + SLEEPS):
             if step(ready):
                 return False
             if handle.done():
+                if began:
+                    patience.slept(monotonic() - began)
+                else:
+                    patience.answered()
                 return True
-            ready = self._connections.poll_messages(0 if poll < self._polls else SLEEP_SECONDS * 1000)
+            if poll == polls:
+                began = monotonic()
+            ready = self._connections.poll_messages(0 if poll < polls else SLEEP_SECONDS * 1000)
+        patience.slept(monotonic() - began)
         return not step(ready) and handle.done()
 
     # For the worker thread.

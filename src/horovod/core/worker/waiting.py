@@ -23,6 +23,9 @@ A thread of the script that waits for a handle goes through up to three phases::
     driving     messages                       DRIVER_POLLS polls, then SLEEPS sleeps of SLEEP_SECONDS
     blocked     its handle                     until the worker thread has completed it
 
+These are the longest phases of polling. How long a thread polls follows from its last waits (:class:`Patience`): on a machine
+with other work, whose peers are not on a core when they are waited for, it sleeps almost at once.
+
 While a thread drives the worker, signal handlers are deferred; so driving ends after some ten milliseconds without an answer.
 A thread that waits inside a collective waits as the engine does (:mod:`horovod.comm.shm.counters`).
 """
@@ -52,6 +55,35 @@ STANDBY_ROUNDS = 20
 
 SLEEP_SECONDS = 1e-3
 SLEEPS = 10
+
+
+QUICK_SECONDS = 200e-6
+"""A sleep that ended sooner would have been spared by polling on."""
+
+
+class Patience:
+    """How often a thread polls before it sleeps, learned from how its last waits ended.
+
+    Args:
+        most: the most polls, with which it begins.
+    """
+
+    __slots__ = ("_most", "polls")
+
+    def __init__(self, most: int) -> None:
+        self._most = self.polls = most
+
+    def answered(self) -> None:
+        """A wait has ended while the thread polled."""
+        if self.polls < self._most:
+            self.polls = min(self._most, 2 * self.polls)
+
+    def slept(self, seconds: float) -> None:
+        """The thread polled in vain, and slept for ``seconds`` afterwards."""
+        if seconds < QUICK_SECONDS:
+            self.answered()
+        else:
+            self.polls = max(1, self.polls // 2)
 
 
 class Polls(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from horovod.comm.datatypes import Array
 from horovod.core.negotiation.messages import Operation
 from horovod.torch.device.memory import memory_of
 from horovod.torch.distributed.arguments import (
@@ -23,9 +24,9 @@ from horovod.torch.distributed.arguments import (
     same_kind,
     same_types,
 )
-from horovod.torch.distributed.flat_tensors import apart, as_flat, flat, writes_back
-from horovod.torch.distributed.plain import elements_of, results_into
-from horovod.torch.distributed.submission import Submitter, is_awaited
+from horovod.torch.distributed.flat_tensors import apart, as_flat, expects, flat, writes_back
+from horovod.torch.distributed.plain import arrays_in, divided, elements_of, joined, results_into
+from horovod.torch.distributed.submission import Submitter, both, is_awaited
 from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.ops.tensors import empty_like
 from horovod.torch.uncompiled import uncompiled
@@ -60,7 +61,7 @@ class Movements:
             same_kind("broadcast", tensors)
         elif (elements := elements_of(tensors[0])) is not None:
             work = submitter.start_plain(
-                "broadcast", Operation.BROADCAST, tensors[0], elements.shape, (), [elements], tensors[0], opts, root=at
+                "broadcast", Operation.BROADCAST, tensors[0], elements.shape, (), [elements], tensors, opts, root=at
             )
             if work is not None:
                 return work
@@ -121,6 +122,23 @@ class Movements:
                     f"{what}: invalid tensor size at index {index} (expected {source.numel()} elements, as in this rank's "
                     f"input, got {parts[index].numel()})"
                 )
+        if len(inputs) == 1 and (small := arrays_in([*inputs, *outputs[0]])) is not None:
+            own = small[0]
+            target, finish = divided(small[1:], own)
+            work = self._submitter.start_plain(
+                what,
+                Operation.ALLGATHER,
+                inputs[0],
+                own.shape,
+                [own],
+                (),
+                outputs[0],
+                opts,
+                allocate=results_into(target),
+                finish=finish,
+            )
+            if work is not None:
+                return work
         targets = [_room(parts[:size], source) for parts, source in zip(outputs, inputs, strict=True)]
         every = [part for parts in outputs for part in parts]
         pieces = [
@@ -141,7 +159,7 @@ class Movements:
                 source.shape,
                 [source],
                 (),
-                output,
+                [output],
                 opts,
                 allocate=results_into(target),
             )
@@ -173,10 +191,15 @@ class Movements:
         tensor = only("gather", "input tensor", listed("gather", input_tensors, input_tensor))
         parts = self._at_root("gather", "output", nested(output_tensors), at)
         same_types("gather", parts, tensor)
+        if (small := arrays_in([tensor, *parts])) is not None:
+            splits = tuple([small[0].size if rank == at else 0 for rank in range(submitter.size)])
+            work = self._exchange_small("gather", tensor, small[:1], small[1:], parts, splits, opts, at)
+            if work is not None:
+                return work
         source, target = flat(tensor), _room(parts, tensor)
-        splits = [source.numel() if rank == at else 0 for rank in range(submitter.size)]
+        counts = [source.numel() if rank == at else 0 for rank in range(submitter.size)]
         finish = writes_back(parts, _pieces(target, parts))
-        return submitter.exchange("gather", source, splits, target, parts, opts, finish, at, _sizes(parts))
+        return submitter.exchange("gather", source, counts, target, parts, opts, finish, at, _sizes(parts))
 
     def scatter(
         self,
@@ -193,6 +216,11 @@ class Movements:
         output = only("scatter", "output tensor", listed("scatter", output_tensors, output_tensor))
         parts = self._at_root("scatter", "input", nested(input_tensors), at)
         same_types("scatter", parts, output)
+        if (small := arrays_in([output, *parts])) is not None:
+            counts = tuple([part.size for part in small[1:]]) or (0,) * submitter.size
+            work = self._exchange_small("scatter", output, small[1:], small[:1], [output], counts, opts, at)
+            if work is not None:
+                return work
         target = flat(output)
         splits = _sizes(parts) or [0] * submitter.size
         finish = writes_back([output], [target])
@@ -211,11 +239,54 @@ class Movements:
         inputs, outputs = listed("all_to_all", input_tensors), listed("all_to_all", output_tensors)
         for which, tensors in (("input", inputs), ("output", outputs)):
             same_types("all_to_all", for_each_rank("all_to_all", which, tensors, submitter.size), inputs[0])
+        if (small := arrays_in([*inputs, *outputs])) is not None:
+            sources, targets = small[: submitter.size], small[submitter.size :]
+            splits = tuple([each.size for each in sources])
+            work = self._exchange_small("all_to_all", inputs[0], sources, targets, outputs, splits, opts)
+            if work is not None:
+                return work
         target = _room(outputs, outputs[0])
         finish = writes_back(outputs, _pieces(target, outputs))
         source = as_flat(inputs, inputs[0])
         return submitter.exchange(
             "all_to_all", source, _sizes(inputs), target, outputs, opts, finish, received=_sizes(outputs)
+        )
+
+    def _exchange_small(
+        self,
+        what: str,
+        tensor: torch.Tensor,
+        sources: Sequence[Array],
+        targets: Sequence[Array],
+        outputs: Tensors,
+        splits: tuple[int, ...],
+        opts: Any,
+        root: int = -1,
+    ) -> HorovodWork | None:
+        """:meth:`Submitter.exchange` of small plain tensors, on the shorter path; None if it does not apply.
+
+        Args:
+            tensor: one of the tensors, for its type and device.
+            sources, targets: what this rank sends and receives, as many elements of each target as one rank sends.
+        """
+        like = elements_of(tensor)
+        assert like is not None
+        source, size = joined(sources, like), len(splits)
+        target, finish = divided(targets, like)
+        check = expects(what, [each.size for each in targets]) if len(targets) == size > 1 else None
+        return self._submitter.start_plain(
+            what,
+            Operation.ALLTOALL,
+            tensor,
+            source.shape,
+            [source],
+            (),
+            outputs,
+            opts,
+            root=root,
+            splits=splits,
+            allocate=results_into(target),
+            finish=both(check, finish),
         )
 
     def all_to_all_single(
@@ -266,7 +337,7 @@ class Movements:
             source.shape,
             [source],
             (),
-            output,
+            [output],
             opts,
             splits=(source.size // size,) * size,
             allocate=results_into(target),

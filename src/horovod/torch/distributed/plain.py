@@ -6,9 +6,10 @@ for one collective. It exists because the steps in Python take most of the time 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from horovod.comm.datatypes import Array
@@ -37,6 +38,40 @@ def elements_of(tensor: torch.Tensor) -> Array | None:
         return flat_array(tensor)
     except (RuntimeError, ValueError):  # lazily negated: checking beforehand would take longer
         return None
+
+
+SMALL_BYTES = 64 << 10
+"""Lists of tensors of at most this size in all take the shorter path. For larger ones it saves nothing."""
+
+
+def arrays_in(tensors: Sequence[torch.Tensor]) -> list[Array] | None:
+    """:func:`elements_of` each tensor; None if one is not plain, or if they are not small together."""
+    found = []
+    left = SMALL_BYTES
+    for tensor in tensors:
+        elements = elements_of(tensor)
+        if elements is None or (left := left - elements.nbytes) < 0:
+            return None
+        found.append(elements)
+    return found
+
+
+def joined(arrays: Sequence[Array], like: Array) -> Array:
+    """All arrays as one; without arrays an empty one, of the type of ``like``."""
+    return np.concatenate(arrays) if arrays else like[:0]
+
+
+def divided(parts: Sequence[Array], like: Array) -> tuple[Array, Callable[[Any], None]]:
+    """New memory for flat results, and a function that copies them from there to ``parts``."""
+    target = np.empty(sum(part.size for part in parts), like.dtype)
+
+    def finish(_: Any) -> None:
+        start = 0
+        for part in parts:
+            part[:] = target[start : start + part.size]
+            start += part.size
+
+    return target, finish
 
 
 def results_into(target: Array, row_elements: int = 1) -> Allocate:

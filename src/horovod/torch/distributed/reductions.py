@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -26,7 +27,7 @@ from horovod.torch.distributed.arguments import (
     same_types,
 )
 from horovod.torch.distributed.flat_tensors import apart, as_flat, flat, writes_back
-from horovod.torch.distributed.plain import elements_of
+from horovod.torch.distributed.plain import arrays_in, elements_of
 from horovod.torch.distributed.sparse import allreduce_sparse
 from horovod.torch.distributed.submission import Submitter, checked_reduction, is_awaited
 from horovod.torch.distributed.work import HorovodWork
@@ -60,7 +61,7 @@ class Reductions:
         if (elements := elements_of(tensors[0])) is not None:
             (tensor,), vectors = tensors, [elements]
             work = self._submitter.start_plain(
-                "all_reduce", Operation.ALLREDUCE, tensor, elements.shape, vectors, vectors, tensor, opts, how
+                "all_reduce", Operation.ALLREDUCE, tensor, elements.shape, vectors, vectors, tensors, opts, how
             )
             if work is not None:
                 return work
@@ -95,8 +96,15 @@ class Reductions:
     ) -> HorovodWork:
         opts = options_of(c10d.ReduceOptions, opts, root, op, timeout)
         found = only("reduce", "tensor", listed("reduce", tensors, tensor))
-        at = root_of("reduce", opts, self._submitter.size)
-        return self._submitter.reduce("reduce", [found], checked_reduction(opts.reduceOp), opts, at)
+        at, how = root_of("reduce", opts, self._submitter.size), checked_reduction(opts.reduceOp)
+        if (small := arrays_in([found])) is not None:
+            targets = small if at == self._submitter.index else [np.empty_like(small[0])]
+            work = self._submitter.start_plain(
+                "reduce", Operation.ALLREDUCE, found, small[0].shape, small, targets, [found], opts, how, at
+            )
+            if work is not None:
+                return work
+        return self._submitter.reduce("reduce", [found], how, opts, at)
 
     def reduce_scatter_single(
         self, outputTensor: torch.Tensor, inputTensor: torch.Tensor, opts: Any = None
@@ -117,7 +125,7 @@ class Reductions:
                 (size, target.size),
                 [source],
                 [target],
-                outputTensor,
+                [outputTensor],
                 opts,
                 how,
             )

@@ -170,22 +170,24 @@ class Submitter:
         shape: tuple[int, ...],
         inputs: Sequence[Array],
         outputs: Sequence[Array],
-        result: torch.Tensor,
+        results: Sequence[torch.Tensor],
         options: Any,
         how: ReductionArguments = _MOVED,
         root: int = -1,
         splits: tuple[int, ...] = (),
         allocate: Allocate | None = None,
+        finish: Finish | None = None,
     ) -> HorovodWork | None:
         """Submit a call with a plain tensor in host memory, on the shorter path. Call it directly in the operation's method.
 
         Args:
             what: the operation, for error messages.
             tensor: the tensor that the request describes, as one of ``shape``.
-            inputs, outputs: flat views of ``tensor`` or ``result``.
-            result: the tensor with the results for the caller.
+            inputs, outputs: the memory to read and to write.
+            results: the tensors with the results for the caller.
             options: the options of the call.
             how, root, splits, allocate: as in :meth:`submit`.
+            finish: copies the results to ``results``; None if the collective writes there.
 
         Returns:
             None inside a callback of a future; then nothing was submitted.
@@ -206,7 +208,7 @@ class Submitter:
             known = self._plain[key] = how, self._make(operation, [spec], how, root, splits, HOST, None)
         handle = submit_arrays(membership.number, known[1], inputs, outputs, allocate, is_awaited(options))
         self.calls.made += 1
-        return self.work(handle, host_memory, [result], what, None, options)
+        return self.work(handle, host_memory, results, what, finish, options)
 
     def _make(
         self,
@@ -267,7 +269,7 @@ class Submitter:
         awaited = is_awaited(options)
         handle = self.submit(Operation.ALLREDUCE, read, written, how=how, root=root, awaited=awaited)
         if targets is sources:
-            finish = _both(writes_back(tensors, sources), finish)
+            finish = both(writes_back(tensors, sources), finish)
         return self.work(handle, memory, results or tensors, what, finish, options)
 
     def gather(
@@ -291,7 +293,7 @@ class Submitter:
         handle = self.submit(
             Operation.ALLGATHER, memory.read(sources), allocate=results.allocate, awaited=is_awaited(options)
         )
-        return self.work(handle, memory, outputs, what, _both(results.finish, finish), options)
+        return self.work(handle, memory, outputs, what, both(results.finish, finish), options)
 
     def exchange(
         self,
@@ -323,8 +325,8 @@ class Submitter:
             root=root,
             awaited=is_awaited(options),
         )
-        finish = _both(results.finish, finish)
-        return self.work(handle, memory, outputs, what, _both(expects(what, received), finish), options)
+        finish = both(results.finish, finish)
+        return self.work(handle, memory, outputs, what, both(expects(what, received), finish), options)
 
 
 _CALLER = dist.distributed_c10d.__file__
@@ -338,7 +340,7 @@ def _is_called_by_python() -> bool:
     return frame is not None and frame.f_code.co_filename == _CALLER
 
 
-def _both(first: Finish | None, second: Finish | None) -> Finish | None:
+def both(first: Finish | None, second: Finish | None) -> Finish | None:
     if first is None or second is None:
         return first or second
 

@@ -1,18 +1,21 @@
-"""The thread that sends and receives all messages of this process: it accepts connections, matches, reads and writes.
+"""Sends and receives all messages of this process: accepts connections, matches, reads and writes.
 
-Other threads post a send or a receive with a handle. The mailbox's thread sleeps in one ``select`` while there is nothing to
-do. While a send or receive is pending, it makes the liveness monitor check the other ranks, as a waiting worker does. It ends
+Waking another thread takes longer than a small message. So a thread that sends or receives does what it can itself, and a
+thread that waits for a message serves the connections for a while; one thread at a time does. The mailbox's own thread does the
+rest: it sleeps in one ``select`` while there is nothing to do, and leaves the connections to other threads while these serve
+them. While a send or receive is pending, it makes the liveness monitor check the other ranks, as a waiting worker does. It ends
 with the runtime.
 """
 
 from __future__ import annotations
 
 import logging
+import select
 import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.comm.datatypes import Array
@@ -25,6 +28,8 @@ from horovod.core.errors import EngineFailureError, HorovodInternalError, RankLo
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.standing import Messages
 from horovod.core.requests.handle import Handle
+from horovod.core.worker.waiting import STANDBY_MILLISECONDS, Patience
+from horovod.signal_deferral import with_signals_deferred
 from horovod.torch.distributed.point_to_point.matching import ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
 from horovod.torch.distributed.point_to_point.peers import Listening, PeerDirectory, PeerEndpoint, connect
@@ -34,6 +39,10 @@ from horovod.torch.distributed.point_to_point.wire import Wire
 
 _log = logging.getLogger("horovod.torch")
 
+_DRIVE_SECONDS = 0.01
+"""How long a thread that waits for a message serves the connections. Signal handlers are deferred meanwhile."""
+_POLLS = 25
+"""How often it polls before it sleeps, at most; about a hundred microseconds."""
 _GRACE_SECONDS = 1.0
 """How long messages may still arrive after an orderly shutdown; also how long :meth:`Mailbox.fail` waits for the thread to stop
 using tensors after a failure."""
@@ -51,17 +60,21 @@ class Mailbox:
         self._generation = generation
         self._rank = generation.identity.rank
         self._probe_seconds = generation.config.timeout.total_seconds() / 3
-        self._next_probe = 0.0
+        self._next_probe = time.monotonic() + self._probe_seconds
         namespace = own_process_namespace()
         self._listening = Listening(generation, namespace)
         self._directory = PeerDirectory(store, generation)
         self._wake_up = WakeUp()
+        self._woken = select.poll()
+        self._woken.register(self._wake_up, select.POLLIN)
         self._calls: deque[Callable[[], None]] = deque()
         self._dialing: list[threading.Thread] = []
         self._error: HorovodInternalError | None = None
         self._last_moment = float("inf")
-        self._turns = 0  # odd while the thread does something
         self._lock = threading.Lock()
+        self._access = threading.Lock()  # of the thread that serves the connections
+        self._patience = Patience(_POLLS)
+        self._driven = self._seen = 0
         self._left = threading.Event()
         self._wire = Wire(self._lost)
         self._receiver = Receiver(self._wire)
@@ -79,6 +92,7 @@ class Mailbox:
 
     def send(self, rank: int, envelope: Envelope, data: Array, handle: Handle) -> None:
         """Send bytes to a global rank. The handle is done when the script may change them."""
+        handle.driver = self
         if rank == self._rank:
             own = Own(envelope, data, handle)
             self._post(lambda: self._receiver.take_own(own), handle)
@@ -88,20 +102,92 @@ class Mailbox:
 
     def receive(self, wanted: ReceiveFilter, receive: Receive) -> None:
         """Receive a message. The handle's result is the sender's rank in the group."""
-        self._post(lambda: self._receiver.begin(wanted, receive), receive.handle)
+        receive.handle.driver = self
+        if not self._queue(lambda: self._receiver.begin(wanted, receive)):
+            receive.handle.complete(self._error)
+        elif (
+            self._driven == self._seen
+        ):  # otherwise the thread that waits for it, or the mailbox's thread in standby, begins it
+            self._wake_up.set()
 
     def _post(self, call: Callable[[], None], handle: Handle) -> None:
-        if not self._call(call):
-            assert self._error is not None
+        """Make a call of the sender on this thread, if no other thread serves the connections."""
+        if not self._queue(call):
             handle.complete(self._error)
+        elif not with_signals_deferred(self._call_queued):
+            self._wake_up.set()
 
-    def _call(self, call: Callable[[], None]) -> bool:
-        """Queue ``call`` for the mailbox's thread; False if the thread has ended."""
+    def _queue(self, call: Callable[[], None]) -> bool:
+        """Queue ``call`` for the thread that serves the connections; False if the mailbox has ended."""
         with self._lock:
             if self._left.is_set():
                 return False
             self._calls.append(call)
+        return True
+
+    def _call_queued(self) -> bool:
+        """Make the queued calls, unless another thread serves the connections; whether they were made."""
+        if not self._access.acquire(blocking=False):
+            return False
+        try:
+            return self._guarded(self._make_calls)
+        finally:
+            self._access.release()
+
+    def drive(self, handle: Handle) -> None:
+        """Serve the connections on the calling thread, which waits for ``handle``, until it is done or some time has passed."""
+        with_signals_deferred(self._drive, handle)
+
+    def take_over(self, handle: Handle) -> None:
+        """Have the mailbox's thread serve the connections again, because no thread will that waits for ``handle``."""
         self._wake_up.set()
+
+    def _drive(self, handle: Handle) -> None:
+        if not self._access.acquire(timeout=_DRIVE_SECONDS):
+            return
+        try:
+            self._guarded(self._serve_until, handle)
+        finally:
+            self._access.release()
+
+    def _serve_until(self, handle: Handle) -> None:
+        """Serve the connections until ``handle`` is done, the mailbox's thread is woken, or some time has passed."""
+        self._driven += 1
+        self._make_calls()
+        for _ in range(self._patience.polls):
+            if handle.done():
+                self._patience.answered()
+                return
+            if not self._serve(0):
+                return
+        began = now = time.monotonic()
+        while not handle.done() and (left := began + _DRIVE_SECONDS - now) > 0 and self._serve(left):
+            now = time.monotonic()
+        self._patience.slept(time.monotonic() - began)
+
+    def _serve(self, seconds: float | None) -> bool:
+        """Wait for events on the connections, and handle them; False if the mailbox's thread is to wake up instead."""
+        for key, events in self._wire.selector.select(seconds):
+            if key.fileobj is self._wake_up:
+                return False
+            key.data(events)
+        return True
+
+    def _make_calls(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
+
+    def _guarded(self, serve: Callable[..., None], *arguments: Any) -> bool:
+        """Call ``serve`` unless the mailbox has ended, and end the mailbox if it fails; False then."""
+        if self._left.is_set():
+            return False
+        try:
+            serve(*arguments)
+        except Exception as error:
+            _log.exception("rank %d: a thread that served send() and recv() failed", self._rank)
+            self._error = self._error or EngineFailureError(f"a thread that served send() and recv() failed: {error!r}")
+            self._last_moment = 0.0
+            return False
         return True
 
     def fail(self, error: HorovodInternalError, orderly: bool) -> None:
@@ -113,18 +199,18 @@ class Mailbox:
             self._left.wait(_GRACE_SECONDS)
 
     def messages(self) -> Messages | None:
-        """See :class:`horovod.core.lifecycle.termination.Companion`. Between two turns of the thread nothing changes."""
-        turns = self._turns
-        if turns % 2 or self._calls or self._wire.orphans or self._left.is_set():
+        """See :class:`horovod.core.lifecycle.termination.Companion`. None while a thread serves the connections."""
+        if not self._access.acquire(blocking=False):
             return None
         try:
+            if self._calls or self._wire.orphans or self._left.is_set():
+                return None
             receives, sends = self._receiver.pending(), self._sender.pending()
-            sent, arrived = dict(self._wire.sent), dict(self._wire.arrived)
-        except RuntimeError:  # a dictionary was changed meanwhile
-            return None
-        if receives is None or sends is None or self._turns != turns or self._calls:
-            return None
-        return Messages([*receives, *sends], sent, arrived)
+            if receives is None or sends is None:
+                return None
+            return Messages([*receives, *sends], dict(self._wire.sent), dict(self._wire.arrived))
+        finally:
+            self._access.release()
 
     def close(self) -> None:
         """End the threads, and release everything."""
@@ -144,39 +230,43 @@ class Mailbox:
     # On the mailbox's thread.
 
     def _run(self) -> None:
-        try:
-            while time.monotonic() < self._last_moment:
+        while time.monotonic() < self._last_moment:
+            if self._driven != self._seen or self._access.locked():  # standby
+                driven, woken = self._driven, self._woken.poll(STANDBY_MILLISECONDS)
+                self._seen = self._driven if woken else driven
+                ready = self._wire.selector.select(0) if woken else []
+            else:
                 ready = self._wire.selector.select(self._seconds())
-                self._turns += 1
-                for key, events in ready:
-                    key.data(events)
-                self._listener.expire()
-                while self._calls:
-                    self._calls.popleft()()
-                self._probe()
-                self._turns += 1
-        except Exception as error:
-            _log.exception("rank %d: the thread for send() and recv() failed", self._rank)
-            self._error = self._error or EngineFailureError(f"the thread for send() and recv() failed: {error!r}")
-        self._end()
+            with self._access:
+                self._guarded(self._step, ready)
+        with self._access:
+            self._end()
+
+    def _step(self, ready: Sequence[tuple[selectors.SelectorKey, int]]) -> None:
+        """Do everything there is to do now."""
+        known = self._wire.selector.get_map()
+        for key, events in ready:
+            if known.get(key.fd) is key:  # another thread may have closed the connection
+                key.data(events)
+        self._listener.expire()
+        self._make_calls()
+        self._probe()
 
     def _seconds(self) -> float | None:
-        """How long the thread may sleep; None: until it is woken."""
-        limits = [self._listener.next_deadline(), self._last_moment, self._next_probe if self._busy() else None]
+        """How long the thread may sleep. Another thread may begin a send or receive meanwhile, which is probed for, too."""
+        limits = [self._listener.next_deadline(), self._last_moment, self._next_probe]
         due = min(limit for limit in limits if limit is not None)
-        return None if due == float("inf") else max(0.0, due - time.monotonic())
+        return max(0.0, due - time.monotonic())
 
     def _busy(self) -> bool:
         return bool(self._wire.orphans) or self._receiver.waiting() or self._sender.busy()
 
     def _probe(self) -> None:
-        now, busy = time.monotonic(), self._busy()
-        if busy and now >= self._next_probe > 0:
-            self._generation.watch.probe()
-        if not busy:
-            self._next_probe = 0.0
-        elif now >= self._next_probe:
+        now = time.monotonic()
+        if now >= self._next_probe:
             self._next_probe = now + self._probe_seconds
+            if self._busy():
+                self._generation.watch.probe()
 
     def _end(self) -> None:
         """Fail all pending sends and receives, and close all connections."""
@@ -194,7 +284,8 @@ class Mailbox:
 
     def _dial(self, rank: int) -> None:
         def made(connection: Connection | None, endpoint: PeerEndpoint | None, why: str) -> None:
-            taken = self._call(lambda: self._sender.connected(rank, connection, endpoint, why))
+            taken = self._queue(lambda: self._sender.connected(rank, connection, endpoint, why))
+            self._wake_up.set()
             if not taken and connection is not None:
                 connection.close()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from horovod.comm.datatypes import Array
@@ -12,6 +14,7 @@ from horovod.observe.call_site import caller
 from horovod.torch.device.memory import host_memory
 from horovod.torch.distributed.arguments import check_peer, listed, only
 from horovod.torch.distributed.flat_tensors import flat, writes_back
+from horovod.torch.distributed.plain import elements_of
 from horovod.torch.distributed.point_to_point.mailbox import Mailbox, mailbox_of
 from horovod.torch.distributed.point_to_point.matching import ANY, ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
@@ -35,17 +38,13 @@ class PointToPoint:
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> HorovodWork:
         submitter, tensor = self._submitter, only("send", "tensor", listed("send", tensors))
         check_peer("send", "destination", dstRank, tag, submitter.size)
-        source = flat(tensor).cpu()
-        data = _bytes(source)
+        data = _plain_bytes(tensor)
+        if data is None:
+            data = _bytes(flat(tensor).cpu())
         envelope = Envelope(
-            submitter.membership.number,
-            submitter.index,
-            tag,
-            str(tensor.dtype).removeprefix("torch."),
-            data.size,
-            caller(),
+            submitter.membership.number, submitter.index, tag, _name(tensor.dtype), data.size, caller(above=1)
         )
-        handle = Handle(lambda error, _=source: error)  # type: ignore[misc]  # keeps the memory alive until it is done
+        handle = Handle(lambda error, _=data: error)  # type: ignore[misc]  # keeps the memory alive until it is done
         self._mailbox().send(submitter.membership.ranks[dstRank], envelope, data, handle)
         return HorovodWork(handle, host_memory, [tensor], "send", seconds=submitter.seconds)
 
@@ -59,20 +58,31 @@ class PointToPoint:
 
     def _receive(self, tensors: Any, source: int, tag: int) -> HorovodWork:
         submitter, tensor = self._submitter, only("recv", "tensor", listed("recv", tensors))
-        target = flat(tensor)
-        buffer = target if target.is_cpu else torch.empty_like(target, device="cpu")
+        data, finish = _plain_bytes(tensor), None
+        if data is None:
+            target = flat(tensor)
+            buffer = target if target.is_cpu else torch.empty_like(target, device="cpu")
+            data, finish = _bytes(buffer), writes_back([tensor], [buffer])
         handle = Handle()
         ranks = submitter.membership.ranks
         sources = tuple(ranks) if source == ANY else (ranks[source],)
-        receive = Receive(_bytes(buffer), str(tensor.dtype).removeprefix("torch."), caller(), sources, handle)
+        receive = Receive(data, _name(tensor.dtype), caller(above=2), sources, handle)
         self._mailbox().receive(ReceiveFilter(submitter.membership.number, source, tag), receive)
-        finish = writes_back([tensor], [buffer])
         return HorovodWork(handle, host_memory, [tensor], "recv", finish, submitter.seconds)
 
     def _mailbox(self) -> Mailbox:
         membership = self._submitter.membership
         membership.check()
         return mailbox_of(membership.generation, membership.store)
+
+
+_name = lru_cache(maxsize=None)(lambda dtype: str(dtype).removeprefix("torch."))  # of a type, for messages
+
+
+def _plain_bytes(tensor: torch.Tensor) -> Array | None:
+    """The memory of a plain tensor; None for others, which :func:`flat` takes."""
+    elements = elements_of(tensor)
+    return None if elements is None or elements.size < 2 else elements.view(np.uint8)
 
 
 def _bytes(tensor: torch.Tensor) -> Array:

@@ -1,6 +1,6 @@
 """The receiving half of a mailbox: connections from the ranks that send to this one, and their messages.
 
-All functions run on the mailbox's thread.
+All functions run on the thread that serves the mailbox's connections.
 """
 
 from __future__ import annotations
