@@ -42,9 +42,6 @@ def drive_by(drive: Callable[[Driver, Handle], None]) -> None:
     _drive = drive
 
 
-_SHORT_SECONDS = 1.0
-"""A thread that waits for less does not drive, because driving is not limited by the time limit of the wait."""
-
 _first = threading.RLock()
 """Guards the list of callbacks of every handle while it is made; most handles need none. Reentrant for signal handlers."""
 
@@ -157,7 +154,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         if record is not None:
             record.awaited = monotonic()
         driver = self.driver
-        if driver is not None and not 0 <= timeout < _SHORT_SECONDS:
+        if driver is not None and (final or timeout < 0):
             try:
                 if _drive is None:
                     driver.drive(self)
