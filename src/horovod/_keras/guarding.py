@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from horovod._keras.settings import KerasSettings
 from horovod.comm.datatypes import Array
 from horovod.comparison import guard
+from horovod.comparison.samples import part_of
 
 
 class OptimizerGuard:
@@ -51,9 +53,12 @@ class OptimizerGuard:
             None if rate is None else lambda: _array(rate),
             lambda: [_sample(each) for each in chosen],
             lambda: [_array(each) for each in variables],
+            guard.LookedAt(len(variables), lambda number, place: _part(variables[number], place)),
         )
 
-    def compare(self, variables: Sequence[Any], rate: Any, samples: Any, whole: Any) -> None:
+    def compare(
+        self, variables: Sequence[Any], rate: Any, samples: Any, whole: Any, every: guard.LookedAt | None = None
+    ) -> None:
         """Compare the ranks, with values that the caller provides.
 
         Args:
@@ -61,8 +66,15 @@ class OptimizerGuard:
             rate: a function that returns the learning rate; None if no variable has it.
             samples: a function that returns the first elements of ``compared_parameters(variables)``.
             whole: a function that returns the variables as arrays; an empty list if they are not available.
+            every: as for :meth:`horovod.comparison.guard.Guard.step`. None: those of ``samples``.
         """
         chosen = guard.compared_parameters(variables)
+        if every is None:
+            own = samples()
+            every = guard.LookedAt(
+                len(chosen),
+                lambda number, place: guard.TensorPart(_name(chosen[number]), _kind_of(chosen[number]), own[number]),
+            )
 
         def hyperparameters() -> Mapping[str, str]:
             return {**({} if rate is None else {"learning_rate": f"{float(rate()):.9g}"}), **self._of_configuration()}
@@ -78,6 +90,7 @@ class OptimizerGuard:
             lambda: guard.digests(samples()),
             names,
             lambda: guard.contents(whole()),
+            every,
         )
 
     def _of_configuration(self) -> dict[str, str]:
@@ -121,6 +134,26 @@ def of_torch(tensor: Any) -> Array:
     """The values of a tensor of PyTorch, in host memory. bfloat16, which NumPy lacks, becomes float32."""
     values = tensor.detach().cpu()
     return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())
+
+
+def _kind_of(variable: Any) -> str:
+    """The name of the type of a variable's elements."""
+    return str(getattr(variable.dtype, "name", variable.dtype)).removeprefix("torch.")
+
+
+def _part(variable: Any, place: int) -> guard.TensorPart | None:
+    """Some elements of a variable in host memory; None if it is elsewhere."""
+    value = variable.value if hasattr(variable, "path") else variable
+    name, kind = _name(variable), _kind_of(value)
+    begin, apart = part_of(math.prod(value.shape), place)
+    if hasattr(value, "detach"):
+        return None if not value.is_cpu else guard.TensorPart(name, kind, of_torch(value.reshape(-1)[begin::apart]))
+    if "GPU" in value.device:
+        return None
+    import tensorflow as tf
+
+    values = tf.reshape(value, [-1])[begin::apart]
+    return guard.TensorPart(name, kind, (tf.cast(values, tf.float32) if kind == "bfloat16" else values).numpy())
 
 
 def _sample(variable: Any) -> Any:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from horovod.comparison.samples import parameters_are_replaced
 from horovod.core.lifecycle.context import running
 
 _ATTRIBUTE = "_horovod_number"
@@ -20,6 +21,7 @@ _counted: dict[int, int] = {}
 
 def number(variables: Iterable[Any]) -> None:
     """Give numbers to variables that have just been broadcast to all ranks."""
+    parameters_are_replaced()
     generation = running().generation
     for variable in variables:
         position = _counted.get(generation, 0)

@@ -78,8 +78,8 @@ def compare(what: Alike, held: Mapping[str, str], name: str, process_set_id: int
 
 
 def encode(held: Mapping[str, str]) -> bytes:
-    """Texts by label as bytes: equal bytes for equal texts in the same order."""
-    return msgspec.msgpack.encode(dict(held))
+    """Texts by label as bytes: equal bytes for equal texts, in whatever order a process holds them."""
+    return msgspec.msgpack.encode(dict(sorted(held.items())))
 
 
 def decode(row: bytes) -> dict[str, str]:

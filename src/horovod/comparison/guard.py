@@ -23,6 +23,15 @@ from horovod.comparison import alike
 from horovod.comparison.alike import Alike
 from horovod.comparison.comparison import Comparison
 from horovod.comparison.debugging import ModelDebugger, debugger, order
+from horovod.comparison.samples import (
+    Difference,
+    Samples,
+    StepLooks,
+    look,
+    place_of,
+    precision_of,
+    tag_of,
+)
 from horovod.comparison.training_mistakes import FIRST_STEPS, digest_of
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
@@ -33,11 +42,43 @@ ELEMENTS = 4
 _PARAMETERS = 64
 """How many parameters are compared, of the whole model."""
 
+_BEGINNING = 4
+"""The first step that looks at parameters: before it, the ranks compare those that they begin with."""
+_OFTEN, _FEW = 25, 50
+"""Up to ``_OFTEN`` parameters, each is looked at once in so many steps; up to ``_FEW``, one in each step; of more, two."""
+
 T = TypeVar("T")
 Held = Callable[[], Mapping[str, str]]
 """Returns this rank's values as text, by label. Labels are the same on all ranks."""
 Tell = Callable[[Mapping[int, bytes] | None], None]
 """Takes what each rank holds, by global rank, or None if all are equal."""
+
+
+class LookedAt(NamedTuple):
+    """An optimizer's parameters, of which each step looks at some.
+
+    Attributes:
+        amount: how many there are, the same on all ranks.
+        read: returns some elements of one parameter, less than ``2 * samples.ELEMENTS``: given its number and a place, as for
+            :func:`horovod.comparison.samples.part_of`. None: it is not compared here.
+    """
+
+    amount: int
+    read: Callable[[int, int], TensorPart | None]
+
+
+class TensorPart(NamedTuple):
+    """Some elements of a parameter.
+
+    Attributes:
+        name: the parameter's name.
+        kind: the name of its elements' type, as in NumPy.
+        values: the elements.
+    """
+
+    name: str
+    kind: str
+    values: Array
 
 
 class _Running(NamedTuple):
@@ -46,11 +87,13 @@ class _Running(NamedTuple):
     Attributes:
         tell: called with the result, the same on all ranks.
         what: the property that must agree, for the error. None: a difference is no error.
+        samples: what has given the numbers that went along.
     """
 
     comparison: Comparison
     tell: Tell
     what: Alike | None
+    samples: Samples | None = None
 
 
 class Guard:
@@ -74,6 +117,9 @@ class Guard:
         self._generation = -1
         self._debugger: ModelDebugger | None = None
         self._count = StepCount()
+        self._samples: Samples | None = None
+        self._apart: list[tuple[Samples, Difference, Comparison]] = []
+        self._joins = 0
         self._found: set[Alike] = set()  # the same on all ranks, as they get the same answers
 
     def be_named(self, kind: object) -> None:
@@ -103,7 +149,13 @@ class Guard:
             self._debugger.see(name, values)
 
     def step(
-        self, kind: object, hyperparameters: Held, parameters: Held, names: Mapping[str, str], contents: Held = dict
+        self,
+        kind: object,
+        hyperparameters: Held,
+        parameters: Held,
+        names: Mapping[str, str],
+        contents: Held = dict,
+        every: LookedAt | None = None,
     ) -> None:
         """Compare, at the beginning of a step's reduction. Every member of the process set must call it.
 
@@ -113,6 +165,7 @@ class Guard:
             parameters: returns samples of this rank's parameters, see :func:`digests`.
             names: the names in errors for the labels of ``parameters`` and ``contents``.
             contents: returns digests of all bytes of all parameters, for ``HOROVOD_DEBUG``.
+            every: the parameters whose gradients are reduced, of which some are looked at in each step.
 
         Raises:
             MismatchError: ranks differed, and ``HOROVOD_CHECK=error``. All of them raise it.
@@ -122,10 +175,16 @@ class Guard:
         if not compared and self._debugger is None:
             return
         self._names = {**self._names, **names}
-        gathered, begun = self._differing, self._compared
-        self._differing, self._compared = [], []
+        gathered, begun, apart = self._differing, self._compared, self._apart
+        self._differing, self._compared, self._apart = [], [], []
         for each in begun:
-            if each.comparison.differs():
+            differs = each.comparison.differs()
+            if not differs and each.samples is not None:
+                difference = each.samples.difference(each.comparison)
+                if difference is not None:
+                    each.comparison.gather(difference.held)
+                    self._apart.append((each.samples, difference, each.comparison))
+            if differs:
                 if each.what is not None:
                     self._found.add(each.what)
                 self._differing.append(each)
@@ -135,7 +194,9 @@ class Guard:
         self._steps += 1
         self.be_named(kind)
         if compared:
-            self._begin(Alike.HYPERPARAMETERS, hyperparameters)
+            if every is not None:
+                self._look(every)
+            self._begin(Alike.HYPERPARAMETERS, hyperparameters, always=True, every=every)
             if self._steps == 2:
                 self._begin(Alike.PARAMETERS, parameters)
             if self._steps == 1:
@@ -145,15 +206,24 @@ class Guard:
             self._debug(self._debugger, contents)
         for each in gathered:
             each.tell(each.comparison.held())
+        for samples, difference, comparison in apart:
+            samples.tell(difference, comparison.held())
 
     def _enter_generation(self) -> None:
-        generation = running().generation
-        if generation == self._generation:
+        generation, joins = running().generation, running().joins
+        if generation == self._generation and joins == self._joins:
             return
         with self._lock:
+            if generation == self._generation and joins != self._joins:
+                # Before a join ends, ranks may have made different numbers of steps.
+                self._joins, self._steps = joins, 0
+                self._compared, self._differing, self._apart = [], [], []
+                self._found.clear()
             if generation != self._generation:
-                self._steps = 0
-                self._compared, self._differing = [], []
+                self._steps, self._joins = 0, joins
+                self._compared, self._differing, self._apart = [], [], []
+                number = self._process_set.process_set_id
+                self._samples = Samples(number) if number is not None else None
                 self._found.clear()  # a process that has just arrived has found nothing
                 self._debugger = debugger(self._process_set, self._owner)
                 self._generation = generation
@@ -172,15 +242,47 @@ class Guard:
         if due and Alike.PARAMETERS not in self._found:
             self._begin(Alike.DRIFT, contents)
 
-    def _begin(self, what: Alike, held: Held, always: bool = False) -> None:
+    def _begin(self, what: Alike, held: Held, always: bool = False, every: LookedAt | None = None) -> None:
         found = {} if what in self._found else dict(held())
         if found or always:
-            self._compare(what.name.lower(), alike.encode(found), functools.partial(self._judge, what), what)
+            tell = functools.partial(self._judge, what)
+            self._compare(what.name.lower(), alike.encode(found), tell, what, self._samples if every else None)
 
-    def _compare(self, called: str, held: bytes, tell: Tell, what: Alike | None = None) -> None:
+    def _compare(
+        self, called: str, held: bytes, tell: Tell, what: Alike | None = None, samples: Samples | None = None
+    ) -> None:
         number = self._process_set.process_set_id
-        comparison = Comparison(f"{self._name}.{called}", held, number, self._line)
-        self._compared.append(_Running(comparison, tell, what))
+        numbers = samples.taken() if samples is not None else b""
+        comparison = Comparison(f"{self._name}.{called}", held, number, self._line, numbers=numbers)
+        self._compared.append(_Running(comparison, tell, what, samples))
+
+    def _look(self, every: LookedAt) -> None:
+        """Look at some parameters, whose numbers go with the comparison of hyper-parameters."""
+        samples, step = self._samples, self._steps - 1  # that it has made
+        if samples is None or self._steps < _BEGINNING or not every.amount:
+            return
+        owner = samples.owner(self._name, self._owner)
+        if self._steps == _BEGINNING and Alike.PARAMETERS in self._found:
+            owner.told_parameters = True
+        if Alike.HYPERPARAMETERS in self._found or not samples.parameters_are_comparable(owner):
+            return
+        period = max(1, _OFTEN // every.amount)
+        if step % period:
+            return
+        at_once = 1 if every.amount <= _FEW else 2
+        looks = []
+        for number in range(step // period * at_once, (step // period + 1) * at_once):
+            number %= every.amount
+            place = place_of(step, number)
+            part = every.read(number, place)
+            precision = None if part is None else precision_of(part.kind)
+            if part is None or precision is None or not part.values.size:
+                continue
+            tag = tag_of(precision, True, owner.number, step, number, every.amount, len(part.values))
+            with np.errstate(all="ignore"):
+                looks.append(look(tag, part.name, part.values, place))
+        if looks:
+            samples.offer(StepLooks(owner, step + 1, every.amount, lambda: looks))
 
     def _judge(self, what: Alike, rows: Mapping[int, bytes] | None) -> None:
         if rows is None:

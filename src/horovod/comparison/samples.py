@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -71,6 +72,12 @@ class Precision(Enum):
         self.relative, self.rounding, self.floor = relative, rounding, floor
 
 
+_KINDS = {
+    "float64": Precision.DOUBLE,
+    "float32": Precision.SINGLE,
+    "float16": Precision.HALF,
+    "bfloat16": Precision.BRAIN,
+}
 _PRECISIONS = list(Precision)
 _PLACES = {precision: place for place, precision in enumerate(_PRECISIONS)}
 _SMALL_BITS = 4  # of a tag: the precision, and whether it is of a parameter
@@ -102,6 +109,21 @@ def tag_of(precision: Precision, parameter: bool, *where: int) -> int:
     """
     # Hashes of integers are the same in all processes.
     return (hash(where) & _HIGHEST >> 1) >> _SMALL_BITS << _SMALL_BITS | _PLACES[precision] << 1 | parameter
+
+
+def precision_of(kind: str) -> Precision | None:
+    """The precision of a type of elements; None if such tensors are not compared.
+
+    Args:
+        kind: its name as in NumPy.
+    """
+    return _KINDS.get(kind)
+
+
+def part_of(count: int, place: int) -> tuple[int, int]:
+    """The first element, and the distance of elements, that a look at ``place`` reads of a tensor of ``count`` elements."""
+    apart = count // ELEMENTS or 1
+    return place % apart, apart
 
 
 def look(tag: int, label: str, values: Array, place: int) -> TensorLook:
@@ -206,15 +228,33 @@ class _Different(msgspec.Struct, frozen=True, array_like=True):
     drift: float
 
 
-@dataclass
+class Difference(NamedTuple):
+    """What the ranks have found to differ.
+
+    Attributes:
+        gradients: whether gradients differ; otherwise parameters do.
+        distance: how far apart they are, relative to their size.
+        held: what this rank has there, for the other ranks.
+    """
+
+    gradients: bool
+    distance: float
+    held: bytes
+
+
+@dataclass(eq=False)
 class Samples:
-    """The looks of a process set's optimizers in one generation."""
+    """The looks of a process set's optimizers in one generation, or of one optimizer that compares by itself."""
 
     process_set_id: int
     _owners: dict[str, Owner] = field(default_factory=dict)
     _joins: int = 0
     _offers: dict[str, list[StepLooks]] = field(default_factory=dict)
     _sent: list[tuple[StepLooks, TensorLook]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _enter_generation()
+        _of_generation.add(self)
 
     def owner(self, name: str, described: str) -> Owner:
         """An optimizer.
@@ -278,16 +318,22 @@ class Samples:
         return sorted(found, key=lambda pair: pair[1].tag)
 
     def judge(self, comparison: Comparison) -> None:
-        """Judge the numbers that went with an agreement. Every member that made it calls it.
+        """Judge the numbers that went with an agreement, and wait until all ranks have said what they hold. Every member that
+        made it calls this.
 
         Raises:
             MismatchError: gradients or parameters differ, and ``HOROVOD_CHECK=error``. All of these members raise it.
         """
+        difference = self.difference(comparison)
+        if difference is not None:
+            self.tell(difference, comparison.gathered(difference.held))
+
+    def difference(self, comparison: Comparison) -> Difference | None:
+        """What differs, from the numbers that went with an agreement. None on all ranks if nothing does."""
         found = comparison.numbers()
         if found is None:
-            return  # nobody has looked, or all ranks have the same bits
-        largest, smallest = found
-        largest, smallest = largest.reshape(LOOKS, _NUMBERS), smallest.reshape(LOOKS, _NUMBERS)
+            return None  # nobody has looked, or all ranks have the same bits
+        largest, smallest = (each.reshape(LOOKS, _NUMBERS) for each in found)
         different: dict[int, float] = {}
         for place in range(LOOKS):
             tag = int(largest[place, 0])
@@ -300,25 +346,35 @@ class Samples:
             elif tag & 1 and distance <= precision.rounding and place < len(self._sent):
                 owner = self._sent[place][0].owner
                 owner.drift = max(owner.drift, distance)
-        if different:
-            gradients = {place for place in different if not largest[place, 0] & 1}
-            self._tell(comparison, gradients or set(different), bool(gradients), max(different.values()))
-
-    def _tell(self, comparison: Comparison, places: set[int], gradients: bool, distance: float) -> None:
+        if not different:
+            return None
+        gradients = {place for place in different if not largest[place, 0] & 1}
+        places = gradients or different.keys()
         own = [
             _Different(
-                place, offer.owner.name, offer.owner.described, offer.step, look.label, look[2:], offer.owner.drift
+                place, looks.owner.name, looks.owner.described, looks.step, look.label, look[2:], looks.owner.drift
             )
-            for place, (offer, look) in enumerate(self._sent)
+            for place, (looks, look) in enumerate(self._sent)
             if place in places
         ]
-        rows = {rank: _DECODER.decode(row) for rank, row in comparison.gathered(msgspec.msgpack.encode(own)).items()}
+        return Difference(bool(gradients), max(different.values()), msgspec.msgpack.encode(own))
+
+    def tell(self, difference: Difference, held: Mapping[int, bytes]) -> None:
+        """Say what differs. Every rank that has found the difference calls it.
+
+        Args:
+            held: by rank, :attr:`Difference.held`.
+
+        Raises:
+            MismatchError: ``HOROVOD_CHECK=error``.
+        """
+        rows = {rank: _DECODER.decode(row) for rank, row in held.items()}
         looks = [row for found in rows.values() for row in found]
         for name in {row.owner for row in looks}:
-            self._mark(name, gradients)
+            self._mark(name, difference.gradients)
         drift = max((row.drift for row in looks), default=0.0)
-        slow = not gradients and distance <= _SUDDEN * drift
-        complain(_described(rows, gradients, slow), list(rows), only_warn=slow)
+        slow = not difference.gradients and difference.distance <= _SUDDEN * drift
+        complain(_described(rows, difference.gradients, slow), list(rows), only_warn=slow)
 
     def _mark(self, name: str, gradients: bool) -> None:
         self.drop(name)
@@ -386,6 +442,7 @@ _DRIFT = (
 
 
 _of_sets: dict[int, Samples] = {}
+_of_generation: weakref.WeakSet[Samples] = weakref.WeakSet()
 _generation = -1
 _joins_at_broadcast = 0
 """How often all ranks had joined when parameters were last broadcast in this generation."""
@@ -396,6 +453,7 @@ def _enter_generation() -> None:
     generation = running().generation
     if generation != _generation:
         _of_sets.clear()
+        _of_generation.clear()
         _generation, _joins_at_broadcast = generation, 0
 
 
@@ -415,5 +473,5 @@ def parameters_are_replaced() -> None:
     global _joins_at_broadcast
     _enter_generation()
     _joins_at_broadcast = running().joins
-    for samples in _of_sets.values():
+    for samples in _of_generation:
         samples.begin_anew()

@@ -10,6 +10,7 @@ from mxnet.gluon.parameter import DeferredInitializationError
 
 from horovod.common import objects
 from horovod.common.basics import size
+from horovod.comparison.samples import parameters_are_replaced
 from horovod.mxnet.ops.arguments import whole
 from horovod.mxnet.ops.broadcast import broadcast_
 from horovod.mxnet.ops.errors import of_both_kinds
@@ -55,6 +56,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     with of_both_kinds():
         if size() == 1:
             return
+        parameters_are_replaced()
         for key, value in sorted(params.items()):
             name = f"{prefix or ''}{key}"
             if not isinstance(value, mx.gluon.Parameter):

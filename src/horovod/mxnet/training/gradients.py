@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from horovod.common.buckets import bucket_limit, cut, cut_by_groups
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reduction_settings import ReductionSettings
@@ -17,6 +19,8 @@ from horovod.common.reductions import Average, Sum, check_members, check_predivi
 from horovod.comparison.guard import (
     ELEMENTS,
     Guard,
+    LookedAt,
+    TensorPart,
     compared_parameters,
     contents,
     digests,
@@ -24,6 +28,7 @@ from horovod.comparison.guard import (
     names_of_all,
     numbers,
 )
+from horovod.comparison.samples import part_of
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.negotiation.messages import Request
 from horovod.core.submission.collectives import prepared_allreduce
@@ -89,11 +94,22 @@ class Gradients:
         def every() -> dict[str, str]:
             return contents([weight.asnumpy() for weight in weights.values()])
 
+        in_order = list(weights.items())
+
+        def part(number: int, place: int) -> TensorPart | None:
+            name, weight = in_order[number]
+            if weight.context.device_type != "cpu":
+                return None
+            begin, apart = part_of(weight.size, place)
+            return TensorPart(
+                f"parameter {name}", np.dtype(weight.dtype).name, weight.reshape(-1)[begin::apart].asnumpy()
+            )
+
         named = dict(zip(labels(len(chosen)), (f"parameter {name}" for name in chosen), strict=True))
         if self._guard.debugs:
             named |= names_of_all([f"parameter {name}" for name in weights])
         with of_both_kinds():
-            self._guard.step(self._kind, hyperparameters, parameters, named, every)
+            self._guard.step(self._kind, hyperparameters, parameters, named, every, LookedAt(len(weights), part))
 
     def active(self) -> bool:
         """Whether this rank reduces gradients; see :meth:`ReductionSettings.active`."""

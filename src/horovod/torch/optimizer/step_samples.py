@@ -14,13 +14,13 @@ import torch
 
 from horovod.comm.datatypes import Array
 from horovod.comparison.samples import (
-    ELEMENTS,
     Owner,
     Precision,
     Samples,
     StepLooks,
     TensorLook,
     look,
+    part_of,
     place_of,
     tag_of,
 )
@@ -113,8 +113,7 @@ class StepSampler:
             flat = _flat(tensor.detach(), count)
             if precision is None or flat is None:
                 continue
-            apart = count // ELEMENTS or 1
-            begin = at % apart
+            begin, apart = part_of(count, at)
             where = (owner.number, step, self._times, number, count, begin, *tensor.stride())
             values = flat[begin::apart] if apart > 1 else flat
             found.append(_Place(tag_of(precision, is_parameter, *where), slot.name, values, at))
