@@ -173,7 +173,7 @@ def plan_of(facts: Facts) -> Plan:
     )
 
 
-class Outcome(NamedTuple):
+class SectionResult(NamedTuple):
     """What came of a section: "passed", "FAILED" or "left out", with the reason; and what it printed."""
 
     verdict: str
@@ -187,7 +187,7 @@ def check(
     tell: Callable[[str], None] = print,
     only: Sequence[str] = (),
     seconds: float = SECONDS,
-) -> tuple[Plan, dict[str, Outcome]]:
+) -> tuple[Plan, dict[str, SectionResult]]:
     """Run the sections.
 
     Args:
@@ -196,16 +196,16 @@ def check(
         only: the names of the sections to run; empty for all.
         seconds: the limit of all.
     """
-    plan, found = plan_of(facts), dict[str, Outcome]()
+    plan, found = plan_of(facts), dict[str, SectionResult]()
     end = time.monotonic() + seconds
     for name, section in SECTIONS.items():
         if only and name not in only:
             continue
         left = end - time.monotonic()
         if not facts.gpus and not section.on_cpus:
-            found[name] = Outcome("left out: there is no GPU", "")
+            found[name] = SectionResult("left out: there is no GPU", "")
         elif left < _LEAST_SECONDS:
-            found[name] = Outcome("left out: no time was left", "")
+            found[name] = SectionResult("left out: no time was left", "")
         else:
             found[name] = _run(name, section, plan, command, min(section.seconds, left))
         tell(f"{name:>14}: {found[name].verdict}" + (f" ({found[name].seconds:.0f} s)" if found[name].output else ""))
@@ -215,7 +215,7 @@ def check(
 _LAUNCH = "import sys; from horovod.runner.launch import run_commandline; sys.exit(run_commandline())"
 
 
-def _run(name: str, section: Section, plan: Plan, command: Sequence[str], seconds: float) -> Outcome:
+def _run(name: str, section: Section, plan: Plan, command: Sequence[str], seconds: float) -> SectionResult:
     begin = time.monotonic()
     environment = {**os.environ, **plan.environment, **section.environment, "PYTHONUNBUFFERED": "1"}
     words = [sys.executable, "-c", _LAUNCH, "-np", str(plan.ranks), *command, name]
@@ -236,7 +236,7 @@ def _run(name: str, section: Section, plan: Plan, command: Sequence[str], second
     error = _ERROR.search(text)
     reason = f"exit code {job.returncode}" if error is None else error[0][:300]
     verdict = late or ("passed" if passed else f"FAILED: {reason}")
-    return Outcome(verdict, text, time.monotonic() - begin)
+    return SectionResult(verdict, text, time.monotonic() - begin)
 
 
 def _end(job: subprocess.Popen[bytes]) -> None:
@@ -250,7 +250,7 @@ def _end(job: subprocess.Popen[bytes]) -> None:
             job.wait()
 
 
-def report(facts: Facts, plan: Plan, found: Mapping[str, Outcome]) -> str:
+def report(facts: Facts, plan: Plan, found: Mapping[str, SectionResult]) -> str:
     """The text of the file."""
     build = horovod.build_info()
     lines = [
