@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,8 +63,12 @@ class Cluster:
 
     def start_command(self, *words: str | Path, **extra: str) -> subprocess.Popen[str]:
         """Any other program on hostA, its output in pipes."""
+        return self.start_words(self.hosts.on("hostA", *words, folder=self.folder), **extra)
+
+    def start_words(self, words: Sequence[str], **extra: str) -> subprocess.Popen[str]:
+        """The same, of a command that enters a host (:meth:`Hosts.on`)."""
         process = subprocess.Popen(
-            self.hosts.on("hostA", *words, folder=self.folder),
+            words,
             env=self.launcher.environment(**extra),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -159,6 +159,26 @@ class Hosts:
             self._ip("link", "set", SECOND[name], "up" if up else "down", inside=self.init[name])
             self._ip("link", "set", f"switch2-{name}", "master", "switch2", inside=self._room)
 
+    @contextmanager
+    def only_ipv6(self, *names: str, also_named: bool) -> Iterator[None]:
+        """Hosts have no IPv4 address, and their names resolve to IPv6 addresses, ``also_named``: and to their former ones."""
+        table = (self.folder / "hosts").read_text()
+        sixth = {name: ADDRESSES[name].replace("10.77.0.", "fd77::") for name in names}
+        kept = table if also_named else "127.0.0.1 localhost\n"
+        for name in names:
+            device = ("dev", INTERFACES[name])
+            self._ip("-6", "addr", "add", f"{sixth[name]}/64", *device, "nodad", inside=self.init[name])
+            self._ip("-4", "addr", "flush", *device, inside=self.init[name])
+        self._write("hosts", kept + "".join(f"{address} {name}\n" for name, address in sixth.items()))
+        try:
+            yield
+        finally:
+            self._write("hosts", table)
+            for name in names:
+                device = ("dev", INTERFACES[name])
+                self._ip("-6", "addr", "del", f"{sixth[name]}/64", *device, inside=self.init[name])
+                self._ip("addr", "add", f"{ADDRESSES[name]}/24", *device, inside=self.init[name])
+
     def unplug_second(self, name: str) -> None:
         """Pull a host's cable out of the second switch, of which its interface notices nothing."""
         self._ip("link", "set", f"switch2-{name}", "nomaster", inside=self._room)

@@ -94,3 +94,28 @@ def test_a_firewall_between_two_of_three_hosts_is_told_as_that(cluster: Cluster,
         "  hostC cannot reach hostB at any of its addresses: 10.77.0.2 (no answer)",
     ], done.stderr
     assert "hostA cannot" not in done.stderr and "reach hostA" not in done.stderr
+
+
+@pytest.mark.parametrize("also_named", [False, True], ids=["IPv6", "names of both"])
+def test_hosts_with_ipv6_alone(cluster: Cluster, also_named: bool) -> None:
+    with cluster.hosts.only_ipv6("hostA", "hostB", also_named=also_named):
+        done = cluster.run("-np", "4", "-H", "hostA:2,hostB:2", "python", cluster.script(SUM))
+    assert done.returncode == 0 and done.stdout.count("done") == 4, done.stderr
+
+
+def test_ranks_with_ipv6_alone_that_no_launcher_of_ours_starts(cluster: Cluster) -> None:
+    """Rank 0 serves the rendezvous; the other finds it by a name that resolves to an IPv4 address, too."""
+    variables = {
+        "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_SIZE": "1", "HOROVOD_LOCAL_RANK": "0", "HOROVOD_CROSS_SIZE": "2",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "hostA", "HOROVOD_GLOO_RENDEZVOUS_PORT": "29400", "HOROVOD_SECRET_KEY": "a" * 32,
+    }  # fmt: skip
+    script = cluster.script(SUM)
+    with cluster.hosts.only_ipv6("hostA", "hostB", also_named=True):
+        ranks = []
+        for rank, host in enumerate(("hostA", "hostB")):
+            own = [f"{name}={value}" for name, value in variables.items()]
+            own += [f"HOROVOD_RANK={rank}", f"HOROVOD_CROSS_RANK={rank}", f"HOROVOD_HOSTNAME={host}"]
+            command = cluster.hosts.on(host, "env", *own, "python", script, folder=cluster.folder)
+            ranks.append(cluster.start_words(command))
+        ended = [cluster.finish(rank) for rank in ranks]
+    assert [(each.returncode, each.stdout) for each in ended] == [(0, "done\n")] * 2, ended

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from horovod.control.connection import Connection, is_same_user, receive_exactly
 from horovod.control.handshake import GREETING, MAC, ClientHandshake, HandshakeError
@@ -30,6 +31,55 @@ def alternatives(address: Address) -> list[Address]:
     return [address] if isinstance(address, str) else [(host, address[1]) for host in address[0].split(",")]
 
 
+def anywhere(addresses: Collection[str]) -> str:
+    """Where to listen so that others can connect to these addresses of this host."""
+    return "::" if any(":" in address for address in addresses) else "0.0.0.0"
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A TCP socket that is bound to an address. One that is bound to ``::`` takes IPv4 as well.
+
+    Raises:
+        OSError: the address is in use, or is not one of this host.
+    """
+    made = socket.socket(_family(host), socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if made.family == socket.AF_INET6:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind((host, port))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _connect(address: Address, source: str, deadline: float) -> socket.socket:
+    """Connect to one address, or to each that a name resolves to until one answers."""
+    targets: list[tuple[int, Any]] = [(socket.AF_UNIX, address)]
+    if not isinstance(address, str):
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        targets = sorted((family, where) for family, _, _, _, where in found)  # IPv4 first
+    for number, (family, where) in enumerate(targets, 1):
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            now = time.monotonic()
+            connection.settimeout(max(0.001, (deadline - now) / (len(targets) - number + 1)))
+            if source:
+                connection.bind((source, 0))
+            connection.connect(where)
+            return connection
+        except BaseException as error:
+            connection.close()
+            if number == len(targets) or not isinstance(error, OSError):
+                raise
+    raise OSError("the name has no address")
+
+
 def dial(address: Address, secret: Secret, purpose: bytes, deadline: float, source: str = "") -> Connection:
     """Try once to connect to ``address`` and to authenticate. The peer on a Unix socket must run as this process's user.
 
@@ -46,13 +96,9 @@ def dial(address: Address, secret: Secret, purpose: bytes, deadline: float, sour
         OSError: the address cannot be reached, or does not answer in time.
         HandshakeError: the process that listens there does not belong to this job.
     """
-    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    connection = socket.socket(family, socket.SOCK_STREAM)
+    connection = _connect(address, source, deadline)
     try:
         connection.settimeout(max(0.001, deadline - time.monotonic()))
-        if source:
-            connection.bind((source, 0))
-        connection.connect(address)
         if isinstance(address, str) and not is_same_user(connection):
             raise HandshakeError("the process that listens there belongs to another user")
         known = secret if isinstance(secret, bytes) else secret(connection, deadline)
@@ -95,7 +141,7 @@ def dial_until(
     """
     pause = 0.002
     seconds = _LONGEST_TRY_SECONDS if len(addresses) == 1 else _FIRST_TRY_SECONDS
-    errors: dict[str, str] = {}
+    errors: dict[str, Exception] = {}
     while True:
         if why := cancelled():
             raise ConnectionError(why)
@@ -104,9 +150,10 @@ def dial_until(
             try:
                 return dial(address, secret, purpose, try_until, sources.get(address, ""))
             except (OSError, HandshakeError) as error:
-                errors[describe(address)] = str(error) or type(error).__name__
+                if not (isinstance(error, TimeoutError) and isinstance(errors.get(describe(address)), HandshakeError)):
+                    errors[describe(address)] = error  # the last try may be too short to be refused again
         if time.monotonic() + pause >= deadline:
-            tried = "; ".join(f"{where}: {error}" for where, error in errors.items())
+            tried = "; ".join(f"{where}: {str(error) or type(error).__name__}" for where, error in errors.items())
             raise ConnectionError(f"no address answered in time ({tried or 'no address was given'})")
         time.sleep(pause)  # nothing signals that another host has begun to listen
         pause = min(pause * 1.5, 0.25)

@@ -14,7 +14,7 @@ import selectors
 import socket
 import time
 from collections.abc import Collection, Sequence
-from ipaddress import IPv4Address, IPv4Interface
+from ipaddress import IPv4Interface, IPv6Interface, ip_address
 from typing import NamedTuple
 
 import msgspec
@@ -22,10 +22,10 @@ import psutil
 
 from horovod.control.connection import Connection
 from horovod.control.descriptors import DescriptorLimitError, make_room
-from horovod.control.dial import Address, dial_until
+from horovod.control.dial import Address, anywhere, dial_until, listening_socket
 from horovod.control.listener import ConnectionListener
 from horovod.control.lost_rank import LostRankError, text_of_loss
-from horovod.control.networks import Network, common_links, networks_of
+from horovod.control.networks import Network, common_links, interface_of, networks_of, usable
 from horovod.control.processes import own_process_namespace
 from horovod.control.wakeup import WakeUp
 from horovod.core.config import START_TIMEOUT
@@ -106,10 +106,10 @@ class Mesh:
         self._early: dict[tuple[str, ConnectionKey], Connection] = {}
         self._cancelled = ""
         self._wake_up = WakeUp()
-        tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        addresses = ("127.0.0.1",) if local_only else own_addresses(interface)
+        tcp = listening_socket("127.0.0.1" if local_only else anywhere(addresses), 0)
         self._listeners = [tcp]
         try:
-            tcp.bind(("127.0.0.1" if local_only else "0.0.0.0", 0))
             tcp.listen(1024)
             name = f"\0horovod-{os.getpid()}-{secrets.token_hex(8)}"
             unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -119,7 +119,6 @@ class Mesh:
         except OSError:
             self.close()
             raise
-        addresses = ("127.0.0.1",) if local_only else own_addresses(interface)
         networks = () if local_only else networks_of(addresses, named=bool(interface))
         port = tcp.getsockname()[1]
         self.endpoint = Endpoint(
@@ -283,7 +282,8 @@ def data_connections(own: Endpoint, other: Endpoint, role: str, group: int) -> l
 
 
 def own_addresses(interface: str = "") -> tuple[str, ...]:
-    """The IPv4 addresses at which other hosts may reach this one; without loopback, and without interfaces that are down.
+    """The IPv4 addresses at which other hosts may reach this one; without loopback, and without interfaces that are down. If
+    there are none, its IPv6 addresses, except those of one link.
 
     The addresses of a named interface are returned even if it is down.
 
@@ -304,25 +304,24 @@ def own_addresses(interface: str = "") -> tuple[str, ...]:
     else:
         states = psutil.net_if_stats()
         found = {name: addresses for name, addresses in found.items() if name not in states or states[name].isup}
-    addresses = [
-        entry.address
-        for entries in found.values()
-        for entry in entries
-        if entry.family == socket.AF_INET and (interface or not entry.address.startswith("127."))
-    ]
+    entries = [entry for each in found.values() for entry in each if usable(entry)]
+    named = [entry for each in found.values() for entry in each if interface and entry.family == socket.AF_INET]
+    addresses = named or [entry for entry in entries if entry.family == socket.AF_INET] or entries
     if interface and not addresses:
-        raise ValueError(f"network interface {interface!r} has no IPv4 address")
-    return tuple(addresses)
+        raise ValueError(
+            f"network interface {interface!r} has no IPv4 address, and no IPv6 address of more than its link"
+        )
+    return tuple(entry.address for entry in addresses)
 
 
-def by_nearness(addresses: Sequence[str], own: Collection[IPv4Interface]) -> list[str]:
+def by_nearness(addresses: Sequence[str], own: Collection[IPv4Interface | IPv6Interface]) -> list[str]:
     """Another host's addresses, the most likely first: those in a network of this host, then those of other networks.
 
     Addresses that this host has as well come last. They belong to a bridge or tunnel that every host has, and lead back here.
     """
 
     def distance(address: str) -> int:
-        parsed = IPv4Address(address)
+        parsed = ip_address(address)
         if any(parsed == each.ip for each in own):
             return 2
         return 0 if any(parsed in each.network for each in own) else 1
@@ -330,10 +329,10 @@ def by_nearness(addresses: Sequence[str], own: Collection[IPv4Interface]) -> lis
     return sorted(addresses, key=distance)
 
 
-def _own_networks() -> list[IPv4Interface]:
+def _own_networks() -> list[IPv4Interface | IPv6Interface]:
     return [
-        IPv4Interface(f"{entry.address}/{entry.netmask or 32}")
+        interface_of(entry)
         for entries in psutil.net_if_addrs().values()
         for entry in entries
-        if entry.family == socket.AF_INET
+        if entry.family == socket.AF_INET or usable(entry)
     ]

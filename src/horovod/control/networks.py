@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Collection, Sequence
-from ipaddress import IPv4Interface, IPv4Network
-from typing import NamedTuple
+from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network, ip_address, ip_interface
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import psutil
+
+_AnyNetwork: TypeAlias = IPv4Network | IPv6Network
 
 NAMED = 1 << 31
 """The speed assumed for every network interface that the user has named, so that all of them are used."""
@@ -41,11 +43,26 @@ def networks_of(addresses: Collection[str], named: bool) -> tuple[Network, ...]:
     found = []
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
-            if entry.family == socket.AF_INET and entry.address in addresses:
-                prefix = IPv4Interface(f"{entry.address}/{entry.netmask or 32}").network.prefixlen
+            if entry.address in addresses:
                 speed = states[name].speed if name in states else 0
+                prefix = interface_of(entry).network.prefixlen
                 found.append(Network(entry.address, prefix, NAMED if named else speed))
     return tuple(found)
+
+
+def interface_of(entry: Any) -> IPv4Interface | IPv6Interface:
+    """An address of ``psutil.net_if_addrs`` with its network; a network of one address if the kernel does not tell."""
+    address = ip_address(entry.address)
+    mask = int(ip_address(entry.netmask)).bit_count() if entry.netmask else address.max_prefixlen
+    return ip_interface(f"{address}/{mask}")
+
+
+def usable(entry: Any) -> bool:
+    """Whether another host may connect to this address: an IPv4 or IPv6 address that is not only for this host or this link."""
+    if entry.family not in (socket.AF_INET, socket.AF_INET6) or "%" in entry.address:
+        return False
+    address = ip_address(entry.address)
+    return not (address.is_loopback or (address.version == 6 and address.is_link_local))
 
 
 def common_links(own: Sequence[Network], other: Sequence[Network]) -> list[AddressPair]:
@@ -58,7 +75,7 @@ def common_links(own: Sequence[Network], other: Sequence[Network]) -> list[Addre
     """
     ours, theirs = _by_network(own), _by_network(other)
     found: list[tuple[int, AddressPair]] = []
-    for network in sorted(set(ours) & set(theirs)):
+    for network in sorted(set(ours) & set(theirs), key=_order):
         for here, there in zip(ours[network], theirs[network], strict=False):
             if here.address != there.address:  # an address that both have is a bridge inside each host
                 found.append((min(here.speed, there.speed), AddressPair(here.address, there.address)))
@@ -67,9 +84,14 @@ def common_links(own: Sequence[Network], other: Sequence[Network]) -> list[Addre
     return links if fastest else links[:1]
 
 
-def _by_network(networks: Sequence[Network]) -> dict[IPv4Network, list[Network]]:
-    found: dict[IPv4Network, list[Network]] = {}
-    for each in sorted(networks, key=lambda each: IPv4Interface(each.address)):
-        if each.prefix < 32:
-            found.setdefault(IPv4Interface(f"{each.address}/{each.prefix}").network, []).append(each)
+def _by_network(networks: Sequence[Network]) -> dict[_AnyNetwork, list[Network]]:
+    found: dict[_AnyNetwork, list[Network]] = {}
+    for each in sorted(networks, key=lambda each: _order(ip_interface(each.address))):
+        if each.prefix < ip_address(each.address).max_prefixlen:
+            found.setdefault(ip_interface(f"{each.address}/{each.prefix}").network, []).append(each)
     return found
+
+
+def _order(network: IPv4Interface | IPv6Interface | _AnyNetwork) -> tuple[int, bytes, int]:
+    first = network.ip if isinstance(network, IPv4Interface | IPv6Interface) else network.network_address
+    return network.version, first.packed, 0 if isinstance(network, IPv4Interface | IPv6Interface) else network.prefixlen

@@ -144,7 +144,9 @@ def _try(targets: Mapping[str, tuple[Sequence[str], int]], seconds: float) -> di
         try:
             for host, (addresses, port) in targets.items():
                 for address in addresses:
-                    connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                    connection = socket.socket(
+                        socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM
+                    )
                     connection.setblocking(False)
                     attempt = _Attempt(host, address, connection)
                     error = connection.connect_ex((address, port))

@@ -36,6 +36,6 @@ def address_of(node: str) -> str:
 
 def _resolves(name: str) -> bool:
     try:
-        return bool(socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM))
+        return bool(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
     except OSError:
         return False

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from horovod.control.dial import anywhere
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
@@ -245,11 +246,16 @@ class Job:
     def _make_server(self, cleanup: Cleanup, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
         key = make_secret()
         # Other hosts must be able to reach it. A client without the secret is disconnected in either case.
-        self._server = server = RendezvousServer(key, "0.0.0.0" if self._serves_other_hosts else LOOPBACK)
+        self._server = server = RendezvousServer(key, self._listens_at() if self._serves_other_hosts else LOOPBACK)
         cleanup.callback(server.stop)
         for name, value in published.items():
             server.put(name, value)
         return server, encode_secret(key)
+
+    def _listens_at(self) -> str:
+        from horovod.runner.reach.reach import launcher_addresses  # as in run()
+
+        return anywhere(launcher_addresses(self._options))
 
     @property
     def _serves_other_hosts(self) -> bool:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from horovod.control.connection import receive_exactly
-from horovod.control.dial import describe, dial, dial_until, set_keepalive
+from horovod.control.dial import anywhere, describe, dial, dial_until, listening_socket, set_keepalive
 from horovod.control.handshake import GREETING, HandshakeError, ServerHandshake
 from unit.control.concurrent_ranks import ConcurrentCalls
 
@@ -199,3 +199,28 @@ def test_the_kernel_is_asked_to_notice_a_silent_host() -> None:
         )
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert idle + each * probes == 15
+
+
+@pytest.mark.parametrize("served", ["127.0.0.1", "::1"])
+def test_a_name_of_several_addresses_leads_to_the_one_that_answers(
+    monkeypatch: pytest.MonkeyPatch, served: str
+) -> None:
+    with listening_socket(served, 0) as listener:
+        listener.listen()
+        listener.settimeout(10)
+        port = listener.getsockname()[1]
+        found = [*socket.getaddrinfo("::1", port), *socket.getaddrinfo("127.0.0.1", port)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [each for each in found if each[1] == 1])
+        server = ConcurrentCalls(lambda: serve_once(listener))
+        with dial(("both", port), SECRET, b"purpose", soon()) as made:
+            assert made.socket.getpeername()[0] == served
+        assert server.results() == [b"purpose"]
+
+
+def test_a_socket_that_takes_ipv6_takes_ipv4_too() -> None:
+    assert (anywhere(["10.0.0.1"]), anywhere([]), anywhere(["fd00::1"])) == ("0.0.0.0", "0.0.0.0", "::")
+    with listening_socket("::", 0) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        for address in ("::1", "127.0.0.1"):
+            socket.create_connection((address, port), 10).close()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from ipaddress import IPv4Interface
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from horovod.control.connection import Connection
 from horovod.control.dial import dial
 from horovod.control.mesh import ConnectionKey, Endpoint, LostPeerError, Mesh, MeshError, by_nearness, own_addresses
+from horovod.control.networks import networks_of
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently
 from unit.control.unauthenticated_clients import BAD_CLIENTS, Recorder, connect, receive, visited_by
 
@@ -316,6 +318,45 @@ def test_an_interface_without_an_address_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"ib0": []})
     with pytest.raises(ValueError, match="'ib0' has no IPv4 address"):
         own_addresses("ib0")
+
+
+INTERFACES = {
+    "lo": [("AF_INET", "127.0.0.1", "255.0.0.0"), ("AF_INET6", "::1", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")],
+    "eth0": [
+        ("AF_PACKET", "aa:bb:cc:dd:ee:ff", None),
+        ("AF_INET", "10.0.0.1", "255.255.0.0"),
+        ("AF_INET6", "fd00::1", "ffff:ffff:ffff:ffff::"),
+        ("AF_INET6", "fe80::1%eth0", "ffff:ffff:ffff:ffff::"),
+    ],
+    "eth1": [("AF_INET6", "fd01::1", "ffff:ffff::"), ("AF_INET6", "fe80::2%eth1", "ffff:ffff:ffff:ffff::")],
+}
+
+
+@pytest.mark.parametrize(
+    ("present", "interface", "addresses"),
+    [
+        (["lo", "eth0", "eth1"], "", ["10.0.0.1"]),
+        (["lo", "eth1"], "", ["fd01::1"]),
+        (["lo", "eth0", "eth1"], "eth1", ["fd01::1"]),
+        (["lo", "eth0", "eth1"], "eth0,eth1", ["10.0.0.1"]),
+        (["lo"], "", []),
+    ],
+)
+def test_ipv6_addresses_are_for_hosts_without_ipv4(
+    monkeypatch: pytest.MonkeyPatch, present: list[str], interface: str, addresses: list[str]
+) -> None:
+    found = {
+        name: [SimpleNamespace(family=getattr(socket, family), address=address, netmask=mask) for family, address, mask in each]
+        for name, each in INTERFACES.items()
+        if name in present
+    }  # fmt: skip
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(psutil, "net_if_stats", dict)
+    assert list(own_addresses(interface)) == addresses
+    prefixes = {"10.0.0.1": 16, "fd01::1": 32}
+    assert [(each.address, each.prefix) for each in networks_of(addresses, named=False)] == [
+        (address, prefixes[address]) for address in addresses
+    ]
 
 
 def test_jobs_on_several_hosts_listen_on_all_interfaces() -> None:

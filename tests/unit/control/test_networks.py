@@ -66,3 +66,9 @@ def test_the_networks_of_this_host(named: bool) -> None:
     assert (loopback.address, loopback.prefix) == ("127.0.0.1", 8)
     states = psutil.net_if_stats()
     assert loopback.speed == (NAMED if named else states["lo"].speed)
+
+
+def test_networks_of_ipv6_are_links_too() -> None:
+    own = [Network("fd00::1", 64, 0), Network("fd01::1", 64, 0), Network("fd02::1", 128, 0)]
+    other = [Network("fd01::2", 64, 0), Network("fd02::1", 128, 0)]
+    assert common_links(own, other) == [AddressPair("fd01::1", "fd01::2")]

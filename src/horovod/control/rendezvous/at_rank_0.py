@@ -20,8 +20,9 @@ from typing import ClassVar
 
 import msgspec
 
-from horovod.control.dial import Address, alternatives, dial
+from horovod.control.dial import Address, alternatives, anywhere, dial
 from horovod.control.handshake import HandshakeError
+from horovod.control.mesh import own_addresses
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.interface import AllGather, Rendezvous, served_by_a_rank
 from horovod.control.rendezvous.messages import PURPOSE, RendezvousError, ServerGoneError
@@ -222,7 +223,9 @@ class RendezvousAtRank0(Rendezvous):
 
     def _server(self, key: bytes) -> RendezvousServer:
         try:
-            return RendezvousServer(handshake_secret(self._user_secret, key), "0.0.0.0", self._directory.port)
+            return RendezvousServer(
+                handshake_secret(self._user_secret, key), anywhere(own_addresses()), self._directory.port
+            )
         except OSError as error:
             raise RendezvousError(
                 f"rank 0 cannot listen at {self._directory.address_text}, where the other ranks look for it: {error.strerror}. "

@@ -25,8 +25,9 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 from horovod.control.connection import receive_exactly
-from horovod.control.dial import Address
+from horovod.control.dial import Address, anywhere
 from horovod.control.handshake import HandshakeError
+from horovod.control.mesh import own_addresses
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.interface import AllGather, Rendezvous, served_by_a_rank
 from horovod.control.rendezvous.messages import RendezvousError
@@ -100,7 +101,7 @@ class RendezvousOnHosts(Rendezvous):
             preface = b"" if self._key else sealed.preface(self.secret)
             for port in ports:
                 try:
-                    return RendezvousServer(self.secret, "0.0.0.0", port, preface=preface)
+                    return RendezvousServer(self.secret, anywhere(own_addresses()), port, preface=preface)
                 except OSError as error:
                     reason = error
             raise RendezvousError(

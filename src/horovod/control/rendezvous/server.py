@@ -14,6 +14,7 @@ import msgspec
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.connection import Connection
 from horovod.control.descriptors import DescriptorLimitError, make_room
+from horovod.control.dial import listening_socket
 from horovod.control.listener import ConnectionListener
 from horovod.control.lost_rank import text_of_loss
 from horovod.control.rendezvous.group import (
@@ -80,13 +81,10 @@ class RendezvousServer:
         self._clients: set[Channel] = set()
         self._exchanged: set[Channel] = set()
         """The clients that have completed an exchange, as long as they are connected."""
-        if name:
-            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        else:
-            self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) if name else listening_socket(host, port)
         try:
-            self._listener.bind(name or (host, port))
+            if name:
+                self._listener.bind(name)
             self._listener.listen(1024)
         except OSError:
             self._listener.close()

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from horovod.control.dial import Address, dial_until
+from horovod.control.dial import Address, anywhere, dial_until
 from horovod.control.mesh import own_addresses
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import PURPOSE, RendezvousError
@@ -65,7 +65,7 @@ class ComputeService:
         every = [address for addresses in found.values() for address in addresses]
         self._key = key
         # One socket: it listens at the only address, or at all addresses of this host.
-        self._server = RendezvousServer(key, every[0] if len(every) == 1 else "0.0.0.0")
+        self._server = RendezvousServer(key, every[0] if len(every) == 1 else anywhere(every))
         self._server.put(_DISPATCHERS, str(dispatchers).encode())
         self._server.put(_WORKERS, str(workers_per_dispatcher).encode())
         self._server.start()

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from horovod.control.connection import Connection
-from horovod.control.dial import Address, dial_until
+from horovod.control.dial import Address, anywhere, dial_until, listening_socket
 from horovod.control.mesh import own_addresses
 from horovod.core.lifecycle.generation import Generation
 
@@ -53,10 +53,11 @@ class Listening:
     def __init__(self, generation: Generation, namespace: str) -> None:
         identity = generation.identity
         alone = identity.local_size == identity.size
+        addresses = ("127.0.0.1",) if alone else own_addresses(generation.config.network_interfaces)
         self.sockets: list[socket.socket] = []
         try:
-            tcp = self._open(socket.AF_INET)
-            tcp.bind(("127.0.0.1" if alone else "0.0.0.0", 0))
+            tcp = listening_socket("127.0.0.1" if alone else anywhere(addresses), 0)
+            self.sockets.append(tcp)
             unix = self._open(socket.AF_UNIX)
             name = f"\0horovod-messages-{os.getpid()}-{secrets.token_hex(8)}"
             unix.bind(name)
@@ -65,7 +66,6 @@ class Listening:
         except OSError:
             self.close()
             raise
-        addresses = ("127.0.0.1",) if alone else own_addresses(generation.config.network_interfaces)
         self.endpoint = PeerEndpoint(identity.hostname, name, addresses, tcp.getsockname()[1], namespace)
 
     def _open(self, family: socket.AddressFamily) -> socket.socket:
