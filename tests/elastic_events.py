@@ -1,6 +1,7 @@
 """An elastic job through random events, with real processes: it must go on after each, and end with the undisturbed result.
 
     python tests/elastic_events.py --events 300 --seed 1
+    python tests/elastic_events.py --histories 1000 --seed 0     jobs of a few events each, every one with a seed of its own
 
 Hosts are agents on this machine, each in a namespace of processes of its own, which a stand-in for ssh starts. The events:
 
@@ -8,10 +9,13 @@ Hosts are agents on this machine, each in a namespace of processes of its own, w
 - hosts are withdrawn and arrive
 - the discovery script fails or hangs
 - agents are killed or get SIGTERM
+- a process that joins exits before ``init()``, or calls a collective before ``hvd.elastic.run``
 
 They come one after another or several at once. One rank is always spared, as the job's state is lost with its last holder.
 The program fails unless the job makes steps after each event, ends with exit code 0, has the weights that one process computes
-in as many steps, to the bit, and leaves no process behind.
+in as many steps, to the bit, and leaves no process behind. A history may end with a rank that returns from its training
+function early, or calls ``sys.exit(0)`` or ``os._exit(0)``. Then the job must fail, and name that rank, unless no other was in
+the last round.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -47,6 +52,7 @@ ELASTIC_SECONDS = 30
 GOES_ON_SECONDS = 120
 """By then a job must make steps again after an event."""
 STEPS = 3
+EARLY = ["return", "sys.exit", "os._exit"]
 DISCOVERY = """#!/bin/bash
 while [ -e {folder}/hangs ]; do sleep 0.1; done
 [ -e {folder}/fails ] && exit 1
@@ -86,9 +92,11 @@ class ElasticEvents:
     Args:
         folder: an empty one.
         seed: of the events.
+        ends: how the job ends: all ranks finish, or one ends early by one of :data:`EARLY`.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, ends: str = "finish") -> None:
+        self._ends = ends
         self._folder = folder
         self._chance = random.Random(seed)
         self._launcher = Launcher(folder)
@@ -134,11 +142,20 @@ class ElasticEvents:
                         self._end_what_is_passing(by=time.monotonic())
                 self._end_what_is_passing(by=float("inf"))
                 self._await_steps(process)
-                (self._folder / "end").touch()
+                early = -1
+                if self._ends == "finish":
+                    (self._folder / "end").touch()
+                else:
+                    early = self._chance.choice(sorted(self._members())).number
+                    (self._folder / "early.new").write_text(f"{early} {self._ends}")
+                    (self._folder / "early.new").rename(self._folder / "early")
+                    self.happened.append(f"{self._ends} of process {early}")
                 try:
                     status = process.wait(GOES_ON_SECONDS)
                 except subprocess.TimeoutExpired:
                     raise self._error("the job does not end") from None
+                if early >= 0:
+                    return self._judged_early(early, status)
                 if status:
                     raise self._error(f"the job ended with exit code {status}")
                 return self._judged()
@@ -163,6 +180,7 @@ class ElasticEvents:
             ("stop", bool(others) and not self._stopped),
             ("withdraw", bool(may_go)), ("arrive", bool(away)), ("arrive", bool(away)), ("fail", True), ("hang", True),
             ("agent killed", bool(agents)), ("agent ended", bool(agents)), ("spare", bool(stays)),
+            ("newcomer exits", True), ("newcomer calls", True),
         ]  # fmt: skip
         kind = self._chance.choice([name for name, possible in kinds if possible])
         what = kind
@@ -192,6 +210,8 @@ class ElasticEvents:
             _send(pid, signal.SIGKILL if kind == "agent killed" else signal.SIGTERM)
             self._leaving |= {each.pid for each in others if each.agent == pid}
             what = f"{kind} on {agents[pid]}"
+        elif kind.startswith("newcomer"):
+            (self._folder / kind.replace(" ", ".")).touch()
         else:
             self._spared = self._chance.choice(stays)
             what = f"spare process {self._spared.number} on {self._spared.host} from now on"
@@ -261,6 +281,17 @@ class ElasticEvents:
         went = f"{len(self.happened)} events ({counted}), {self._progress()[1]} rounds, {max(steps)} steps"
         return f"{went}, the undisturbed result"
 
+    def _judged_early(self, early: int, status: int) -> str:
+        if not (self._folder / f"early.{early}").exists():
+            raise self._error(f"process {early} has not ended early, and the job ended with exit code {status}")
+        rounds = {path.suffix: int(path.read_text()) for path in self._folder.glob("member.[0-9]*")}
+        others = [each for each, last in rounds.items() if last == max(rounds.values()) and each != f".{early}"]
+        text = (self._folder / "err").read_text()
+        named = re.search(rf"the job ended: Process {early} \(rank \d+, on \w+\) .*ended with exit code 0 before", text)
+        if bool(status) != bool(others) or (status and not named):
+            raise self._error(f"exit code {status} although {others} were in the last round, too; named: {named}")
+        return f"{'; '.join(self.happened)}: exit code {status}"
+
     # Files and processes.
 
     def _write_programs(self) -> None:
@@ -321,13 +352,33 @@ def _send(pid: int, number: int) -> None:
         pass  # it has ended meanwhile
 
 
+def play_histories(first: int, count: int) -> int:
+    """The number of histories that have gone wrong."""
+    wrong = 0
+    for seed in range(first, first + count):
+        chance = random.Random(seed)
+        ends, events = chance.choice(["finish", *EARLY]), chance.randrange(5)
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="elastic-events-") as folder:
+            try:
+                went = ElasticEvents(Path(folder), seed, ends).run(events)
+            except EventError as error:
+                went, wrong = f"WRONG {error}", wrong + 1
+        print(f"seed {seed}, {time.monotonic() - began:.0f} s, {ends}: {went}", flush=True)
+    print(f"{count} histories, seeds {first} to {first + count - 1}: {wrong} wrong")
+    return wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--histories", type=int, default=0, help="so many jobs of 0 to 4 events instead of one")
+    parser.add_argument("--seed", type=int, default=0, help="of the job, or of the first history")
     options = parser.parse_args()
     if not available():
         parser.error("this machine allows no namespaces of processes (unshare --pid)")
+    if options.histories:
+        return play_histories(options.seed, options.histories)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="elastic-events-") as folder:
         try:

@@ -7,6 +7,13 @@ It writes to the folder
     member.NUMBER   the round that the process of this number trains in
     progress        by rank 0: the steps that the job has made, and the round
     result.NUMBER   at the end: the step, a digest of the weights, and the sizes of the rounds
+    early.NUMBER    if it ends early: how
+
+It looks for
+
+    end             the ranks finish
+    early           a process, and how it ends early: by return, sys.exit or os._exit
+    newcomer.HOW    the next process that starts takes it, and exits before init(), or calls a collective before hvd.elastic.run
 """
 
 from __future__ import annotations
@@ -54,6 +61,23 @@ def undisturbed(steps: int) -> str:
     return digest(weights)
 
 
+def takes(path: Path, number: str) -> bool:
+    """Whether this process is the one that takes a file."""
+    try:
+        path.rename(path.with_name(f"{path.name}.{number}"))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def ends_early(folder: Path, number: str) -> str | None:
+    path = folder / "early"
+    if not path.exists():
+        return None
+    process, how = path.read_text().split()
+    return how if process == number else None
+
+
 def main() -> None:
     from horovod.comm.datatypes import DataType
     from horovod.comm.reduction import ReduceOp
@@ -64,8 +88,14 @@ def main() -> None:
     from horovod.core.submission import collectives
 
     folder, number = Path(sys.argv[1]), os.environ["HOROVOD_ELASTIC_PROCESS"]
+    if takes(folder / "newcomer.exits", number):
+        return
+    calls = takes(folder / "newcomer.calls", number)
     basics.init()
+    if calls:
+        broadcast_object(number)
     state = ObjectState(broadcast_object, basics.rank, step=0, weights=first_weights(), over=False)
+    state.sync()
     sizes: list[int] = []
 
     def write(name: str, text: str) -> None:
@@ -84,6 +114,13 @@ def main() -> None:
         training_round = os.environ["HOROVOD_ELASTIC_ROUND"]
         write(f"member.{number}", training_round)
         while not state.over:
+            if (how := ends_early(folder, number)) is not None:
+                write(f"early.{number}", how)
+                if how == "return":
+                    return
+                if how == "sys.exit":
+                    sys.exit(0)
+                os._exit(0)
             own = range(basics.rank(), SAMPLES, basics.size())
             ends = basics.rank() == 0 and (folder / "end").exists()
             *values, over = summed(np.append(gradient(state.weights, state.step, own), int(ends)))
@@ -95,6 +132,8 @@ def main() -> None:
             state.commit()
 
     run_fn(train, Reset(basics.shutdown, basics.init))(state)
+    if not state.over:
+        return  # early
     write(f"result.{number}", json.dumps([state.step, digest(state.weights), sizes]))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from horovod.core.errors import HorovodInternalError, MismatchError, RepeatedFailureError
-from horovod.core.lifecycle import elastic_process
+from horovod.core.lifecycle import context, elastic_process
 from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.elastic import rounds
 from horovod.elastic.rounds import Reason
@@ -57,6 +57,7 @@ def in_run() -> Iterator[ElasticProcess | None]:
         yield None
         return
     process.enters_run()
+    context.enter_run()
     try:
         yield process
     finally:

@@ -6,14 +6,33 @@ Bindings derive states that know models and optimizers.
 
 from __future__ import annotations
 
+import functools
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from horovod.core.errors import HostsUpdatedInterrupt
+from horovod.core.lifecycle import context
 from horovod.elastic.notification import notification_manager
 from horovod.elastic.updates import Heard, hear
+
+
+def _where_others_are(sync: Callable[[Any], None]) -> Callable[[Any], None]:
+    """``sync`` of a state, which in front of ``hvd.elastic.run`` only saves the state if no other rank takes part."""
+
+    @functools.wraps(sync)
+    def wrapper(self: State) -> None:
+        guard = context.before_run()
+        if guard is None:
+            sync(self)
+        elif guard.alone:
+            self.save()
+        else:
+            with guard.untold():
+                sync(self)
+
+    return wrapper
 
 
 class State(ABC):
@@ -32,6 +51,11 @@ class State(ABC):
         self._reset_callbacks: list[Callable[[], object]] = []
         self.checks = 0
         """How many checks, commits or :meth:`check_host_updates`, all ranks have made."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "sync" in cls.__dict__:
+            cls.sync = _where_others_are(cls.__dict__["sync"])  # type: ignore[method-assign, assignment]
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
         """Register functions to call when a round begins, before the state is synchronised: they adapt what depends on the
@@ -97,7 +121,11 @@ class State(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """Give all ranks the same state. Every rank must call it."""
+        """Give all ranks the same state. Every rank must call it.
+
+        A process that joins a running job meets the others only in ``hvd.elastic.run``. If it calls this method before, the
+        state is only saved.
+        """
 
     def reset(self) -> None:  # noqa: B027  most states have nothing to do
         """Adapt to another number of ranks when a round begins. It communicates nothing."""

@@ -11,6 +11,7 @@ from mxnet.gluon.parameter import DeferredInitializationError
 from horovod.common import objects
 from horovod.common.basics import size
 from horovod.comparison.samples import parameters_are_replaced
+from horovod.core.lifecycle.context import keeps_own
 from horovod.mxnet.ops.arguments import whole
 from horovod.mxnet.ops.broadcast import broadcast_
 from horovod.mxnet.ops.errors import of_both_kinds
@@ -54,7 +55,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     if not isinstance(params, Mapping | mx.gluon.ParameterDict):
         raise ValueError(f"invalid params of type: {type(params)}; pass a dict or a gluon.ParameterDict")
     with of_both_kinds():
-        if size() == 1:
+        if keeps_own("hvd.broadcast_parameters()") or size() == 1:
             return
         parameters_are_replaced()
         for key, value in sorted(params.items()):

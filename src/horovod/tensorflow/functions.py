@@ -18,10 +18,11 @@ from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.arguments import root
 from horovod.tensorflow.ops.arguments import variables as checked_variables
-from horovod.tensorflow.ops.broadcast import broadcast_, broadcast_submission, of_tensorflow
+from horovod.tensorflow.ops.broadcast import broadcast_submission, of_tensorflow, overwrite
 from horovod.tensorflow.ops.tensors import check_type
 
 KIND = "HorovodBroadcast"
+_VARIABLES = "hvd.broadcast_variables()"
 
 
 @unconverted
@@ -33,7 +34,8 @@ def broadcast_variables(
 ) -> Any:
     """Overwrite variables on every rank with those of rank ``root_rank``. Every member of ``process_set`` must call it.
 
-    Call it after the variables exist. An optimizer's variables exist after the first step or ``optimizer.build``.
+    Call it after the variables exist. An optimizer's variables exist after the first step or ``optimizer.build``. In a process
+    that joins a running elastic job it does nothing before ``hvd.elastic.run``.
 
     Args:
         variables: variables of TensorFlow or Keras, in the same order on every rank.
@@ -58,14 +60,15 @@ def broadcast_variables(
         done = [
             value
             for number, members in enumerate(by_device.values())
-            for value in broadcast_(members, root_rank, f"broadcast_variables_{number}", process_set)
+            for value in overwrite(members, root_rank, f"broadcast_variables_{number}", process_set, _VARIABLES)
         ]
         return None if tf.executing_eagerly() else tf.group(*done)
     values = [tf.convert_to_tensor(of_tensorflow(variable)) for variable in variables]
     for value in values:
         check_type(value, KIND)
     names = collective_name(KIND, "broadcast_variables", values)
-    received = run(names.node, [broadcast_submission(KIND, names.negotiated, values, root_rank, process_set)])[0]
+    submission = broadcast_submission(KIND, names.negotiated, values, root_rank, process_set, _VARIABLES)
+    received = run(names.node, [submission])[0]
     assigned = [variable.assign(value) for variable, value in zip(variables, received, strict=True)]
     if tf.executing_eagerly():
         if process_set is global_process_set:

@@ -10,6 +10,7 @@ import torch
 
 from horovod.common.objects import allgather_made, allgather_object, broadcast_made, broadcast_object
 from horovod.comparison.samples import parameters_are_replaced
+from horovod.core.lifecycle.context import keeps_own
 from horovod.core.negotiation.agreement import list_ranks
 from horovod.core.submission.arguments import full_name, whole_number
 from horovod.torch.mpi_ops import rank, size
@@ -25,6 +26,7 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
     """Overwrite tensors on every rank with those of rank ``root_rank``, in place. Every rank must call it.
 
     The ranks first exchange the names of their tensors, so that a wrong argument on one rank is an error on all ranks.
+    In a process that joins a running elastic job it does nothing before ``hvd.elastic.run``.
 
     Args:
         params: a ``state_dict()``, or a list of tensors or of ``(name, tensor)`` pairs, the same on every rank.
@@ -36,6 +38,9 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: i
             tensor share memory, as after ``expand()``, and the root has different values for them.
         RuntimeError: another rank has raised one of these errors. The text says which.
     """
+    if keeps_own("hvd.broadcast_parameters()"):
+        _named(params, root_rank)
+        return
     named: list[tuple[str, torch.Tensor]] = []
 
     def prepare() -> str:
@@ -154,7 +159,7 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     """Broadcast the hyper-parameters and the state of rank ``root_rank``'s optimizer. Every rank must call it.
 
     Ranks other than the root need no state yet. The state is sent through host memory. Each rank copies it to the devices of
-    its parameters.
+    its parameters. In a process that joins a running elastic job it does nothing before ``hvd.elastic.run``.
 
     Args:
         optimizer: a ``torch.optim.Optimizer``, also a distributed one. Every rank passes the same parameters in the
@@ -169,6 +174,8 @@ def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, 
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    if keeps_own("hvd.broadcast_optimizer_state()"):
+        return
     tensors: list[torch.Tensor] = []
 
     def taken(tensor: torch.Tensor) -> _Slot:

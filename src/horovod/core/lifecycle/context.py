@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from horovod.core.config import CHECK, Config
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError, MismatchError
 from horovod.core.lifecycle import crash, elastic_process, initial_process_sets, kept_memory
+from horovod.core.lifecycle.before_run import BeforeRun
 from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set, membership
@@ -147,6 +148,8 @@ def _start_elastic(
             process.next(True, f"Round {process.round} could not begin: {str(error).rstrip('.')}.")
             continue
         process.connected()
+        if not process.in_run:
+            started[0].guard = BeforeRun(process.alone, process.rank)
         return started
 
 
@@ -257,11 +260,8 @@ def worker_of(process_set_id: int | None, operation: int) -> WorkerThread:
     generation = _running
     if generation is None:
         raise HorovodInternalError(NOT_INITIALIZED)
-    if generation.abandoned:
-        raise HorovodInternalError(
-            f"this process was forked from rank {generation.identity.rank} and cannot communicate for it; "
-            "call collectives in the process that called hvd.init()"
-        )
+    if generation.guard is not None:
+        generation.guard(operation)
     worker = generation.workers.get(-1 if process_set_id is None else process_set_id)
     if worker is None:
         what = Operation(operation).name.capitalize()
@@ -269,6 +269,28 @@ def worker_of(process_set_id: int | None, operation: int) -> WorkerThread:
             raise ValueError(f"{what}: Process set provided does not exist, or has not been registered.")
         raise ValueError(f"{what}: Rank {generation.identity.rank} is not a member of the provided process set.")
     return worker
+
+
+def before_run() -> BeforeRun | None:
+    """The guard of a process of an elastic job that has not entered ``hvd.elastic.run``; otherwise None."""
+    guard = _running.guard if _running is not None else None
+    return guard if isinstance(guard, BeforeRun) else None
+
+
+def enter_run() -> None:
+    """This process enters ``hvd.elastic.run``."""
+    if _running is not None and before_run() is not None:
+        _running.guard = None
+
+
+def keeps_own(what: str) -> bool:
+    """Whether ``what``, a broadcast of parameters or optimizer state, leaves the values of this process as they are."""
+    guard = before_run()
+    if guard is None:
+        return False
+    if not guard.alone:
+        guard.tell(what)
+    return guard.alone
 
 
 def _after_fork() -> None:

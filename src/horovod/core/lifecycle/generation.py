@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
@@ -94,6 +94,7 @@ class Generation:
         last_by_members: the highest number of a process set that its members have made alone.
         process: the id of the process that started it.
         abandoned: whether this process is a forked child, in which the generation cannot be used.
+        guard: called with the ``Operation`` of each collective that is about to be submitted, and may raise; None in general.
     """
 
     def __init__(self, world: World, config: Config, earlier: int = 0, calls: int = 1) -> None:
@@ -124,6 +125,7 @@ class Generation:
         self.abandoned = False
         self._sockets: list[Connection] = []
         self._crash_is_told = self._all_hear_of_crash = False
+        self.guard: Callable[[int], None] | None = None
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -481,11 +483,17 @@ class Generation:
         self.steps.count_anew()
         self.workers[0].count_anew()
 
+    def _refuse(self, operation: int) -> None:
+        raise HorovodInternalError(
+            f"this process was forked from rank {self.identity.rank} and cannot communicate for it; "
+            "call collectives in the process that called hvd.init()"
+        )
+
     def abandon(self) -> None:
         """In a forked child, close the inherited descriptors: they would keep the parent's connections open."""
         if self.abandoned:
             return  # in a child of a forked child these numbers may be files of its own
-        self.abandoned = True
+        self.abandoned, self.guard = True, self._refuse
         descriptors = [descriptor for worker in self.workers.values() for descriptor in worker.descriptors()]
         descriptors += [each for companion in self.termination.companions for each in companion.descriptors()]
         descriptors += self._others.descriptors() if self._others is not None else []

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.ref_variable import RefVariable
 
+from horovod.core.lifecycle.context import keeps_own
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
@@ -28,14 +29,23 @@ IN_PLACE = "HorovodBroadcastInplace"
 
 
 class Broadcast(Collective, frozen=True):
-    """Broadcasts tensors in one request. It has one output for each tensor."""
+    """Broadcasts tensors in one request. It has one output for each tensor.
+
+    Attributes:
+        parameters: the function that broadcasts parameters by this; "" if none does.
+    """
 
     kind: str
     name: str | None
     root: int
     process_set: ProcessSet
+    parameters: str = ""
 
     def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
+        if self.parameters and keeps_own(self.parameters):
+            handle = Handle()
+            handle.complete()
+            return handle, lambda: list(inputs)
         process_set = self.process_set
         memory = memory_of(inputs)
         from_here = (process_set.ranks or [])[process_set.rank() or 0] == self.root
@@ -47,10 +57,10 @@ class Broadcast(Collective, frozen=True):
 
 
 def broadcast_submission(
-    kind: str, name: str | None, tensors: Sequence[Any], root: int, process_set: ProcessSet
+    kind: str, name: str | None, tensors: Sequence[Any], root: int, process_set: ProcessSet, parameters: str = ""
 ) -> Submission:
-    """A submission that broadcasts tensors in one request. It has one output for each tensor."""
-    collective = Broadcast(kind, name, root, process_set)
+    """A submission that broadcasts tensors in one request. It has one output for each tensor. See :class:`Broadcast`."""
+    collective = Broadcast(kind, name, root, process_set, parameters)
     return Submission(tensors, collective, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])
 
 
@@ -122,6 +132,13 @@ def broadcast_(
         ValueError: variables of TensorFlow 1 and 2 are mixed, or they are on several devices.
         as :func:`broadcast`.
     """
+    return overwrite(variables, root_rank, name, process_set)
+
+
+def overwrite(
+    variables: Sequence[Any], root_rank: int, name: str | None, process_set: ProcessSet, parameters: str = ""
+) -> list[Any]:
+    """:func:`broadcast_`, for a function that broadcasts ``parameters``; see :class:`Broadcast`."""
     root_rank = root(root_rank, process_set)
     variables = checked_variables(variables, "broadcast_")
     if not variables:
@@ -135,7 +152,8 @@ def broadcast_(
     for value in values:
         check_type(value, IN_PLACE)
     names = collective_name(IN_PLACE, name, values)
-    received = run(names.node, [broadcast_submission(IN_PLACE, names.negotiated, values, root_rank, process_set)])[0]
+    submission = broadcast_submission(IN_PLACE, names.negotiated, values, root_rank, process_set, parameters)
+    received = run(names.node, [submission])[0]
     return [
         assigned if tf.is_tensor(assigned := variable.assign(value)) else value
         for variable, value in zip(variables, received, strict=True)

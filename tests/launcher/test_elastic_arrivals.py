@@ -1,0 +1,128 @@
+"""A process joins a running job: it meets the others in ``hvd.elastic.run``, whatever its script calls before.
+
+:data:`launcher.elastic_arrivals.WAYS` is the table of all states of all frameworks.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+from pathlib import Path
+from shlex import quote
+
+import pytest
+
+import horovod
+from launcher import elastic_arrivals
+from launcher.elastic_arrivals import WAYS
+from launcher.harness import RUN_SECONDS, Launcher
+
+NEEDS = {
+    "plain": "numpy",
+    "torch": "torch",
+    "tensorflow": "tensorflow",
+    "tf_keras": "tf_keras",
+    "keras on torch": "keras",
+    "keras on jax": "jax",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_process_that_joins_takes_over_every_state(launcher: Launcher, tmp_path: Path, way: str) -> None:
+    if importlib.util.find_spec(NEEDS[way]) is None:
+        pytest.skip(f"{NEEDS[way]} is not installed")
+    (tmp_path / "hosts").write_text("localhost:2\n")
+    settings = {**WAYS[way][0], "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    process = launcher.start(
+        "--host-discovery-script", f"cat {quote(str(tmp_path / 'hosts'))}", "-np", "2", "--min-np", "2",
+        "--start-timeout", "600", "python", elastic_arrivals.__file__, tmp_path, way, **settings,
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=4 * RUN_SECONDS)
+    assert process.returncode == 0, errors
+    results = {path.suffix: json.loads(path.read_text()) for path in tmp_path.glob("result.*")}
+    assert set(results) == {".0", ".1", ".2"}, errors
+    new = -1.0 - 2
+    for name, (size, step, first, began, final) in results.items():
+        assert size == 3
+        flat = [[value for state in states for value in state] for states in (first, began, final)]
+        assert set(flat[0]) == ({new} if name == ".2" else {-1.0}), "before hvd.elastic.run"
+        assert len(set(flat[1])) == 1 and flat[1][0] > 0, "at the beginning of its last round"
+        assert set(flat[2]) == {step}
+    assert len({step for _, step, *_ in results.values()}) == 1
+    warned = errors.count("comes before hvd.elastic.run")
+    assert warned == (way in ("torch", "tensorflow")), "only of what the script calls itself"
+
+
+def test_the_table_has_every_state() -> None:
+    """By the source: the classes below ``State`` that are not the base of another one."""
+    root = Path(horovod.__file__).parent
+    bases: dict[str, tuple[str, list[str]]] = {}
+    for path in root.rglob("*.py"):
+        module = ".".join(["horovod", *path.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                names = [
+                    base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases
+                ]
+                bases[f"{module}.{node.name}"] = (node.name, names)
+    states = {"State"}
+    while len(more := states | {name for name, names in bases.values() if states & set(names)}) > len(states):
+        states = more
+    bases_of_others = {base for name, names in bases.values() if name in states for base in names}
+    found = {path for path, (name, _) in bases.items() if name in states - bases_of_others}
+    assert found | {"horovod.elastic.state.ObjectState"} == {name for _, table in WAYS.values() for name in table}
+
+
+CALLS = """
+import os, sys
+from pathlib import Path
+from horovod.common import basics
+from horovod.common.elastic import ObjectState, Reset, run_fn
+from horovod.common.objects import allgather_object, broadcast_object
+
+folder = Path(sys.argv[1])
+basics.init()
+settings = broadcast_object({"steps": 20} if basics.rank() == 0 else None)
+if os.environ["HOROVOD_ELASTIC_PROCESS"] == "2":
+    raise AssertionError("it has got an object that nobody has sent")
+
+def train(state):
+    went = False
+    while state.step < settings["steps"] or not went:
+        if basics.rank() == 0 and state.step == 2:
+            (folder / "hosts").write_text("localhost:3\\n")
+        went = went or all(allgather_object(int(os.environ["HOROVOD_ELASTIC_ROUND"]) >= 3))
+        state.step += 1
+        state.commit()
+
+run_fn(train, Reset(basics.shutdown, basics.init))(ObjectState(broadcast_object, basics.rank, step=0))
+print("END", basics.size(), flush=True)
+"""
+LINE = 1 + CALLS[: CALLS.index("settings = ")].count("\n")
+
+
+def test_any_other_collective_raises_on_the_process_that_joins_and_the_job_goes_on(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("localhost:2\n")
+    (tmp_path / "train.py").write_text(CALLS)
+    ended = launcher.run(
+        "--host-discovery-script", f"cat {quote(str(tmp_path / 'hosts'))}", "-np", "2", "--min-np", "2",
+        "--start-timeout", "600", "python", "train.py", tmp_path,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("END 2") == 2
+    line = f"broadcast at {tmp_path}/train.py:{LINE}"
+    assert f"[2]<stderr>:RuntimeError: {line}: no other rank takes part." in ended.stderr
+    assert ended.stderr.count(f"{line} comes before hvd.elastic.run.") == 1
+    assert "Process 2 (rank 2, on localhost) exit with status code 1. No new processes" in ended.stderr
+
+
+def test_a_job_that_is_not_elastic_is_not_warned(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import horovod.common.basics as b\nfrom horovod.common.objects import broadcast_object\nb.init()\n"
+        "broadcast_object(1)\n"
+    )
+    ended = launcher.run("-np", "2", "python", "train.py")
+    assert (ended.returncode, ended.stderr) == (0, "")
