@@ -50,6 +50,7 @@ class PolicyWorld:
         self.reasons: dict[int, str] = {}
         self.ended_rounds: list[int] = []
         self.have_state: set[int] = set()
+        self.in_run: set[int] = set()
         self.killed: list[int] = []  # by the launcher
         self.same_state = False
         self.hosts(hosts)
@@ -97,8 +98,9 @@ class PolicyWorld:
             has_state = number in self.have_state
             line = "train.py:7" if failed else ""
             ready = ReadyForRound(
-                self.asked[number], before, failed, "why", has_state=has_state, keeps_state=keep, line=line
-            )
+                self.asked[number], before, failed, "why", has_state=has_state, keeps_state=keep, line=line,
+                in_run=number in self.in_run,
+            )  # fmt: skip
             self.do(self.policy.told(number, ready))
 
     def connect(self) -> None:

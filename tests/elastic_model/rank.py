@@ -58,6 +58,8 @@ class Rank:
         handles_sigterm: whether SIGTERM means to leave at the next check.
         returns: whether its function returns at the next step, although others go on.
         exits: whether its function calls ``sys.exit(0)`` at the next step.
+        never_comes: whether it ends with exit code 0 before ``hvd.elastic.run`` if it joins a running job.
+        in_run: whether it has come to ``hvd.elastic.run``.
         asked: whether it has asked for a further round after the one of its assignment.
         begun: whether its runtime has run in the round of its assignment.
     """
@@ -72,8 +74,8 @@ class Rank:
         self.rounds = self.step = self.saved = 0
         self.has_state: bool | None = None
         self.handles_sigterm = False
-        self.returns = self.exits = False
-        self.asked = self.begun = self._in_run = False
+        self.returns = self.exits = self.never_comes = False
+        self.asked = self.begun = self.in_run = False
         self.heard_news = 0
         self._news = 0
         self._heard_at = 0.0
@@ -121,6 +123,8 @@ class Rank:
             return 0
         self._begin()
         assert self.assignment is not None
+        if self.never_comes and self.assignment.in_run:
+            return 0
         try:
             if self.world.settings.before_run == "broadcast" and not self.assignment.in_run:
                 yield Calls(("parameters", 0), None)
@@ -131,7 +135,9 @@ class Rank:
                 yield Calls(("early", 0), None)
         except HorovodInternalError:
             return 1
-        self.has_state, self.handles_sigterm, self._in_run = False, True, True
+        if self.assignment.in_run:
+            self.world.tells(self, Connected(self._left, in_run=True), in_order=True)
+        self.has_state, self.handles_sigterm, self.in_run = False, True, True
         policy, repetition = RankPolicy(), Repetition()
         while policy.call is not Call.RETURN:
             try:
@@ -184,7 +190,7 @@ class Rank:
         question, self._questions = self._questions, self._questions + 1
         has_state = self._connected if self.has_state is None else self.has_state
         self.asked = self.assignment is not None
-        ready = ReadyForRound(question, self._left, failed, "why", self._final, has_state, keeps_state, self._in_run)
+        ready = ReadyForRound(question, self._left, failed, "why", self._final, has_state, keeps_state, self.in_run)
         self.world.tells(self, ready, in_order=True)
         answer: RankAssignment | NoRank = yield Asks(question)
         if isinstance(answer, NoRank):

@@ -194,8 +194,11 @@ def _disturb_rank(world: World, rank: Rank, kind: int) -> None:
             world.kill(number, Exit(0))
     elif kind < 27:
         for each in [each for each in world.ranks.values() if isinstance(each.waits, Imports)][: 1 + world.pick(2)]:
-            world.note(f"{each.number} ends with 0 before init()")
-            world.kill(each.number, Exit(0))
+            if world.pick(2):
+                each.never_comes = True
+            else:
+                world.note(f"{each.number} ends with 0 before init()")
+                world.kill(each.number, Exit(0))
     elif world.furthest_step > 3 and not world.pick(3):
         world.goal = world.furthest_step + 1 + world.pick(3)
         world.note(f"the goal is {world.goal}")
@@ -253,11 +256,11 @@ def _check_status(world: World) -> None:
     finished = {number: each.exit.code == 0 and each.round == last and not each.asked for number, each in ends.items()}
     assert world.status or all(finished.values()), f"status 0 although {finished}"
     assert world.status or any(each.begun for each in ends.values()), "status 0 although the last round has not run"
-    if all(finished.values()) and all(each.begun for each in ends.values()):
+    if all(finished.values()) and all(each.begun and each.came for each in ends.values()):
         assert not world.status, f"status 1 although {finished}: {world.policy.stopped}"
     if isinstance(job.phase, Finishing):
         first = [number for number in ends if job.phase.first.startswith(f"Process {number} ")]
-        assert first and finished[first[0]], f"{job.phase.first}, but {ends}"
+        assert first and finished[first[0]] and ends[first[0]].came, f"{job.phase.first}, but {ends}"
         left = {rank for rank, number in job.ranks.items() if ends[number].asked}
         assert {rank for rank, _ in job.phase.unfinished} <= left
         assert bool(world.policy.stopped) == bool(job.phase.unfinished)

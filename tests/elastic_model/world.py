@@ -58,12 +58,14 @@ class End(NamedTuple):
         round: that of its last assignment; 0 if it had none.
         asked: whether it had asked for a further round.
         begun: whether its runtime had run in that round.
+        came: whether it had come to where the others of that round were.
     """
 
     exit: Exit
     round: int
     asked: bool
     begun: bool
+    came: bool
 
 
 class Collective:
@@ -240,7 +242,8 @@ class World:
         del self.ranks[rank.number]
         self.exits[rank.number] = end
         number = 0 if rank.assignment is None else rank.assignment.round
-        self.ends[rank.number] = End(end, number, rank.asked, rank.begun)
+        came = rank.assignment is not None and (rank.in_run or not rank.assignment.in_run)
+        self.ends[rank.number] = End(end, number, rank.asked, rank.begun, came)
 
     def leaves(self, rank: Rank) -> None:
         self._gone(rank, blamed=False)

@@ -83,6 +83,8 @@ from horovod.common.objects import allgather_object, broadcast_object
 
 folder = Path(sys.argv[1])
 basics.init()
+if os.environ["HOROVOD_ELASTIC_PROCESS"] == "2" and sys.argv[2] == "exits":
+    sys.exit(0)
 settings = broadcast_object({"steps": 20} if basics.rank() == 0 else None)
 if os.environ["HOROVOD_ELASTIC_PROCESS"] == "2":
     raise AssertionError("it has got an object that nobody has sent")
@@ -102,21 +104,26 @@ print("END", basics.size(), flush=True)
 LINE = 1 + CALLS[: CALLS.index("settings = ")].count("\n")
 
 
-def test_any_other_collective_raises_on_the_process_that_joins_and_the_job_goes_on(
-    launcher: Launcher, tmp_path: Path
+@pytest.mark.parametrize("how", ["calls", "exits"])
+def test_a_process_that_joins_and_does_not_come_to_the_others_ends_alone(
+    launcher: Launcher, tmp_path: Path, how: str
 ) -> None:
+    """Another collective than a broadcast of parameters raises, with the line."""
     (tmp_path / "hosts").write_text("localhost:2\n")
     (tmp_path / "train.py").write_text(CALLS)
     ended = launcher.run(
         "--host-discovery-script", f"cat {quote(str(tmp_path / 'hosts'))}", "-np", "2", "--min-np", "2",
-        "--start-timeout", "600", "python", "train.py", tmp_path,
+        "--start-timeout", "600", "python", "train.py", tmp_path, how,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("END 2") == 2
     line = f"broadcast at {tmp_path}/train.py:{LINE}"
-    assert f"[2]<stderr>:RuntimeError: {line}: no other rank takes part." in ended.stderr
     assert ended.stderr.count(f"{line} comes before hvd.elastic.run.") == 1
-    assert "Process 2 (rank 2, on localhost) exit with status code 1. No new processes" in ended.stderr
+    if how == "calls":
+        assert f"[2]<stderr>:RuntimeError: {line}: no other rank takes part." in ended.stderr
+        assert "Process 2 (rank 2, on localhost) exit with status code 1. No new processes" in ended.stderr
+    else:
+        assert "Process 2 (rank 2, on localhost) ended with exit code 0 before it came to hvd.elastic" in ended.stderr
 
 
 def test_a_job_that_is_not_elastic_is_not_warned(launcher: Launcher, tmp_path: Path) -> None:

@@ -41,9 +41,11 @@ class ReadyForRound(msgspec.Struct, tag=True, frozen=True):
 
 
 class Connected(msgspec.Struct, tag=True, frozen=True):
-    """``init()`` has succeeded in a process."""
+    """``init()`` has succeeded in a process. A process that joins others sends it again when it enters ``hvd.elastic.run``."""
 
     round: int
+    in_run: bool = False
+    """Whether it has entered ``hvd.elastic.run``."""
 
 
 class Returned(msgspec.Struct, tag=True, frozen=True):

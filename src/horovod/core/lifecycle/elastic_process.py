@@ -143,7 +143,9 @@ class ElasticProcess:
         self.tell(Connected(self.round))
 
     def enters_run(self) -> None:
-        """Note that ``hvd.elastic.run`` begins."""
+        """Note that ``hvd.elastic.run`` begins. A process that was alone reports it."""
+        if self.alone:
+            self.tell(Connected(self.round, in_run=True))
         self.in_run, self.alone = True, False
 
     def leaves_run(self) -> None:

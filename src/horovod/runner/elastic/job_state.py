@@ -89,7 +89,7 @@ class JobProcess:
     has_state: bool = False
     """Whether it has reported that it has the job's state. If a failure came first, its runtime has run without that state."""
     in_run: bool = False
-    """Whether it has asked for its rank from ``hvd.elastic.run``."""
+    """Whether it has asked for its rank from ``hvd.elastic.run``, or has come there since."""
     commits: int | None = None
     """How many commits it had made when ``hvd.elastic.run`` returned; None if it has not returned."""
     leaving: bool = False
@@ -112,6 +112,7 @@ class JobState:
         round: the number of the last round that has begun; 0 before the first.
         ranks: the process of each rank of that round.
         connected: whether the runtime of a rank of that round has run.
+        in_run: whether ranks of that round were in ``hvd.elastic.run`` when it began.
         resets: how many rounds have followed the first.
         fruitless: how many rounds in a row failed to begin although no process was lost.
         has_state: whether a process has ever had a state that others can lack, and that must not be lost.
@@ -133,6 +134,7 @@ class JobState:
     round: int = 0
     ranks: dict[int, int] = field(default_factory=dict)
     connected: bool = False
+    in_run: bool = False
     resets: int = 0
     fruitless: int = 0
     has_state: bool = False

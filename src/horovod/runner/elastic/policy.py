@@ -108,6 +108,7 @@ class ElasticPolicy(Policy):
             if told.round != job.round:
                 return []
             process.trained = True
+            process.in_run = process.in_run or told.in_run
             if job.connected:
                 return []
             job.connected, job.fruitless = True, 0
@@ -207,7 +208,7 @@ class ElasticPolicy(Policy):
     def _on_end(self, process: JobProcess) -> list[ElasticDecision]:
         """A process has ended by itself with exit code 0. It has done its work only if it was a rank of a round that ran."""
         job = self._job
-        if isinstance(process.state, Training) and job.connected:
+        if isinstance(process.state, Training) and job.connected and (process.in_run or not job.in_run):
             if not isinstance(job.phase, Finishing):
                 returned = ""
                 if process.commits is not None:
@@ -221,7 +222,7 @@ class ElasticPolicy(Policy):
         if isinstance(process.state, Starting):
             when = "before it called hvd.init()"
         elif isinstance(process.state, Training):
-            when = f"while round {job.round} began"
+            when = "before it came to hvd.elastic.run" if job.connected else f"while round {job.round} began"
         rank, unfinished = job.rank_of(process.number), ()
         if isinstance(process.state, WaitingForRound) and rank is not None:
             unfinished = ((rank, process.state.describe()),)

@@ -95,7 +95,8 @@ class Reviewer:
         wanted = self._job.wanted()
         for process in self._job.processes.values():
             has_not_begun = isinstance(process.state, Starting | WaitingForRound) and not process.trained
-            if has_not_begun and process.number not in wanted:
+            unfinished = isinstance(self._job.phase, Finishing) and self._job.has_rank(process.number)
+            if has_not_begun and process.number not in wanted and not unfinished:
                 process.state = Dismissed()
                 decisions.append(StopProcess(process.number))
         return decisions
@@ -225,8 +226,8 @@ class Reviewer:
             assert isinstance(process.state, WaitingForRound)
             assignments.append((process.number, process.state.question, slots[process.number]))
             process.state = Training(job.round, slots[process.number].rank)
-        in_run = any(process.in_run for process in ready)
-        begin = BeginRound(job.round, assignments, same_state, in_run)
+        job.in_run = any(process.in_run for process in ready)
+        begin = BeginRound(job.round, assignments, same_state, job.in_run)
         if job.round == 1:
             return [*decisions, begin]
         hosts = len({process.host for process in ready})

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from elastic_policy_world import KILLED, PolicyWorld
-from horovod.control.elastic_messages import HostUpdateResult, Leaving, RankFailed, ReadyForRound, Returned
+from horovod.control.elastic_messages import Connected, HostUpdateResult, Leaving, RankFailed, ReadyForRound, Returned
 from horovod.runner.agent.messages import Exit
 from horovod.runner.policy import EndAll
 
@@ -408,6 +408,26 @@ def test_a_new_process_that_ends_well_before_init_ends_no_job() -> None:
     assert world.ranks() == [0]
     world.end(0, Exit(0))
     assert not (world.policy.undecided or world.policy.stopped or world.policy.first_failure)
+
+
+def test_a_new_process_that_ends_well_before_it_comes_to_the_others_ends_no_job() -> None:
+    world = PolicyWorld({"a": 2}, least=1)
+    world.begin()
+    world.hosts({"a": 2, "b": 2})
+    world.ready(2, 3)
+    world.in_run |= {0, 1}
+    world.ready(0, 1)
+    world.connect()
+    world.do(world.policy.told(3, Connected(2, in_run=True)))
+    world.in_run.add(3)
+    world.end(2, Exit(0))
+    assert "Process 2 (rank 2, on b) ended with exit code 0 before it came to hvd.elastic.run. No new" in world.said
+    world.ready(0, 1, 3, failed=True)
+    world.connect()
+    assert world.ranks() == [0, 1, 3]
+    world.end(3, Exit(0))
+    world.ready(0, failed=True)
+    assert "Process 3 (rank 2, on b) ended with exit code 0 before 1 other rank had finished" in world.policy.stopped
 
 
 @pytest.mark.parametrize("asks_first", [True, False])
