@@ -253,6 +253,35 @@ def a_replaced_gradient_with_a_scaler(side: TorchSide) -> nn.Module:
     return model
 
 
+def set_by_hand_after_unfreezing(side: TorchSide, backward: bool, **wrapping: Any) -> nn.Module:
+    """A layer that was frozen at first gets gradients by hand; the others get theirs by backward, or none."""
+    model = network()
+    model.requires_grad_(False)
+    model[2].requires_grad_(backward)
+    optimizer = side.wrap(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, **wrapping)
+    scale = side.size if side.distributed and wrapping.get("op") == hvd.Sum else 1
+    for step in range(STEPS):
+        model[0].requires_grad_(step >= 2)
+        optimizer.zero_grad()
+        found = loss(model, side, step) / scale
+        if step >= 2:
+            trained = [*model[0].parameters()]
+            for parameter, gradient in zip(
+                trained, torch.autograd.grad(found, trained, retain_graph=True), strict=True
+            ):
+                parameter.grad = gradient
+        if backward:
+            found.backward(inputs=[*model[2].parameters()])
+        optimizer.step()
+    return model
+
+
+_unfrozen = partial(set_by_hand_after_unfreezing, backward=True)
+TABLE.add("set_by_hand_after_unfreezing", _unfrozen)
+TABLE.add("set_by_hand_after_unfreezing_of_sums", partial(_unfrozen, op=hvd.Sum), part=False)
+TABLE.add("all_set_by_hand_after_unfreezing", partial(set_by_hand_after_unfreezing, backward=False), part=False)
+
+
 HAND = r"were set by the script.*optimizer\.synchronize\(\)"
 
 

@@ -52,6 +52,8 @@ class Program:
         zeroing: how gradients are zeroed.
         steps: the passes of each step.
         frozen: for each step, a part that is frozen in it, or -1.
+        inside: whether each parameter has an optimizer of its own, which steps in a hook inside the last pass of each step:
+            "wrapped": it is made distributed before the hook is registered; "hooked": afterwards.
     """
 
     seed: int
@@ -62,6 +64,7 @@ class Program:
     zeroing: str
     steps: tuple[tuple[Pass, ...], ...]
     frozen: tuple[int, ...]
+    inside: str
 
 
 def draw(seed: int, ranks: int) -> Program:
@@ -89,7 +92,10 @@ def draw(seed: int, ranks: int) -> Program:
             passes.append(Pass(used, keep, "" if open_window else choose.choice(changes)))
         steps.append(tuple(passes))
     kinds = tuple(choose.choice(("momentum", "adam", "decay")) for _ in range(optimizers))
-    return Program(seed, owners, kinds, total, window, choose.choice(ZEROING), tuple(steps), frozen)
+    zeroing = choose.choice(ZEROING)
+    may_step_inside = alike and not local and not skips and window == 1
+    inside = choose.choice(("", "", "wrapped", "hooked")) if may_step_inside else ""
+    return Program(seed, owners, kinds, total, window, zeroing, tuple(steps), frozen, inside)
 
 
 def _parts(choose: random.Random, frozen: int, empty: bool = False) -> tuple[int, ...]:
@@ -102,7 +108,12 @@ def run(program: Program, side: TorchSide) -> Iterator[torch.Tensor]:
     """Train; the parameters."""
     torch.manual_seed(program.seed)
     model = nn.ModuleList(nn.Linear(4, 2) for _ in range(PARTS))
-    optimizers = [_optimizer(program, number, model, side) for number in range(len(program.kinds))]
+    stepping = _SteppingInside(program, model, side) if program.inside else None
+    optimizers = (
+        [*stepping.optimizers.values()]
+        if stepping
+        else [_optimizer(program, number, model, side) for number in range(len(program.kinds))]
+    )
     for number, (passes, frozen) in enumerate(zip(program.steps, program.frozen, strict=True)):
         for index, part in enumerate(model):
             part.requires_grad_(index != frozen)
@@ -111,6 +122,8 @@ def run(program: Program, side: TorchSide) -> Iterator[torch.Tensor]:
             blocks = [o.no_sync() if each.local and side.distributed else nullcontext() for o in optimizers]
             for block in blocks:
                 block.__enter__()
+            if stepping:
+                stepping.begin(index == len(passes) - 1)
             loss = _loss(program, each, model, side, 10 * number + index)
             if loss is not None and loss.requires_grad:
                 loss.backward()
@@ -118,24 +131,59 @@ def run(program: Program, side: TorchSide) -> Iterator[torch.Tensor]:
                 block.__exit__(None, None, None)
             _change(each.change, model)
         for optimizer in optimizers:
-            optimizer.step()
+            if not stepping or optimizer not in stepping.done:
+                optimizer.step()
         if program.zeroing == "end":
             _zero("none", model, optimizers)
     yield from model.parameters()
 
 
+class _SteppingInside:
+    """An optimizer for each parameter, whose hook steps inside a pass."""
+
+    def __init__(self, program: Program, model: nn.ModuleList, side: TorchSide) -> None:
+        self.optimizers: dict[torch.Tensor, Any] = {}
+        self.done: list[Any] = []
+        self._steps = False
+        for name, parameter in model.named_parameters():
+            number = program.owners[int(name[0])]
+            made = _plain(program.kinds[number], [parameter])
+            if program.inside == "hooked":
+                self._hook(parameter)
+            self.optimizers[parameter] = _wrapped(program, made, [(name, parameter)]) if side.distributed else made
+            if program.inside == "wrapped":
+                self._hook(parameter)
+
+    def begin(self, last: bool) -> None:
+        """Begin a pass, which steps if it is the last one of its step."""
+        self._steps = last
+        self.done.clear()
+
+    def _hook(self, parameter: torch.Tensor) -> None:
+        def step(parameter: torch.Tensor) -> None:
+            if self._steps:
+                self.optimizers[parameter].step()
+                self.optimizers[parameter].zero_grad()
+                self.done.append(self.optimizers[parameter])
+
+        parameter.register_post_accumulate_grad_hook(step)  # type: ignore[attr-defined]  # PyTorch does not type it
+
+
 def _optimizer(program: Program, number: int, model: nn.ModuleList, side: TorchSide) -> Any:
     owned = [(name, p) for name, p in model.named_parameters() if program.owners[int(name[0])] == number]
-    parameters = [p for _, p in owned]
-    plain: torch.optim.Optimizer
-    if program.kinds[number] == "adam":
-        plain = torch.optim.Adam(parameters, lr=0.02)
-    elif program.kinds[number] == "decay":
-        plain = torch.optim.SGD(parameters, lr=0.1, weight_decay=0.1)
-    else:
-        plain = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-    if not side.distributed:
-        return plain
+    plain = _plain(program.kinds[number], [p for _, p in owned])
+    return _wrapped(program, plain, owned) if side.distributed else plain
+
+
+def _plain(kind: str, parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
+    if kind == "adam":
+        return torch.optim.Adam(parameters, lr=0.02)
+    if kind == "decay":
+        return torch.optim.SGD(parameters, lr=0.1, weight_decay=0.1)
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def _wrapped(program: Program, plain: torch.optim.Optimizer, owned: list[tuple[str, Any]]) -> Any:
     return hvd.DistributedOptimizer(
         plain, owned, op=hvd.Sum if program.total else hvd.Average, backward_passes_per_step=program.window
     )

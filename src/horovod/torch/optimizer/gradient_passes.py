@@ -39,6 +39,8 @@ class GradientPasses(GradientState):
     """The graph task of the running pass, see :data:`current_task`; -2: the next hook belongs to a new pass."""
     _stays_local = False
     """Whether the running pass only adds to local gradients."""
+    _covered = 0
+    """The slots whose gradients other optimizers reduce, which were made later over the same parameters."""
     _inside: tuple[int, int] = (-2, 0)
     """The graph task in which ``step()`` was last called, and the slots whose gradients it has reduced before their hooks."""
 
@@ -122,22 +124,22 @@ class GradientPasses(GradientState):
         slot.version = gradient._version
 
     def note_outside(self, inside: bool) -> int:
-        """Note the gradients that the script has replaced since their reduction: they count as set by hand. Called in a step.
+        """Note the gradients that the script has set since their reduction, or that it has never had reduced. Called in a step.
 
         Args:
             inside: whether a backward pass runs. It may have added to gradients whose hooks of this optimizer come only after
                 the hook of the script that steps. These count as touched.
 
         Returns:
-            The set of gradients that were touched like that, or that are not known to be reduced.
+            The set of gradients that must be reduced, although no hook has been called for them.
         """
         reduced = [slot.reduced() for slot in self.slots.values()]
-        if not inside and (self._keeps_aside or all(map(is_, reduced, map(_GRADIENT, self.slots)))):
+        if not inside and all(map(is_, reduced, map(_GRADIENT, self.slots))):
             return 0
-        outside = 0
+        outside = replaced = 0
         for slot, known in zip(self.slots.values(), reduced, strict=True):
             gradient = slot.parameter.grad
-            if gradient is None:
+            if gradient is None or slot.bit & self._covered:
                 continue
             if slot.bit & self._local:
                 if inside and (gradient._cdata, gradient._version) != (slot.tensor_address, slot.version):
@@ -145,16 +147,15 @@ class GradientPasses(GradientState):
                     outside |= slot.bit
             elif slot.bit & self._touched:
                 continue
-            elif self._keeps_aside:
-                if slot.aside is not None or not slot.bit & (self._named | self._reduced):
-                    outside |= slot.bit
-            elif not slot.bit & self._named:
-                outside |= slot.bit if inside else 0
-            elif known is not gradient or (inside and gradient._version != slot.version):
+            elif slot.bit & self._named or (self._keeps_aside and slot.bit & self._reduced):
+                if self._keeps_aside:
+                    replaced |= slot.bit if inside and slot.aside is not None else 0
+                elif known is not gradient or (inside and gradient._version != slot.version):
+                    replaced |= slot.bit
+            elif inside or known is not gradient:
                 outside |= slot.bit
-                self._touched |= slot.bit
-        self._touched |= outside if self._keeps_aside else 0
-        return outside
+        self._touched |= replaced
+        return outside | replaced
 
     def stepped_inside(self, task: int, outside: int) -> None:
         """Note that ``step()`` was called inside a backward pass.

@@ -237,9 +237,10 @@ class GradientReduction(GradientRounds):
         for other in self._takers(check=True):
             other.complete()
         task = current_task()
-        outside = self.note_outside(inside=task >= 0)
+        outside = unsent = self.note_outside(inside=task >= 0)
         idle = False
-        while self._is_due():
+        while unsent or self._is_due():
+            unsent = 0
             before, idle = idle, reduce_together([self], final=True)
             if idle and before:
                 raise MismatchError(_OTHER_ORDER.format(line=self.line), tensor=self.name)

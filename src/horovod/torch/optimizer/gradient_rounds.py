@@ -52,8 +52,6 @@ class GradientRounds(GradientPasses):
 
     _hinted = False
     """Whether the script was told that gradients set by hand are reduced after its changes."""
-    _covered = 0
-    """The slots whose gradients other optimizers reduce, which were made later over the same parameters."""
 
     def told(self, final: bool) -> TouchedGradients:
         self._task = -2  # the next backward is a new pass
