@@ -26,3 +26,26 @@ def test_an_optimizer_from_before_a_restart_does_not_mix_with_a_new_one(job: Any
         return [parameter.item() for parameter in parameters]
 
     assert job(2, check, timeout=20) == [[-1.5, -3.0]] * 2
+
+
+def test_an_optimizer_that_only_one_rank_still_has_takes_no_name(job: Any) -> None:
+    """As one that only one rank's garbage collector has not freed."""
+
+    def check() -> list[float]:
+        kept = [hvd.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0))]
+        if hvd.rank() == 1:
+            kept.clear()
+        hvd.shutdown()
+        hvd.init()
+        pair = [torch.nn.Parameter(torch.zeros(2 + number)) for number in range(2)]
+        optimizers = [hvd.DistributedOptimizer(torch.optim.SGD([each], lr=1.0)) for each in pair]
+        pair[hvd.rank()].sum().backward()  # so each rank looks for the optimizer that the other names
+        for optimizer in optimizers:
+            optimizer.step()
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        like_the_kept = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0))
+        (parameter * (hvd.rank() + 1)).sum().backward()
+        like_the_kept.step()
+        return [parameter.item()]
+
+    assert job(2, check, timeout=20) == [[-1.5]] * 2

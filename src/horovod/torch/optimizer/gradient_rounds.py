@@ -14,6 +14,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.comm.tuned import TunedSettings
 from horovod.comparison.alike import is_compared
 from horovod.core.lifecycle.context import running
+from horovod.torch.optimizer.backward_passes import current_task
 from horovod.torch.optimizer.bucket_sender import is_sparse, zero_gradient
 from horovod.torch.optimizer.buckets import Slot
 from horovod.torch.optimizer.gradient_passes import CHANGED_LOCALLY, GradientPasses
@@ -119,7 +120,8 @@ class GradientRounds(GradientPasses):
                     self._error = self._error or AssertionError(_REPLACED.format(name=slot.name))
                 continue
             found |= slot.bit
-        if found and not self._hinted and not self._touched | self._named and is_compared():
+        backward = self._touched | self._named or current_task() >= 0  # which may have changed the gradients
+        if found and not backward and not self._hinted and is_compared():
             self._hint(found)
         return found
 

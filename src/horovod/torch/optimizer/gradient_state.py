@@ -64,6 +64,10 @@ class GradientState(DistributedPart, PassListener):
         return self.settings.process_set
 
     @property
+    def is_named(self) -> bool:
+        return self.identity.is_named
+
+    @property
     def line(self) -> str:
         return self.settings.line
 

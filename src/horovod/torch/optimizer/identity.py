@@ -36,6 +36,11 @@ class OptimizerIdentity:
         if original:
             self.name()
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the optimizer has its name in the running generation."""
+        return self._generation == running().generation
+
     def name(self) -> str:
         """The name in the running generation.
 

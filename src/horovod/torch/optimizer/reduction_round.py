@@ -48,6 +48,11 @@ class Participant(ABC):
     def line(self) -> str:
         """The line of the script that made the optimizer."""
 
+    @property
+    @abstractmethod
+    def is_named(self) -> bool:
+        """Whether the optimizer has a name in the running generation."""
+
     @abstractmethod
     def prepare(self) -> None:
         """Take a name in the running generation."""
@@ -207,7 +212,8 @@ class _Round:
         found = self._known.get(name)
         if found is not None:
             return found
-        for each in participants():
+        # Optimizers of earlier generations come last: one that only this rank still has must not take a name.
+        for each in sorted(participants(), key=lambda each: not each.is_named):
             if each.process_set.process_set_id == self._process_set.process_set_id:
                 each.prepare()
                 if each.name == name:
