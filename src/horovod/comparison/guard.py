@@ -177,13 +177,18 @@ class Guard:
         self._names = {**self._names, **names}
         gathered, begun, apart = self._differing, self._compared, self._apart
         self._differing, self._compared, self._apart = [], [], []
+        # Before anything is begun: a rank that raises leaves, and then no other rank can begin it.
+        for each in gathered:
+            each.tell(each.comparison.held())
+        for samples, difference, comparison in apart:
+            samples.tell(difference, comparison.held())
         for each in begun:
             differs = each.comparison.differs()
             if not differs and each.samples is not None:
-                difference = each.samples.difference(each.comparison)
-                if difference is not None:
-                    each.comparison.gather(difference.held)
-                    self._apart.append((each.samples, difference, each.comparison))
+                found = each.samples.difference(each.comparison)
+                if found is not None:
+                    each.comparison.gather(found.held)
+                    self._apart.append((each.samples, found, each.comparison))
             if differs:
                 if each.what is not None:
                     self._found.add(each.what)
@@ -204,10 +209,6 @@ class Guard:
             self._count.made += 1
         if self._debugger is not None:
             self._debug(self._debugger, contents)
-        for each in gathered:
-            each.tell(each.comparison.held())
-        for samples, difference, comparison in apart:
-            samples.tell(difference, comparison.held())
 
     def _enter_generation(self) -> None:
         generation, joins = running().generation, running().joins
