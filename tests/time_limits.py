@@ -4,7 +4,18 @@ than it has cores for. No test waits for a limit to pass, and what a test leaves
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+
 SOON = 120.0
 """What should be over at once, in seconds."""
 JOB = 250.0
 """A whole job, whose ranks import frameworks: less than the limit of a test."""
+
+
+def of_starts(number: int) -> float:
+    """How long this machine, as busy as it is now, takes to start so many interpreters with NumPy, one after another."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import numpy"], check=True, timeout=SOON)
+    return number * (time.monotonic() - began)
