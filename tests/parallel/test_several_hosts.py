@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,3 +213,51 @@ def test_a_rank_that_cannot_open_the_connections_says_so_on_all_ranks(ranks: Cal
     for text in ranks(SIZE, {}, "torch").run(job):
         assert text.startswith("Horovod: rank 2 "), text
         assert "it could not connect to the other ranks: rank 2 needs 3 connections: raise the hard limit" in text
+
+
+def test_an_object_that_is_changed_between_hosts_is_refused_and_not_decoded(pool: RankPool) -> None:
+    def job(kind: str) -> list[str]:
+        import os
+
+        import horovod.torch as hvd
+        from horovod.core.submission import collectives
+
+        own, before = int(os.environ["HOROVOD_RANK"]), os.environ["HOROVOD_HOSTNAME"]
+        os.environ["HOROVOD_HOSTNAME"] = "aabb"[own]
+        broadcast, kept, seen = collectives.broadcast, [], []
+
+        def on_the_way(what: str, name: str, tensors: Any, *arguments: Any, **options: Any) -> Any:
+            """A network that changes the object of one call on its way to rank 2, or sends that of an earlier call again."""
+            broadcast(what, name, tensors, *arguments, **options).wait()
+            if name.endswith(".t") and hvd.rank() == 2:
+                data = tensors[0].array
+                kept.append(data.copy())
+                if len(kept) == 2:
+                    data[:] = kept[0] if kind == "repeat" else data ^ (kind == "change")
+            return SimpleNamespace(wait=lambda: None)
+
+        collectives.broadcast = on_the_way
+        try:
+            hvd.init()
+            for call in range(3):
+                try:
+                    seen.append(str(hvd.broadcast_object(f"object {call}", root_rank=1, name="x")))
+                except hvd.HorovodInternalError as error:
+                    seen.append(str(error))
+            seen.append(str(hvd.allgather_object(hvd.rank())))
+            hvd.shutdown()
+            return seen
+        finally:
+            collectives.broadcast = broadcast
+            os.environ["HOROVOD_HOSTNAME"] = before
+
+    well = ["object 0", "object 1", "object 2", "[0, 1, 2, 3]"]
+    assert pool.run(job, "nothing") == [well] * SIZE
+    for kind in ("change", "repeat"):
+        found = pool.run(job, kind)
+        refused = found[2].pop(1)
+        assert (
+            "the object of rank 1 for broadcast_object 'x' is not what that rank sent" in refused
+            and "rank 2" in refused
+        )
+        assert found == [well, well, [well[0], *well[2:]], well]

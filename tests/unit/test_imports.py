@@ -36,6 +36,7 @@ LAYERS: Layers = [
     {
         "core.config",
         "_version",
+        "_abstract_names",
         "_silence",
         "pickling",
         "signal_deferral",

@@ -1,7 +1,8 @@
 """Broadcasts and all-gathers of picklable objects, the same in every binding.
 
-If a rank cannot pickle its object, it sends the reason instead, so the call fails on all ranks and none waits. Pickles are sent
-only between ranks that have proved that they know the job's secret.
+If a rank cannot pickle its object, it sends the reason instead, so the call fails on all ranks and none waits. A pickle of
+another host is decoded only if its digest proves that a rank of this job has sent it for this call
+(:mod:`horovod.core.lifecycle.object_protection`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from horovod import pickling
 from horovod.comm.datatypes import Array, DataType
 from horovod.common.basics import rank
+from horovod.core.lifecycle.context import running, worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
 from horovod.core.submission.arguments import full_name, set_id, whole_number
@@ -42,19 +45,34 @@ class _Failed:
         self.reason = f"{type(error).__name__}: {text}, at {caller()}"
 
 
-def _pickled(obj: Any) -> Array:
+def _pickled(obj: Any, call: str) -> Array:
+    """The pickle, with what proves to the others that it is this rank's for ``call``."""
     buffer = io.BytesIO()
     pickling.dump(obj, buffer)
+    with buffer.getbuffer() as view:
+        trailer = running().objects.trailer(view, call)
+    buffer.seek(0, io.SEEK_END)
+    buffer.write(trailer)
     return np.frombuffer(buffer.getbuffer(), np.uint8)
 
 
-def _prepared(make: Callable[[], T]) -> tuple[T | None, Array, Exception | None]:
+def _prepared(make: Callable[[], T], call: str) -> tuple[T | None, Array, Exception | None]:
     """The result of ``make``, its pickle, and None. If that fails: None, the pickled reason, and the exception."""
     try:
         obj = make()
-        return obj, _pickled(obj), None
+        return obj, _pickled(obj, call), None
     except Exception as error:
-        return None, _pickled(_Failed(error)), error
+        return None, _pickled(_Failed(error), call), error
+
+
+def _loaded(data: Array, sender: int, call: str) -> Any:
+    """The object of another rank. Raises EngineFailureError if it is not what that rank has sent."""
+    return cloudpickle.loads(running().objects.check(data.data, sender, call))
+
+
+def _call(what: str, name: str, number: int | None) -> str:
+    """Identifies a call on all members of a process set."""
+    return f"{what} {name!r}" + (f" of process set {number}" if number else "")
 
 
 def _name(name: str | None) -> str:
@@ -110,7 +128,8 @@ def broadcast_made(
         tensors = [Tensor(array, data_type, array.shape)]
         collectives.broadcast("broadcast", f"{name}.{label}", tensors, root, number, awaited=True).wait()
 
-    obj, data, error = _prepared(make) if rank() == root else (None, None, None)
+    call = _call("broadcast_object", name, number)
+    obj, data, error = _prepared(make, call) if rank() == root else (None, None, None)
     length = np.array([0 if data is None else data.size], np.int64)
     broadcast(length, DataType.INT64, "sz")
     if data is None:
@@ -119,7 +138,7 @@ def broadcast_made(
     if error is not None:
         raise error
     if rank() != root:
-        obj = cloudpickle.loads(data.tobytes())
+        obj = _loaded(data, root, call)
         _raise_others(f"{what} from root rank {root}", [obj])
     return obj
 
@@ -156,7 +175,8 @@ def allgather_made(
         what: the function that the script called, for the error.
     """
     name, number = _name(name), set_id(process_set)
-    _, data, error = _prepared(make)
+    call = _call("allgather_object", name, number)
+    _, data, error = _prepared(make, call)
     gathered: list[Array] = []
 
     def allocate(_: int, rows: int) -> Array:
@@ -169,8 +189,9 @@ def allgather_made(
     if error is not None:
         raise error
     objects, start = [], 0
-    for length in filter(None, handle.result[0]):  # a rank that has joined has length 0; no pickle has
-        objects.append(cloudpickle.loads(gathered[0][start : start + length].tobytes()))
-        start += length
+    for sender, length in zip(worker_of(number, Operation.ALLGATHER).ranks, handle.result[0], strict=True):
+        if length:  # a rank that has joined has length 0; no pickle has
+            objects.append(_loaded(gathered[0][start : start + length], sender, call))
+            start += length
     _raise_others(what, objects)
     return objects

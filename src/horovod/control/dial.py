@@ -14,6 +14,8 @@ Address = tuple[str, int] | str
 """``(host, port)``, or the name of a Unix socket; an abstract name starts with a NUL character."""
 Secret = bytes | Callable[[socket.socket, float], bytes]
 """The job's secret, or a function that reads it from the preface of a new connection before a deadline (``time.monotonic``)."""
+Addresses = list[Address] | Callable[[], list[Address]]
+"""Addresses to try, or a function that finds them, which is called in each round of tries."""
 _FIRST_TRY_SECONDS = 0.5
 _LONGEST_TRY_SECONDS = 5.0
 _FROM_ANYWHERE: Mapping[Address, str] = {}
@@ -119,7 +121,7 @@ def dial(address: Address, secret: Secret, purpose: bytes, deadline: float, sour
 
 
 def dial_until(
-    addresses: list[Address],
+    addresses: Addresses,
     secret: Secret,
     purpose: bytes,
     deadline: float,
@@ -140,12 +142,16 @@ def dial_until(
         ConnectionError: none has answered; the message lists each address with its last error.
     """
     pause = 0.002
-    seconds = _LONGEST_TRY_SECONDS if len(addresses) == 1 else _FIRST_TRY_SECONDS
+
+    def find() -> list[Address]:
+        return addresses if isinstance(addresses, list) else addresses()
+
+    seconds = _LONGEST_TRY_SECONDS if len(find()) == 1 else _FIRST_TRY_SECONDS
     errors: dict[str, Exception] = {}
     while True:
         if why := cancelled():
             raise ConnectionError(why)
-        for address in addresses:
+        for address in find():
             try_until = min(deadline, time.monotonic() + seconds)
             try:
                 return dial(address, secret, purpose, try_until, sources.get(address, ""))

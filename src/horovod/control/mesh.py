@@ -1,9 +1,8 @@
 """How ranks connect to each other: their endpoints, and one round of connecting and accepting.
 
 A :class:`Mesh` exists only while connections are made. Then its listening sockets are closed, so a running job has no open
-port. Of two ranks the higher one connects and the lower one accepts. Every rank first connects to all lower ranks, in
-ascending order, and then accepts. Rank 0 only accepts; so by induction each rank's connects succeed, and there is no
-deadlock.
+port. Of two ranks the higher one connects and the lower one accepts. Every rank accepts while it connects, on some threads at a
+time, so no rank waits until another one is done with its own.
 """
 
 from __future__ import annotations
@@ -12,8 +11,11 @@ import os
 import secrets
 import selectors
 import socket
+import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from ipaddress import IPv4Interface, IPv6Interface, ip_address
 from typing import NamedTuple
 
@@ -91,6 +93,10 @@ class LostPeerError(LostRankError, MeshError):
         self.lost_rank = rank
 
 
+_DIALLED_AT_ONCE = 16
+"""To how many lower ranks a rank connects at a time. Each is a thread that waits for a handshake of several messages."""
+
+
 class Mesh:
     """This rank's listening sockets, open until :meth:`close`.
 
@@ -159,15 +165,14 @@ class Mesh:
             raise MeshError(str(error)) from error
         made: dict[ConnectionKey, Connection] = {}
         try:
-            for key in sorted(key for key in keys if key.peer < self._rank):
-                made[key] = self._dial(endpoints[key.peer], key, generation, secret, deadline)
             expected = {key for key in keys if key.peer > self._rank}
             for key in list(expected):
                 early = self._early.pop((generation, key), None)
                 if early is not None:
                     expected.discard(key)
                     made[key] = early
-            self._accept(expected, made, len(endpoints), generation, secret, deadline)
+            with self._dialling(endpoints, keys, generation, secret, deadline, made) as dialled:
+                self._accept(expected, made, dialled, len(endpoints), generation, secret, deadline)
         except BaseException:
             for connection in made.values():
                 connection.close()
@@ -195,8 +200,56 @@ class Mesh:
     def _was_cancelled(self) -> MeshError:
         return MeshError(f"rank {self._rank} cannot be connected: {self._cancelled}")
 
+    @contextmanager
+    def _dialling(
+        self,
+        endpoints: Sequence[Endpoint],
+        keys: Collection[ConnectionKey],
+        generation: str,
+        secret: bytes,
+        deadline: float,
+        made: dict[ConnectionKey, Connection],
+    ) -> Iterator[Callable[[], bool]]:
+        """Connect to the lower ranks on threads, into ``made``. The result says whether all are connected, and raises the error
+        of the first that cannot be."""
+        own = sorted(key for key in keys if key.peer < self._rank)
+        over = threading.Event()  # the others need not be connected any more
+
+        def dial(key: ConnectionKey) -> Connection:
+            return self._dial(endpoints[key.peer], key, generation, secret, deadline, over)
+
+        if not own:
+            yield lambda: True
+            return
+        with ThreadPoolExecutor(min(_DIALLED_AT_ONCE, len(own)), "horovod-connect") as threads:
+            dialled = {key: threads.submit(dial, key) for key in own}
+            for each in dialled.values():
+                each.add_done_callback(lambda _: self._wake_up.set())
+
+            def all_connected() -> bool:
+                done = {key: each for key, each in dialled.items() if each.done()}
+                for key, each in done.items():
+                    made[key] = each.result()
+                    del dialled[key]
+                return not dialled
+
+            try:
+                yield all_connected
+            finally:
+                over.set()
+                threads.shutdown(cancel_futures=True)
+                for each in dialled.values():
+                    if not each.cancelled() and each.exception() is None:
+                        each.result().close()
+
     def _dial(
-        self, endpoint: Endpoint, key: ConnectionKey, generation: str, secret: bytes, deadline: float
+        self,
+        endpoint: Endpoint,
+        key: ConnectionKey,
+        generation: str,
+        secret: bytes,
+        deadline: float,
+        over: threading.Event,
     ) -> Connection:
         addresses: list[Address] = []
         if endpoint.host == self.endpoint.host:
@@ -213,8 +266,12 @@ class Mesh:
         )
         addresses += [(address, endpoint.port) for address in nearest if (address, endpoint.port) not in addresses]
         purpose = msgspec.msgpack.encode(_Purpose(generation, self._rank, key.role, key.group, key.link))
+
+        def cancelled() -> str:
+            return self._cancelled or ("another rank cannot be connected" if over.is_set() else "")
+
         try:
-            return dial_until(addresses, secret, purpose, deadline, sources=sources, cancelled=lambda: self._cancelled)
+            return dial_until(addresses, secret, purpose, deadline, sources=sources, cancelled=cancelled)
         except ConnectionError as error:
             if self._cancelled:
                 raise self._was_cancelled() from error
@@ -225,14 +282,12 @@ class Mesh:
         self,
         expected: set[ConnectionKey],
         made: dict[ConnectionKey, Connection],
+        dialled: Callable[[], bool],
         size: int,
         generation: str,
         secret: bytes,
         deadline: float,
     ) -> None:
-        if not expected:
-            return
-
         def welcome(connection: Connection, text: bytes) -> None:
             try:
                 purpose = _decode_purpose(text)
@@ -252,14 +307,14 @@ class Mesh:
                 self._early[generation, key] = connection
 
         with selectors.DefaultSelector() as selector:
-            listener = ConnectionListener(selector, self._listeners, secret, welcome)
-            selector.register(self._wake_up, selectors.EVENT_READ, lambda _: None)
+            listener = ConnectionListener(selector, self._listeners, secret, welcome, expected=len(expected))
+            selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
             try:
-                while expected:
+                while not (ready := dialled()) or expected:
                     now = time.monotonic()
                     if self._cancelled:
                         raise self._was_cancelled()
-                    if now >= deadline:
+                    if now >= deadline and ready:  # else the threads raise soon: they have the same deadline
                         missing = sorted({key.peer for key in expected})
                         raise LostPeerError(
                             missing[0],
@@ -268,7 +323,7 @@ class Mesh:
                             f"to start, raise horovodrun --start-timeout ({START_TIMEOUT})",
                         )
                     wake = min(deadline, listener.next_deadline() or deadline)
-                    for key, events in selector.select(max(0.0, wake - now)):
+                    for key, events in selector.select(max(0.01, wake - now)):
                         key.data(events)
                     listener.expire()
             finally:

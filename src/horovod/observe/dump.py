@@ -6,6 +6,7 @@ documents the fields, for tools. A field is never renamed or removed while :data
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -190,18 +191,22 @@ def default_folder(job: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that only this user can write to, unless it exists.
+    """Make a folder that only this user can enter, unless it exists.
 
     Raises:
-        DumpError: it cannot be made, or it is another user's.
+        DumpError: it cannot be made; or it is in the default folder, and that is another user's, open to others, or a link.
     """
+    own = folder.parent
     try:
+        if own.name == f"horovod-{os.getuid()}":
+            with contextlib.suppress(FileExistsError):
+                own.mkdir(mode=0o700, parents=True)
+            found = own.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+                raise DumpError(f"{own} is not a folder of this user: nothing is written there. Remove it")
+            if found.st_mode & 0o077:
+                raise DumpError(f"{own} is open to other users: nothing is written there. Remove it, or `chmod 700` it")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.parent.lstat()
-        if folder.parent.name == f"horovod-{os.getuid()}" and (
-            found.st_uid != os.getuid() or stat.S_ISLNK(found.st_mode)
-        ):
-            raise DumpError(f"{folder.parent} is owned by another user")
     except OSError as error:
         raise DumpError(f"{folder} cannot be made: {error.strerror}") from error
 

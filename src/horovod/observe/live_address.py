@@ -5,22 +5,32 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from horovod._abstract_names import drawn, listed
+
 ADDRESS = "horovod-live"
 
 
-def socket_name(pid: int) -> str:
-    """The abstract Unix socket at which the process of rank 0 answers; it leaves no file behind."""
-    return f"\0{ADDRESS}-{os.getuid()}-{pid}"
+def new_name(pid: int) -> str:
+    """A name for the socket at which the process of rank 0 answers."""
+    return drawn(f"{ADDRESS}-{os.getuid()}-{pid}")
+
+
+def names_of(pid: int) -> list[str]:
+    """The sockets that may be the one at which a process answers. Another user may have made some of them."""
+    return listed(f"{ADDRESS}-{os.getuid()}-{pid}")
 
 
 def listening() -> list[int]:
     """The processes of this user on this host that are rank 0 of a running job."""
-    prefix = f"@{ADDRESS}-{os.getuid()}-"
-    with Path("/proc/net/unix").open(encoding="utf-8", errors="replace") as table:
-        names = {columns[7] for line in table if len(columns := line.split()) > 7}
-    return sorted(
-        int(name.removeprefix(prefix)) for name in names if name.startswith(prefix) and name[len(prefix) :].isdigit()
-    )
+    found = {name.rpartition(".")[0].rpartition("-")[2] for name in listed(f"{ADDRESS}-{os.getuid()}-", "")}
+    return sorted(int(each) for each in found if each.isdigit() and _is_own(int(each)))
+
+
+def _is_own(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.getuid()
+    except OSError:
+        return False  # another user has chosen that name
 
 
 def ancestors(pid: int) -> list[int]:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from horovod.control.connection import is_same_user
 from horovod.core import config
 from horovod.observe.live import JobSnapshot
-from horovod.observe.live_address import ancestors, listening, socket_name
+from horovod.observe.live_address import ancestors, listening, names_of
 
 _SECONDS = 5.0
 _JOB_VARIABLES = ("SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "JOB_ID")
@@ -71,11 +72,14 @@ def ask(pid: int) -> JobSnapshot:
     """
     parts = []
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_SECONDS)
-            connection.connect(socket_name(pid))
-            while part := connection.recv(1 << 16):
-                parts.append(part)
+        for name in names_of(pid):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(_SECONDS)
+                connection.connect(name)
+                while is_same_user(connection) and (part := connection.recv(1 << 16)):
+                    parts.append(part)
+            if parts:
+                break
     except (ConnectionRefusedError, ConnectionResetError):
         raise JobEnded("the job has ended") from None
     except OSError as error:

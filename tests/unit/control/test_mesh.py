@@ -183,17 +183,27 @@ def test_a_peer_that_is_a_round_ahead_is_kept_for_the_next_round(meshes: Callabl
     control = ConcurrentCalls(
         lambda: first.connect(
             endpoints, [ConnectionKey(1, "control", 0), ConnectionKey(2, "control", 0)], "1", SECRET, soon()
-        ),
-        lambda: third.connect(endpoints, [ConnectionKey(0, "control", 0)], "1", SECRET, soon()),
+        )
     )
-    ahead = ConcurrentCalls(lambda: third.connect(endpoints, [ConnectionKey(0, "data", 5)], "1", SECRET, soon()))
-    (at_once,) = ahead.results()  # rank 0 has accepted it
+    at_third = third.connect(endpoints, [ConnectionKey(0, "control", 0)], "1", SECRET, soon())
+    at_once = third.connect(endpoints, [ConnectionKey(0, "data", 5)], "1", SECRET, soon())  # rank 0 has accepted it
     made = second.connect(endpoints, [ConnectionKey(0, "control", 0)], "1", SECRET, soon())
-    at_first, at_third = control.results()
+    (at_first,) = control.results()
     data = first.connect(endpoints, [ConnectionKey(2, "data", 5)], "1", SECRET, soon())
     first.close()  # closes what is kept for a later round
     assert_connected([at_first, made, at_third])
     assert_connected([data, {}, at_once])
+
+
+def test_every_rank_accepts_while_it_dials(meshes: Callable[..., list[Mesh]]) -> None:
+    """Rank 1 cannot reach rank 0 yet, and rank 2 need not wait for that."""
+    first, second, third = meshes(3)
+    endpoints = endpoints_of([first, second, third])
+    middle = ConcurrentCalls(lambda: second.connect(endpoints, mesh(1, 3), "1", SECRET, soon()))
+    at_third = third.connect(endpoints, [ConnectionKey(1, "data", 0)], "1", SECRET, soon())
+    at_first = first.connect(endpoints, [ConnectionKey(1, "data", 0)], "1", SECRET, soon())
+    (at_second,) = middle.results()
+    assert_connected([at_first, at_second, at_third])
 
 
 def test_unrequested_connections_are_closed(meshes: Callable[..., list[Mesh]]) -> None:

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Sequence
 
-from horovod.control.dial import Address, Secret, alternatives, describe, dial_until
+from horovod.control.dial import Address, Addresses, Secret, alternatives, describe, dial_until
 from horovod.control.rendezvous.messages import (
     PURPOSE,
     VALUE_LIMIT,
@@ -31,7 +31,8 @@ class RendezvousClient:
     """One rank's connection to the server, a context manager. For one thread at a time.
 
     Args:
-        address: the server's address, or several candidates. A host may be several names, separated by commas.
+        address: the server's address, several candidates, or a function that finds them on this host. A host may be several
+            names, separated by commas.
         secret: the job's secret, or a function that reads it from the connection.
         timeout: the most seconds to try to connect.
 
@@ -39,9 +40,10 @@ class RendezvousClient:
         ServerGoneError: the server could not be reached within ``timeout`` seconds.
     """
 
-    def __init__(self, address: Address | list[Address], secret: Secret, timeout: float) -> None:
-        addresses = address if isinstance(address, list) else alternatives(address)
-        self._server = f"the rendezvous server of this job, {' or '.join(map(describe, addresses[:4]))},"
+    def __init__(self, address: Address | Addresses, secret: Secret, timeout: float) -> None:
+        addresses = alternatives(address) if isinstance(address, str | tuple) else address
+        where = " or ".join(map(describe, addresses[:4])) if isinstance(addresses, list) else "on this host"
+        self._server = f"the rendezvous server of this job, {where},"
         try:
             self._connection = dial_until(addresses, secret, PURPOSE, time.monotonic() + timeout)
         except ConnectionError as error:

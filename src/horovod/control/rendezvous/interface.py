@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
+from horovod._abstract_names import drawn, listed
 from horovod.control.dial import Address
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import RendezvousError, ServerGoneError
@@ -87,28 +88,32 @@ class OnThisHost(Rendezvous):
     """A server that rank 0 runs, for a job whose ranks are all on this host and run as one user.
 
     Args:
-        address: the abstract name of the Unix socket, to which a suffix is added for every session.
+        name: what the abstract name of the Unix socket begins with; more is added for every session, and its end is drawn.
     """
 
-    address: str
+    name: str
     secret: bytes = b""
 
     @classmethod
     def of_job(cls, job: str) -> OnThisHost:
         """The rendezvous of a job with this name, which no other job on this host has at the same time."""
         digest = hashlib.sha256(f"{os.getuid()}\n{job}".encode()).hexdigest()[:32]
-        return cls(f"\0horovod-{digest}")
+        return cls(f"horovod-{digest}")
 
     @contextmanager
     def session(
         self, calls: int, rank: int, size: int, seconds: float, members: Sequence[int] = ()
     ) -> Iterator[AllGather]:
-        address = f"{self.address}-{calls}"
+        name = f"{self.name}-{calls}"
         if members:
-            address += "-" + hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:32]
+            name += "-" + hashlib.sha256(",".join(map(str, members)).encode()).hexdigest()[:32]
+
+        def find() -> list[Address]:
+            return [*listed(name)]
+
         with served_by_a_rank(
-            lambda: RendezvousServer(b"", name=address),
-            lambda limit: RendezvousClient(address, b"", limit),
+            lambda: RendezvousServer(b"", name=drawn(name), expected=size),
+            lambda limit: RendezvousClient(find, b"", limit),
             rank,
             size,
             seconds,

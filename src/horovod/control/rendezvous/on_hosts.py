@@ -101,7 +101,9 @@ class RendezvousOnHosts(Rendezvous):
             preface = b"" if self._key else sealed.preface(self.secret)
             for port in ports:
                 try:
-                    return RendezvousServer(self.secret, anywhere(own_addresses()), port, preface=preface)
+                    return RendezvousServer(
+                        self.secret, anywhere(own_addresses()), port, preface=preface, expected=size
+                    )
                 except OSError as error:
                     reason = error
             raise RendezvousError(

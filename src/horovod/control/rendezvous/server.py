@@ -15,7 +15,7 @@ from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.connection import Connection
 from horovod.control.descriptors import DescriptorLimitError, make_room
 from horovod.control.dial import listening_socket
-from horovod.control.listener import ConnectionListener
+from horovod.control.listener import LARGEST_QUEUE, ConnectionListener
 from horovod.control.lost_rank import text_of_loss
 from horovod.control.rendezvous.group import (
     FailedExchange,
@@ -56,6 +56,7 @@ class RendezvousServer:
         host, port: where to listen; port 0 lets the kernel choose.
         name: listen on this Unix socket instead; an abstract name starts with NUL.
         preface: sent to every client before the handshake, even to one without the secret.
+        expected: how many clients may come from one address at a time, if that is known (:class:`ConnectionListener`).
     """
 
     def __init__(
@@ -66,9 +67,11 @@ class RendezvousServer:
         *,
         name: str = "",
         preface: bytes = b"",
+        expected: int = LARGEST_QUEUE,
     ) -> None:
         self._secret = secret
         self._preface = preface
+        self._expected = expected
         self._lock = threading.Lock()
         self._arrived = threading.Condition(self._lock)
         self._values: dict[str, bytes] = {}
@@ -196,7 +199,9 @@ class RendezvousServer:
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
-            listener = ConnectionListener(selector, [self._listener], self._secret, self._welcome, self._preface)
+            listener = ConnectionListener(
+                selector, [self._listener], self._secret, self._welcome, self._preface, self._expected
+            )
             while not self._stopping:
                 sleep = self._sleep_limit(listener.next_deadline())
                 planned = time.monotonic() + (_LONGEST_SLEEP if sleep is None else sleep)

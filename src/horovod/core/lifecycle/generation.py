@@ -8,6 +8,8 @@ and start their worker threads. It ends in good order (:meth:`Generation.stop`) 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import logging
 import os
 import time
@@ -37,6 +39,7 @@ from horovod.core.lifecycle import crash, elastic_process, tuning
 from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, agree_on_process_sets
 from horovod.core.lifecycle.late_connections import ListenerSettings
+from horovod.core.lifecycle.object_protection import ObjectProtection
 from horovod.core.lifecycle.other_processes import OtherProcesses
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
@@ -81,6 +84,7 @@ class Generation:
         termination: whether and how the generation has ended.
         recording: its timeline.
         secret: the secret of the job, for connections that are made later.
+        objects: protects pickles on the data plane.
         watch: takes the worker threads' reports of failures.
         crowded: on some host the ranks compute with as many threads as the host has cores, so no core is free for
             communication; the same on all ranks.
@@ -107,6 +111,7 @@ class Generation:
         self.recording = Recording(config, self.identity.rank, self.workers)
         self.process = os.getpid()
         self.secret = b""
+        self.objects = ObjectProtection(b"", self.identity.rank)
         self.crowded = False
         self.placement = ANYWHERE
         self.watch: Watch = NoPeers(self.termination)
@@ -126,6 +131,11 @@ class Generation:
         self._sockets: list[Connection] = []
         self._crash_is_told = self._all_hear_of_crash = False
         self.guard: Callable[[int], None] | None = None
+
+    @property
+    def mark(self) -> str:
+        """Names this generation, and no other one of any job. It is drawn, and not secret."""
+        return f"{self._endpoints[0].name}/{self.generation}".strip("\0")
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -264,6 +274,9 @@ class Generation:
         cpu_resources_by_rank = [each.cpu_resources for each in rank_infos]
         self.crowded = crowded(cpu_resources_by_rank)
         self.secret = self._endpoints[0].secret or (point.secret if point is not None else b"")
+        if len({endpoint.host for endpoint in self._endpoints}) > 1:
+            key = hmac.digest(self.secret, f"objects\0{self.mark}".encode(), hashlib.sha256)
+            self.objects = ObjectProtection(key, identity.rank)
         if not (self.world.is_launched_job and identity.local_ranks_known):
             self.identity = find_local_ranks(identity, [each.node for each in rank_infos])
         asked, local_rank = self.config.thread_affinity, self.identity.local_rank

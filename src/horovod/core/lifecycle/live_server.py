@@ -19,7 +19,7 @@ from pathlib import Path
 
 from horovod.control.connection import is_same_user
 from horovod.control.wakeup import WakeUp
-from horovod.observe.live_address import socket_name
+from horovod.observe.live_address import new_name
 
 _log = logging.getLogger("horovod.core")
 
@@ -69,7 +69,7 @@ class LiveServer:
     def _listen_to_views() -> socket.socket | None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            listener.bind(socket_name(os.getpid()))
+            listener.bind(new_name(os.getpid()))
             listener.listen(_WAITING_READERS)
         except OSError as error:
             listener.close()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
+from horovod._abstract_names import listed
+from horovod.control import connection as connection_module
+from horovod.control import dial as dial_module
 from horovod.control.dial import dial
 from horovod.control.rendezvous.interface import LauncherServer, OnThisHost, Rendezvous
 from horovod.control.rendezvous.messages import PURPOSE, RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
-from unit.control.unauthenticated_clients import BAD_CLIENTS, connect, visited_by
+from unit.control.unauthenticated_clients import BAD_CLIENTS, visited_by
 
 SECONDS = 20.0
 
@@ -62,16 +66,36 @@ def test_two_jobs_side_by_side() -> None:
 def test_jobs_and_users_have_separate_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = OnThisHost.of_job("x")
     assert ours == OnThisHost.of_job("x")
-    assert ours.address != OnThisHost.of_job("y").address
+    assert ours.name != OnThisHost.of_job("y").name
     monkeypatch.setattr(os, "getuid", lambda: 1 << 20)
-    assert ours.address != OnThisHost.of_job("x").address
+    assert ours.name != OnThisHost.of_job("x").name
 
 
 def test_the_name_of_a_rendezvous_does_not_tell_the_job() -> None:
-    address = OnThisHost.of_job("confidential").address
-    assert isinstance(address, str)
-    assert address.startswith("\0horovod-")
-    assert "confidential" not in address
+    name = OnThisHost.of_job("confidential").name
+    assert name.startswith("horovod-")
+    assert "confidential" not in name
+
+
+def test_a_socket_of_the_same_name_that_another_user_has_bound_keeps_no_rank_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stands first in the list; nothing is said to it."""
+    at = rendezvous("taken")
+    with socket.socket(socket.AF_UNIX) as squatter:
+        squatter.bind(f"\0{at.name}-1.{'0' * 16}")
+        squatter.listen()
+        theirs = connection_module.is_same_user
+
+        def is_same_user(connection: socket.socket) -> bool:
+            return connection.getpeername() != squatter.getsockname() and theirs(connection)
+
+        monkeypatch.setattr(dial_module, "is_same_user", is_same_user)
+        assert run_concurrently(*ranks(at, 2)) == expected(2)
+        squatter.setblocking(False)
+        heard, _ = squatter.accept()
+        with heard:
+            assert heard.recv(100) == b""
 
 
 def test_a_missing_rank_is_named() -> None:
@@ -110,26 +134,17 @@ def test_unauthenticated_clients_at_the_socket_do_not_disturb(stranger: str) -> 
     at = rendezvous(stranger)
     functions = ranks(at, 2)
     first = ConcurrentCalls(functions[0])
-    address = f"{at.address}-1"
-    wait_until(lambda: _is_served(address), "rank 0 serving")
-    with visited_by(stranger, address):
+    wait_until(lambda: listed(f"{at.name}-1"), "rank 0 serving")
+    with visited_by(stranger, *listed(f"{at.name}-1")):
         assert functions[1]() == expected(2)[0]
         assert first.results() == expected(2)[:1]
-
-
-def _is_served(name: str) -> bool:
-    try:
-        connect(name).close()
-    except ConnectionRefusedError:
-        return False
-    return True
 
 
 def test_another_process_of_the_user_that_connects_and_leaves_delays_no_rank() -> None:
     at = rendezvous("guest")
     functions = ranks(at, 2, seconds=1.0)
     first = ConcurrentCalls(functions[0])
-    wait_until(lambda: _is_served(f"{at.address}-1"), "rank 0 serving")
-    with dial(f"{at.address}-1", b"", PURPOSE, time.monotonic() + SECONDS):
+    wait_until(lambda: listed(f"{at.name}-1"), "rank 0 serving")
+    with dial(*listed(f"{at.name}-1"), b"", PURPOSE, time.monotonic() + SECONDS):
         assert functions[1]() == expected(2)[0]
         assert first.results() == expected(2)[:1]

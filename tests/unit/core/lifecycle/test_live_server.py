@@ -15,7 +15,7 @@ import pytest
 
 from horovod.core.lifecycle import live_server
 from horovod.core.lifecycle.live_server import LiveServer, MetricsAddressError
-from horovod.observe.live_address import ancestors, listening, socket_name
+from horovod.observe.live_address import ancestors, listening, names_of
 from unit.control.concurrent_ranks import wait_until
 
 
@@ -45,7 +45,7 @@ def test_the_live_view_is_found_while_it_serves() -> None:
     assert os.getpid() not in listening()
     with served():
         assert os.getpid() in listening()
-        assert exchange(socket.AF_UNIX, socket_name(os.getpid())) == b"view"
+        assert exchange(socket.AF_UNIX, *names_of(os.getpid())) == b"view"
     assert os.getpid() not in listening()
 
 
@@ -153,8 +153,9 @@ def test_there_is_a_pause_after_a_reader_that_cannot_be_accepted(monkeypatch: py
     monkeypatch.setattr(live_server, "time", SimpleNamespace(sleep=sleep))
     with served(), socket.socket(socket.AF_UNIX) as reader:
         reader.settimeout(30)
+        (name,) = names_of(os.getpid())
         with no_free_descriptor():
-            reader.connect(socket_name(os.getpid()))
+            reader.connect(name)
             wait_until(lambda: pauses, "a pause")
         assert reader.recv(100) == b"view"
     assert min(pauses) > 0

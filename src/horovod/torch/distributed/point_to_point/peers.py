@@ -88,7 +88,7 @@ class PeerDirectory:
 
     def __init__(self, store: Any, generation: Generation) -> None:
         self._store = store
-        self._prefix = f"horovod/messages/{generation.secret.hex()[:16]}/{generation.generation}"
+        self._prefix = f"horovod/messages/{generation.mark}"
 
     def publish(self, rank: int, endpoint: PeerEndpoint) -> None:
         self._store.set(f"{self._prefix}/{rank}", msgspec.msgpack.encode(endpoint))
