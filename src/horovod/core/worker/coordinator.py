@@ -119,6 +119,7 @@ class Coordinator(Role):
         ] = {}  # by member: its clock's difference from this rank's, plus a message's travel time
         self._turn_seconds = min(TURN_SECONDS, (self._limit_seconds or math.inf) / 4)
         self._looked_at_launcher = 0.0
+        self._planned = math.inf
         self._next_inspection = 0.0
         self._asked_where = False
         self._looked_at = self._asked_about = (
@@ -363,12 +364,14 @@ class Coordinator(Role):
         return self._negotiator.waiting()
 
     def milliseconds(self) -> float | None:
+        planned, self._planned = self._planned, math.inf
         if self._negotiator.has_ready:
             return max(0.0, (self._window_end - time.monotonic()) * 1000)
         oldest = self._negotiator.oldest() if self._config.stall_check else None
         if oldest is None:
             return None
         now = time.monotonic()
+        running_time.turn(planned, now)  # also where the thread was stopped between two waits
         self._look_at_launcher(now)
         hint = self._look_whether_apart(now)
         due = max(now + self._warning_seconds - running_time.age(oldest, now), self._next_inspection)
@@ -379,7 +382,8 @@ class Coordinator(Role):
         elif now >= due:
             self._asked_where = False
             due = self._next_inspection = now + max(1.0, self._inspect(now))
-        return max(1.0, (min(due, hint, now + self._turn_seconds) - now) * 1000)
+        self._planned = max(now, min(due, hint, now + self._turn_seconds))
+        return max(1.0, (self._planned - now) * 1000)
 
     def _look_at_launcher(self, now: float) -> None:
         """While the process that started this one is stopped, a rank may wait in writing its output: that is no stall."""
