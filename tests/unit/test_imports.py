@@ -104,6 +104,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"hosts", "output"},
         {"config_file", "dry_run", "help_text", "options"},
         {"agent", "check_build", "check_gpu", "run_task", "tunables"},
+        {"open_files"},
         {"common", "errors", "loop", "machine", "probes", "remote_call", "signals"},
         {"children"},
     ],

@@ -21,6 +21,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
+from horovod.control.descriptors import limit_of_programs
 from horovod.control.wakeup import WakeUp
 from horovod.signal_deferral import with_signals_noticed
 
@@ -143,6 +144,7 @@ def _run(
         stderr=subprocess.PIPE,
         start_new_session=True,  # so that all that it starts can be ended with it
         bufsize=0,
+        preexec_fn=limit_of_programs(),
     )
     assert process.stdout is not None and process.stderr is not None
     with process.stdout, process.stderr:

@@ -16,7 +16,7 @@ from horovod.control.dial import anywhere
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.core import config
-from horovod.runner import flight_recorders, worker_environment
+from horovod.runner import flight_recorders, open_files, worker_environment
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.local import LocalAgent
@@ -128,9 +128,10 @@ class Job:
 
         Raises:
             ValueError: the output folder cannot be written.
-            LaunchError: a host cannot take part, or a process could not be started.
+            LaunchError: this process may not open enough files, a host cannot take part, or a process could not be started.
         """
         options = self._options
+        self._make_room()
         output = JobOutput(
             stdout,
             stderr,
@@ -202,6 +203,15 @@ class Job:
                 ]
 
             return supervisor.run(agents, plans, self._seconds)
+
+    def _make_room(self) -> None:
+        """Raise this process's limit on open files for the whole job, before anything of it starts."""
+        ranks, hosts = len(self.slots), len(self._elsewhere)
+        here = sum(slot.hostname in self._here for slot in self.slots)
+        open_files.make_room(
+            open_files.RANK * ranks + open_files.PROCESS * here + open_files.HOST * hosts,
+            f"the launcher of {ranks} ranks, {here} of them on its own host, with {hosts} other hosts",
+        )
 
     def dry_run(self) -> str:
         """The processes that :meth:`run` would start, as text. Starts nothing, and contacts no host.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from horovod.runner import open_files
 from horovod.runner.agent.base import Agent
 from horovod.runner.agent.messages import (
     AgentEvent,
@@ -174,6 +175,9 @@ class Supervisor:
             raise LaunchError("\n".join([f"{which} take part in this job:", *lines]))
 
     def _start(self, agent: Agent, environment: Mapping[str, str], processes: Sequence[ProcessPlan]) -> None:
+        open_files.make_room(
+            open_files.RANK * len(processes), f"the launcher for {len(processes)} ranks on {agent.name}"
+        )
         for plan in processes:
             self._home[plan.number] = agent
             for name in STREAMS:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from horovod.control.descriptors import limit_of_programs
 from horovod.runner.errors import LaunchError, UsageError
 
 _EXIT_SECONDS = 5.0
@@ -37,6 +38,7 @@ class Guardian:
             cwd="/",
             env=dict(environment),
             bufsize=0,
+            preexec_fn=limit_of_programs(),
         )
         self._write(b"mark " + mark)
 

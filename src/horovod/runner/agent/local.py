@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
+from horovod.runner import open_files
 from horovod.runner.agent import process_tree
 from horovod.runner.agent.base import Agent, HostFacts, Report
 from horovod.runner.agent.guardian import Guardian
@@ -65,14 +66,16 @@ class LocalAgent(Agent):
         self._hunt = False
 
     def start(self, environment: Mapping[str, str], plans: Sequence[ProcessPlan]) -> None:
-        for plan in plans:
-            try:
+        number = plans[0].number
+        try:
+            open_files.make_room(open_files.PROCESS * len(plans), f"an agent with {len(plans)} processes")
+            for plan in plans:
+                number = plan.number
                 process = owned(self._start, plan, {**environment, **plan.environment})
-            except LaunchError as error:
-                self._report(self, NotStarted(plan.number, str(error)))
-                return
-            if process.input is not None:
-                self._report(self, InputConsumed(plan.number))
+                if process.input is not None:
+                    self._report(self, InputConsumed(number))
+        except LaunchError as error:
+            self._report(self, NotStarted(number, str(error)))
 
     def _start(self, plan: ProcessPlan, environment: Mapping[str, str]) -> StartedProcess:
         process = self._processes[plan.number] = StartedProcess(

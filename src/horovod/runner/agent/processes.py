@@ -14,6 +14,7 @@ import subprocess
 import threading
 from collections.abc import Mapping
 
+from horovod.control.descriptors import limit_of_programs
 from horovod.control.processes import STOPPED, why_not_running
 from horovod.runner.agent.messages import CHUNK_BYTES, Exit, ProcessPlan
 from horovod.runner.errors import LaunchError
@@ -49,6 +50,7 @@ class StartedProcess:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 bufsize=0,
+                preexec_fn=limit_of_programs(),
             )
             self.ended = _descriptor_of_end(self._process.pid)
             """A descriptor that becomes readable when the process has ended."""

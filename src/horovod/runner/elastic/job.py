@@ -111,6 +111,7 @@ class ElasticJob(Job):
         published: Mapping[str, bytes] | None = None,
     ) -> Outcome:
         options = self._options
+        self._make_room()
         output = JobOutput(
             stdout, stderr, len(self.slots), options.output_filename, timestamps=options.prefix_output_with_timestamp
         )

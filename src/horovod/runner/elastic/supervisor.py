@@ -248,11 +248,9 @@ class ElasticSupervisor(Supervisor):
         if start.number not in self._elastic.running:
             return  # the process was given up before its host was ready
         try:
-            environment, plans = self._plan(agent, start)
+            self._start(agent, *self._plan(agent, start))
         except LaunchError as error:
             self._on_end(start.number, Exit(255, reason=str(error)))
-            return
-        self._start(agent, environment, plans)
 
     def _begin(self, begin: BeginRound) -> None:
         for number in range(self._news[1]):

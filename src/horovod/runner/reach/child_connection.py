@@ -8,6 +8,7 @@ import subprocess
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
+from horovod.control.descriptors import limit_of_programs
 from horovod.runner.errors import UsageError
 from horovod.runner.reach.remote import AgentConnection
 
@@ -34,6 +35,7 @@ class ChildConnection(AgentConnection):
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # so that the terminal's Ctrl-C and Ctrl-Z reach the launcher only
                 bufsize=0,
+                preexec_fn=limit_of_programs(),  # srun passes its limits on
                 env=None if environment is None else dict(environment),
             )
         except OSError as error:

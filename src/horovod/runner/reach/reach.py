@@ -20,6 +20,7 @@ from horovod.runner.hosts import mpi_operator
 from horovod.runner.hosts.allocation import allocation
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop
+from horovod.runner.open_files import HOST, make_room
 from horovod.runner.options import Options
 from horovod.runner.reach import srun, ssh
 from horovod.runner.reach.child_connection import ChildConnection
@@ -47,8 +48,9 @@ def reach(
 
     Raises:
         ValueError: the program that reaches other hosts cannot be run.
-        LaunchError: this host has none of the network interfaces that the job may use.
+        LaunchError: this host has none of the network interfaces that the job may use, or may not open so many files.
     """
+    make_room(HOST * len(hosts), f"the launcher for {len(hosts)} other hosts")
     addresses = [(address, port) for address in launcher_addresses(options)]
     begin = Prepare(secret, working_directory(environment), addresses, seconds / 2)
     name = "ssh" if mpi_operator.kubexec(environment) is None else "kubexec"
