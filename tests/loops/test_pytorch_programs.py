@@ -38,8 +38,6 @@ def train(first: int, count: int, processors: int = 1) -> list[tuple[int, float]
         warnings.simplefilter("error")
         for seed in range(first, first + count):
             program = draw(seed, hvd.size())
-            if processors > 1 and program.inside:
-                continue  # an optimizer that first trains later compares its parameters bit by bit then
             alone = [each.detach().clone() for each in run(program, TorchSide(0, hvd.size(), False))]
             try:
                 ranked = [each.detach().clone() for each in run(program, TorchSide(hvd.rank(), hvd.size(), True))]

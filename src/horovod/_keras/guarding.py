@@ -87,7 +87,7 @@ class OptimizerGuard:
         self._guard.step(
             _kind(variables),
             hyperparameters,
-            lambda: guard.digests(samples()),
+            lambda: guard.beginnings(samples(), [_kind_of(each) for each in chosen]),
             names,
             lambda: guard.contents(whole()),
             every,

@@ -2,6 +2,8 @@
 
     comparison          compares bytes: one small request, and a second one only if they differ
     alike               what must be alike, and what is said and raised if it is not
+    precision           how far apart values may be that processors round differently
+    samples             a few numbers of each step, which go with other agreements
     agreed, presence    which variables and gradients the ranks have
     guard               compares an optimizer while it trains, without a wait
     debugging, training_mistakes    what HOROVOD_DEBUG looks for

@@ -13,6 +13,7 @@ from enum import Enum
 import msgspec
 
 from horovod.comparison.comparison import Comparison
+from horovod.comparison.precision import Elements, differ
 from horovod.core.config import CHECK
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.context import running
@@ -20,6 +21,8 @@ from horovod.core.lifecycle.context import running
 OFF, ERROR = "off", "error"
 _SHOWN = 3
 """How many differences a message names."""
+Value = str | Elements
+"""What is compared under one label: text, which must be the same, or elements, which steps may have rounded differently."""
 
 
 class Alike(Enum):
@@ -56,16 +59,16 @@ def is_compared() -> bool:
     return context.config.check != OFF and context.identity.size > 1
 
 
-def compare(what: Alike, held: Mapping[str, str], name: str, process_set_id: int | None = 0, line: str = "") -> bool:
+def compare(what: Alike, held: Mapping[str, Value], name: str, process_set_id: int | None = 0, line: str = "") -> bool:
     """Compare what the ranks hold. Every member of the process set must call it at the same point.
 
     Args:
-        held: by label, for example ``lr of group 0``, the value as text.
+        held: by label, for example ``lr of group 0``, the value.
         name: the name of the comparison; each optimizer of a rank has its own.
         line: the line of the script that the values belong to.
 
     Returns:
-        Whether all ranks hold the same values.
+        Whether nothing is told: all ranks hold the same values, or values that differ only by rounding.
 
     Raises:
         MismatchError: they differ, and ``HOROVOD_CHECK=error``. All ranks raise it.
@@ -73,31 +76,36 @@ def compare(what: Alike, held: Mapping[str, str], name: str, process_set_id: int
     rows = Comparison(f"{name}.{what.name.lower()}", encode(held), process_set_id, line, awaited=True).wait()
     if rows is None:
         return True
-    tell(what, {rank: decode(row) for rank, row in rows.items()}, made_at(line) if line else "", name)
-    return False
+    return not tell(what, {rank: decode(row) for rank, row in rows.items()}, made_at(line) if line else "", name)
 
 
-def encode(held: Mapping[str, str]) -> bytes:
-    """Texts by label as bytes: equal bytes for equal texts, in whatever order a process holds them."""
+def encode(held: Mapping[str, Value]) -> bytes:
+    """Values by label as bytes: equal bytes for equal values, in whatever order a process holds them."""
     return msgspec.msgpack.encode(dict(sorted(held.items())))
 
 
-def decode(row: bytes) -> dict[str, str]:
+def decode(row: bytes) -> dict[str, Value]:
     """The inverse of :func:`encode`."""
-    return msgspec.msgpack.decode(row, type=dict[str, str])
+    return msgspec.msgpack.decode(row, type=dict[str, Value])
 
 
-def tell(what: Alike, held: Mapping[int, Mapping[str, str]], owner: str, name: str = "") -> None:
-    """Say that the ranks hold different values. Every rank that took part calls it, with what all of them hold.
+def tell(what: Alike, held: Mapping[int, Mapping[str, Value]], owner: str, name: str = "") -> bool:
+    """Say which values of the ranks differ. Every rank that took part calls it, with what all of them hold, since bytes differ.
 
     Args:
         held, owner: as for :func:`describe_differences`.
         name: the comparison, for the error.
 
+    Returns:
+        Whether any differ; not if they were only rounded differently.
+
     Raises:
         MismatchError: ``HOROVOD_CHECK=error``.
     """
-    complain(describe_differences(what, held, owner), list(held), name)
+    text = describe_differences(what, held, owner)
+    if text:
+        complain(text, list(held), name)
+    return bool(text)
 
 
 def complain(text: str, ranks: Sequence[int], name: str = "", only_warn: bool = False) -> None:
@@ -122,15 +130,17 @@ def made_at(line: str) -> str:
     return f"the optimizer made at {line}"
 
 
-def describe_differences(what: Alike, held: Mapping[int, Mapping[str, str]], owner: str = "") -> str:
-    """The differences between ranks, as text.
+def describe_differences(what: Alike, held: Mapping[int, Mapping[str, Value]], owner: str = "") -> str:
+    """The differences between ranks, as text; "" if there is none.
 
     Args:
         held: by rank, what it holds, by label.
         owner: what the values belong to, for example ``the optimizer made at FILE:LINE``.
     """
     labels = list(dict.fromkeys(label for each in held.values() for label in each))
-    differing = [label for label in labels if len({each.get(label) for each in held.values()}) > 1]
+    differing = [label for label in labels if differ([each.get(label) for each in held.values()])]
+    if not differing:
+        return ""
     shown = [f"{label}: {views(label, held)}" for label in differing[:_SHOWN]]
     if len(differing) > _SHOWN:
         shown.append(f"and {len(differing) - _SHOWN} more")
@@ -139,11 +149,11 @@ def describe_differences(what: Alike, held: Mapping[int, Mapping[str, str]], own
     return f"{found}{of}: {'; '.join(shown)}. {cause}"
 
 
-def views(label: str, held: Mapping[int, Mapping[str, str]]) -> str:
+def views(label: str, held: Mapping[int, Mapping[str, Value]]) -> str:
     """What each rank holds under a label, such as ``0.1 on rank 0, 0.2 on ranks 1, 2``."""
     ranks: dict[str, list[int]] = {}
     for rank, each in sorted(held.items()):
-        ranks.setdefault(each.get(label, "nothing"), []).append(rank)
+        ranks.setdefault(str(each.get(label, "nothing")), []).append(rank)
     return ", ".join(
         f"{text} on {'rank' if len(members) == 1 else 'ranks'} {', '.join(map(str, members))}"
         for text, members in ranks.items()

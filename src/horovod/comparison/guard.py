@@ -3,14 +3,14 @@
 The comparison of a step runs beside the reduction of its gradients, and the result is read in the next step. If there is a
 difference, that step gathers the ranks' values, and the step after it reports them. So no rank waits, which operations of
 TensorFlow's graphs must not do. Parameters are compared at the second step, because scripts may broadcast them after the first,
-when all of them exist. With ``HOROVOD_DEBUG``, the guard also compares all bytes of parameters at intervals, the gradients of
-the first steps, and the order of the data.
+when all of them exist; a step has been made with them, so what processors round differently is no difference. With
+``HOROVOD_DEBUG``, the guard also compares all bytes of parameters at intervals, the gradients of the first steps, and the order
+of the data.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -20,16 +20,16 @@ import numpy as np
 from horovod.comm.datatypes import Array
 from horovod.common.optimizer_name import OptimizerName
 from horovod.comparison import alike
-from horovod.comparison.alike import Alike
+from horovod.comparison.alike import Alike, Value
 from horovod.comparison.comparison import Comparison
 from horovod.comparison.debugging import ModelDebugger, debugger, order
+from horovod.comparison.precision import Elements, precision_of
 from horovod.comparison.samples import (
     Difference,
     Samples,
     StepLooks,
     look,
     place_of,
-    precision_of,
     tag_of,
 )
 from horovod.comparison.training_mistakes import FIRST_STEPS, digest_of
@@ -48,8 +48,8 @@ _OFTEN, _FEW = 25, 50
 """Up to ``_OFTEN`` parameters, each is looked at once in so many steps; up to ``_FEW``, one in each step; of more, two."""
 
 T = TypeVar("T")
-Held = Callable[[], Mapping[str, str]]
-"""Returns this rank's values as text, by label. Labels are the same on all ranks."""
+Held = Callable[[], Mapping[str, Value]]
+"""Returns this rank's values by label. Labels are the same on all ranks."""
 Tell = Callable[[Mapping[int, bytes] | None], None]
 """Takes what each rank holds, by global rank, or None if all are equal."""
 
@@ -162,7 +162,7 @@ class Guard:
         Args:
             kind: as for :meth:`be_named`.
             hyperparameters: returns this rank's hyper-parameters.
-            parameters: returns samples of this rank's parameters, see :func:`digests`.
+            parameters: returns samples of this rank's parameters, see :func:`beginnings`.
             names: the names in errors for the labels of ``parameters`` and ``contents``.
             contents: returns digests of all bytes of all parameters, for ``HOROVOD_DEBUG``.
             every: the parameters whose gradients are reduced, of which some are looked at in each step.
@@ -292,7 +292,8 @@ class Guard:
             rank: {self._names.get(label, label): text for label, text in alike.decode(row).items()}
             for rank, row in rows.items()
         }
-        alike.tell(what, named, self._owner)
+        if not alike.tell(what, named, self._owner):
+            self._found.discard(what)
 
 
 def compared_parameters(parameters: Sequence[T]) -> list[T]:
@@ -310,14 +311,19 @@ def numbers(values: Mapping[str, Any]) -> dict[str, str]:
     return {label: repr(value) for label, value in values.items() if value is None or isinstance(value, int | float)}
 
 
-def digests(samples: Sequence[Any]) -> dict[str, str]:
-    """The first elements of parameters as text, by label: the first one, and a digest of ``ELEMENTS``."""
-    found = {}
-    for label, sample in zip(labels(len(samples)), samples, strict=True):
-        elements = np.ascontiguousarray(np.asarray(sample).reshape(-1)[:ELEMENTS])
-        digest = hashlib.blake2b(elements.tobytes(), digest_size=4).hexdigest()
-        begin = f"{elements[0]:.6g}" if elements.size else "nothing"
-        found[label] = f"begins with {begin} ({digest})"
+def beginnings(samples: Sequence[Any], kinds: Sequence[str] = ()) -> dict[str, Value]:
+    """The first elements of parameters, by label. A step has been made with them.
+
+    Args:
+        kinds: the names of their types, as in NumPy, if these are not those of ``samples``.
+    """
+    found: dict[str, Value] = {}
+    arrays = [np.asarray(each).reshape(-1)[:ELEMENTS] for each in samples]
+    names = kinds or [each.dtype.name for each in arrays]
+    for label, array, kind in zip(labels(len(arrays)), arrays, names, strict=True):
+        known = precision_of(kind) is not None
+        values = tuple(array.astype(np.float64).tolist()) if known else ()
+        found[label] = Elements(kind, values, exact=False) if known else repr(array.tolist())
     return found
 
 

@@ -16,7 +16,6 @@ import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +24,7 @@ import numpy as np
 from horovod.comm.datatypes import Array
 from horovod.comparison.alike import complain, is_compared, views
 from horovod.comparison.comparison import Comparison
+from horovod.comparison.precision import Precision
 from horovod.core.lifecycle.context import running
 
 LOOKS = 8
@@ -39,8 +39,6 @@ _NAN = int(np.array(np.nan).view(np.int64))
 _FLOATS, _INTEGERS = struct.Struct("=3d"), struct.Struct("=3q")
 _MESSAGE = struct.Struct(f"={2 * LOOKS * _NUMBERS}q")
 _NOTHING = _MESSAGE.pack(*[_NOBODY] * 2 * LOOKS * _NUMBERS)
-_LARGE = 2.0**500
-"""The square of larger numbers may be infinite."""
 _SUDDEN = 16
 """Parameters that have drifted apart by rounding drift further by less than this factor between two looks."""
 _SHOWN = 3
@@ -51,33 +49,6 @@ _ONES = np.ones(2 * ELEMENTS)
 """A product with ones is a fast sum."""
 
 
-class Precision(Enum):
-    """How far apart the values of two ranks may be, for a type of elements.
-
-    Attributes:
-        relative: the tolerance, relative to the root mean square of the elements. It allows for norms and other sums that
-            processors round differently, computed at least in single precision.
-        rounding: what parameters that drift apart by rounding reach step by step.
-        floor: numbers below it lose bits, or are 0 on some processors.
-    """
-
-    DOUBLE = (2.0**-11, 2.0**-26, 2.0**-120)
-    SINGLE = (2.0**-11, 2.0**-11, 2.0**-110)
-    HALF = (2.0**-5, 2.0**-5, 2.0**-20)
-    """IEEE 754's half precision."""
-    BRAIN = (2.0**-4, 2.0**-4, 2.0**-109)
-    """bfloat16."""
-
-    def __init__(self, relative: float, rounding: float, floor: float) -> None:
-        self.relative, self.rounding, self.floor = relative, rounding, floor
-
-
-_KINDS = {
-    "float64": Precision.DOUBLE,
-    "float32": Precision.SINGLE,
-    "float16": Precision.HALF,
-    "bfloat16": Precision.BRAIN,
-}
 _PRECISIONS = list(Precision)
 _PLACES = {precision: place for place, precision in enumerate(_PRECISIONS)}
 _SMALL_BITS = 4  # of a tag: the precision, and whether it is of a parameter
@@ -109,15 +80,6 @@ def tag_of(precision: Precision, parameter: bool, *where: int) -> int:
     """
     # Hashes of integers are the same in all processes.
     return (hash(where) & _HIGHEST >> 1) >> _SMALL_BITS << _SMALL_BITS | _PLACES[precision] << 1 | parameter
-
-
-def precision_of(kind: str) -> Precision | None:
-    """The precision of a type of elements; None if such tensors are not compared.
-
-    Args:
-        kind: its name as in NumPy.
-    """
-    return _KINDS.get(kind)
 
 
 def part_of(count: int, place: int) -> tuple[int, int]:
@@ -163,18 +125,7 @@ def apart(largest: Array, smallest: Array, precision: Precision) -> float:
         largest, smallest: over the ranks, of a look's three values.
     """
     highest, lowest = from_order(largest), from_order(smallest)
-    size = abs(float(highest[2]))
-    found = 0.0
-    for high, low in zip(highest.tolist(), lowest.tolist(), strict=True):
-        if high == low or (math.isnan(high) and math.isnan(low)):
-            continue
-        if not (math.isfinite(high) and math.isfinite(low)):
-            if max(abs(each) for each in (high, low, 0.0) if math.isfinite(each)) > _LARGE:
-                continue  # on one rank the sum may have overflowed
-            return math.inf
-        if high - low > precision.floor:
-            found = max(found, (high - low) / size if size else math.inf)
-    return found
+    return precision.apart(highest, lowest, abs(float(highest[2])))
 
 
 @dataclass

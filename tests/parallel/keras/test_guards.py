@@ -51,7 +51,11 @@ def test_rates_that_differ_are_told_once(job: Job) -> None:
 def test_weights_that_were_not_broadcast_are_told_once(job: Job) -> None:
     told, silent = job(2, steps, lambda rank: 0.05, lambda rank: float(rank))
     assert len(told) == 1 and silent == []
-    assert "parameters of the ranks differ" in told[0] and "only/kernel" in told[0] and "begins with" in told[0]
+    assert "parameters of the ranks differ" in told[0] and "only/kernel" in told[0] and "] on rank 1" in told[0]
+
+
+def test_weights_that_the_first_step_rounds_otherwise_are_told_nothing(job: Job) -> None:
+    assert job(2, steps, lambda rank: 0.05, lambda rank: 0.3 + 2.0**-20 * rank) == [[], []]
 
 
 def test_as_an_error_all_ranks_raise_it(job: Job) -> None:

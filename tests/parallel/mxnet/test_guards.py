@@ -48,6 +48,10 @@ def test_weights_that_were_not_broadcast_are_told_once(job: Any) -> None:
     assert "parameters of the ranks differ" in told[0] and "weight" in told[0], told
 
 
+def test_weights_that_the_first_step_rounds_otherwise_are_told_nothing(job: Any) -> None:
+    assert job(2, steps, lambda rank: 0.05, lambda rank: 0.3 + 2.0**-20 * rank) == [[], []]
+
+
 def test_as_an_error_all_ranks_raise_it(job: Any) -> None:
     def check(steps: Any) -> str:
         with pytest.raises(Exception, match="different hyper-parameters") as error:

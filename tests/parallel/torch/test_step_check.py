@@ -52,6 +52,33 @@ def test_parameters_that_were_not_broadcast_are_said_at_the_first_step(job: Any)
     assert not nothing and "0.weight: [" in text and "hvd.broadcast_parameters" in text
 
 
+@pytest.mark.parametrize("stepped", [False, True])
+def test_what_steps_round_otherwise_is_no_difference_at_the_first_step_of_a_later_optimizer(
+    job: Any, stepped: bool
+) -> None:
+    def check(apart: float) -> list[str]:
+        model = network()
+        told = []
+        for first in (True, False) if stepped else (False,):
+            sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters())
+            if not first:
+                with torch.no_grad():
+                    model[0].weight.mul_(1 + hvd.rank() * apart)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                optimizer.zero_grad()
+                model(torch.ones(1, WIDTH)).sum().backward()
+                optimizer.step()
+            told += [str(each.message) for each in caught]
+        return told
+
+    rounded = job(2, check, 2.0**-21)
+    assert [len(each) for each in rounded] == [0 if stepped else 1, 0]
+    (text,), nothing = job(2, check, 0.01)
+    assert not nothing and "0.weight: [" in text and "before the first step" in text
+
+
 def test_a_difference_can_be_an_error_or_be_passed_over(job: Any) -> None:
     def check() -> str:
         try:

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.comparison.guard import ELEMENTS, compared_parameters, digests, labels, numbers
+from horovod.comparison.guard import ELEMENTS, beginnings, compared_parameters, labels, numbers
+from horovod.comparison.precision import differ
 
 
 def test_numbers_flags_and_missing_values_are_compared() -> None:
@@ -26,10 +27,11 @@ def test_some_parameters_are_from_all_parts_of_the_model(count: int) -> None:
     assert count > 64 or chosen == list(range(count))
 
 
-def test_digests_are_of_the_first_elements() -> None:
+def test_the_first_elements_are_compared_as_rounded_by_a_step() -> None:
     one, two = np.arange(12.0).reshape(3, 4), np.arange(12.0).reshape(3, 4)
-    assert digests([one, np.zeros(0)]) == digests([two, np.zeros(0)])
-    two[0, ELEMENTS - 1] += 1e-9
-    changed = digests([two])["parameter 0"]
-    assert changed != digests([one])["parameter 0"] and changed.startswith("begins with 0 (")
-    assert list(digests([one, two])) == labels(2)
+    assert beginnings([one, np.zeros(0)]) == beginnings([two, np.zeros(0)])
+    two[0, ELEMENTS - 1] += 0.01
+    changed = beginnings([two])["parameter 0"]
+    assert changed != beginnings([one])["parameter 0"] and str(changed) == "[0.0, 1.0, 2.0, 3.01]"
+    assert differ([changed, beginnings([one])["parameter 0"]])
+    assert list(beginnings([one, two])) == labels(2)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from horovod.comm.datatypes import Array
 from horovod.comparison import alike, samples
+from horovod.comparison.precision import Precision
 from horovod.comparison.samples import (
     LOOKS,
-    Precision,
     Samples,
     StepLooks,
     TensorLook,

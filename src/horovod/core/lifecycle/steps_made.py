@@ -40,6 +40,7 @@ class StepCounts:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, tuple[int, ...]], tuple[StepCount, str, bool]] = {}
+        self._before = False
 
     def of(self, name: str, ranks: Sequence[int], line: str, calls: bool = False) -> StepCount:
         """The count of an optimizer or a process group.
@@ -57,8 +58,14 @@ class StepCounts:
             self._counts[key] = StepCount(), line, calls
         return self._counts[key][0]
 
+    @property
+    def begun(self) -> bool:
+        """Whether this rank has made a step or a call in this generation."""
+        return self._before or any(count.made for count, _, _ in self._counts.values())
+
     def count_anew(self) -> None:
         """Count from 0: until now the ranks may have made different numbers of steps."""
+        self._before = self.begun
         for count, _, _ in self._counts.values():
             count.made = 0
 

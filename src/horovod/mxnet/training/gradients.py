@@ -16,14 +16,15 @@ from horovod.common.buckets import bucket_limit, cut, cut_by_groups
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import Average, Sum, check_members, check_predivide
+from horovod.comparison.alike import Value
 from horovod.comparison.guard import (
     ELEMENTS,
     Guard,
     LookedAt,
     TensorPart,
+    beginnings,
     compared_parameters,
     contents,
-    digests,
     labels,
     names_of_all,
     numbers,
@@ -88,8 +89,8 @@ class Gradients:
             counts = {name for name in values if name.endswith("num_update")}
             return numbers({**{name: values[name] for name in set(values) - counts}, "lr": optimizer.learning_rate})
 
-        def parameters() -> dict[str, str]:
-            return digests([weights[name].reshape(-1)[:ELEMENTS].asnumpy() for name in chosen])
+        def parameters() -> dict[str, Value]:
+            return beginnings([weights[name].reshape(-1)[:ELEMENTS].asnumpy() for name in chosen])
 
         def every() -> dict[str, str]:
             return contents([weight.asnumpy() for weight in weights.values()])

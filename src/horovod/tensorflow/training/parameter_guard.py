@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.comparison import guard
+from horovod.comparison.alike import Value
 from horovod.comparison.samples import part_of
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.call_site import caller
@@ -39,8 +40,8 @@ def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> StepWatch | N
 
     own.be_named(kind)
 
-    def samples() -> dict[str, str]:
-        return guard.digests([tf.reshape(each, [-1])[: guard.ELEMENTS].numpy() for each in chosen])
+    def samples() -> dict[str, Value]:
+        return guard.beginnings([tf.reshape(each, [-1])[: guard.ELEMENTS].numpy() for each in chosen])
 
     def contents() -> dict[str, str]:
         return guard.contents([each.numpy() for each in variables])

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from horovod.comparison.alike import Alike, compare, is_compared
+from horovod.comparison.alike import Alike, Value, compare, is_compared
+from horovod.comparison.precision import Elements, precision_of
+from horovod.core.lifecycle.context import running
 from horovod.torch.optimizer.buckets import Slot
 
 GROUPS = 16
@@ -71,7 +73,7 @@ class StepCheck:
                 if isinstance(group.get("lr"), torch.Tensor):
                     held += [text for label, text in _numbers(0, group) if label.startswith("lr")]
         if not self._begun and Alike.PARAMETERS not in self._told:
-            held += [text for slot in slots for text in _sample(slot)]
+            held += [repr(value) for slot in slots for value in _sample(slot)]
         text = repr(held)
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") & _MASK
 
@@ -94,7 +96,8 @@ class StepCheck:
             if not compare(Alike.HYPERPARAMETERS, numbers, name, process_set_id, line):
                 self._told.add(Alike.HYPERPARAMETERS)
         if not self._begun and Alike.PARAMETERS not in self._told:
-            samples = {slot.name: f"[{', '.join(_sample(slot))}]" for slot in slots}
+            exact = not running().steps.begun
+            samples = {slot.name: _elements(slot, exact) for slot in slots}
             if not compare(Alike.PARAMETERS, samples, name, process_set_id, line):
                 self._told.add(Alike.PARAMETERS)
         self._begun = True
@@ -111,8 +114,14 @@ def _numbers(index: int, group: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{key} of group {index}", repr(value)
 
 
-def _sample(slot: Slot) -> list[str]:
+def _sample(slot: Slot) -> list[Any]:
     """Some elements of a parameter, evenly spread."""
     flat = slot.parameter.detach().reshape(-1)
     chosen = flat[:: max(1, flat.numel() // _SAMPLE)][:_SAMPLE]
-    return [repr(value) for value in chosen.cpu().tolist()]
+    return chosen.cpu().tolist()
+
+
+def _elements(slot: Slot, exact: bool) -> Value:
+    """Some elements of a parameter, to be compared."""
+    kind, values = str(slot.parameter.dtype).removeprefix("torch."), _sample(slot)
+    return repr(values) if precision_of(kind) is None else Elements(kind, tuple(values), exact)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from horovod.comm.datatypes import Array
+from horovod.comparison.precision import Precision
 from horovod.comparison.samples import (
     Owner,
-    Precision,
     Samples,
     StepLooks,
     TensorLook,
