@@ -206,8 +206,7 @@ class LivenessMonitor:
                         self._wake_up.clear()
                     elif link is not None:  # else another event of the same poll has dropped it
                         self._serve(link, event)
-                while self._calls:
-                    self._calls.popleft()()
+                self._carry_out_calls()
                 self._inspect_unresponsive_peers()
                 if time.monotonic() >= self._look_again_at:
                     self._look_again_at = float("inf")
@@ -219,6 +218,10 @@ class LivenessMonitor:
         except Exception as error:  # after a bug here, no failure would be found any more
             _log.exception("the liveness monitor of rank %d failed", self._rank)
             self._decide(Failure(self._rank, f"its liveness monitor failed: {error!r}", ENGINE))
+
+    def _carry_out_calls(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
 
     def _milliseconds(self) -> float | None:
         due = self._detector.due()
@@ -235,6 +238,9 @@ class LivenessMonitor:
             for rank, message in self._links.receive(link):
                 self._handle(rank, message)
         except ChannelClosed as closed:
+            if closed.changed and not self._decided:  # the peer sees only that the link is closed, unless it is told
+                lost = FailureReport if link in self._links.above else Failure
+                self._links.send_by([link], lost(link, closed.network))
             self._drop(link)
             self._reported(FailureReport(link, closed.network or KILLED))
         except msgspec.DecodeError as error:
@@ -243,6 +249,9 @@ class LivenessMonitor:
 
     def _handle(self, peer: int, message: Message) -> None:
         if isinstance(message, Ping):
+            self._carry_out_calls()  # what this rank has to report comes before its answer
+            if self._leaving:
+                return
             seen = {rank: found for rank in message.about if (found := self._look(rank)) is not None}
             self._links.send([peer], Pong(self._where(), seen, self._threads(), self._awaited(), self._standing()))
             if peer not in self._links.above:

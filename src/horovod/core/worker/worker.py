@@ -474,9 +474,11 @@ class WorkerThread:
         return True
 
     def _lost(self, member: int, reason: str, suspected: bool = True) -> None:
-        """Close a connection. The liveness monitor finds out which rank failed, unless the reason is certain."""
-        if self._connections.drop(member):
+        """Close a connection. The liveness monitor finds out which rank failed, unless the reason is certain; it hears of it
+        first, because the peer asks about a connection that has ended."""
+        if member in self._connections:
             self._watch.report(self.ranks[member], reason, suspected=suspected)
+            self._connections.drop(member)
 
     def _stop(self, stop: Stop) -> None:
         """End without a failure: all ordered batches have run; requests that are still in flight fail."""
