@@ -7,7 +7,8 @@ from typing import Any
 
 from horovod._keras.first_step import at_first_step, forget, trains_alone, trains_on_tensorflow
 from horovod._keras.values import all_say, broadcast_variables, highest
-from horovod.common.basics import rank, size
+from horovod.common.basics import is_initialized, rank, size
+from horovod.core.lifecycle.context import running
 
 
 class BroadcastGlobalVariables:
@@ -17,13 +18,15 @@ class BroadcastGlobalVariables:
     TensorFlow as soon as they are made in its training step. Variables that only the step itself makes are broadcast at the end
     of the first batch, with a warning. The states of random generators and metrics are not broadcast.
 
+    It does so once in each generation, as a rank that has just arrived would otherwise broadcast alone.
+
     Args:
         root_rank: the rank whose values are used.
         device: accepted for compatibility.
         local_variables: variables that are not broadcast.
 
     Attributes:
-        broadcast_done: whether the variables have been broadcast.
+        broadcast_done: whether the variables have been broadcast in this generation.
 
     Raises:
         ValueError: ``local_variables`` contains something that is not a variable.
@@ -37,6 +40,8 @@ class BroadcastGlobalVariables:
         self.device = device
         self.broadcast_done = False
         self._asked = False
+        self._in_step = False
+        self._generation = -1
         self._weights: list[Any] = []
         self._local: list[Any] = []
         for variable in local_variables or []:
@@ -52,8 +57,12 @@ class BroadcastGlobalVariables:
         """Keras calls it before :meth:`on_batch_begin`."""
         base: Any = super()
         base.set_model(model)
+        if is_initialized() and self._generation != running().generation:
+            self._generation, self.broadcast_done, self._asked = running().generation, False, False
+            self._weights = []
         if not self.broadcast_done and "train_step" not in vars(model) and trains_on_tensorflow(model):
-            at_first_step(model, lambda: self._asked and not self.broadcast_done, self._in_first_step)
+            self._in_step = getattr(model, "train_function", None) is None
+            at_first_step(model, lambda: self._asked and self._in_step and not self.broadcast_done, self._in_first_step)
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self.broadcast_done or self._asked:
@@ -65,6 +74,8 @@ class BroadcastGlobalVariables:
         # A rank that loaded a checkpoint may have variables that other ranks do not have yet.
         if all_say(_made(model)):
             self._broadcast(model)
+        else:  # a model that has trained before has the function of its step already
+            self._in_step = all_say(self._in_step)
 
     def _in_first_step(self) -> None:
         model = self.model

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from horovod._keras.values import highest
 from horovod._models.contents import described
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
+from horovod.core.lifecycle.context import running
 from horovod.core.submission.collectives import allreduce_request, submit
 
 
@@ -31,6 +33,7 @@ class _NotGiven:
 
 UNSET: Final[Any] = _NotGiven("the optimizer's learning rate")
 _REQUIRED: Final[Any] = _NotGiven("required")
+_GIVEN: Final = -1
 
 
 class MetricAverage:
@@ -77,7 +80,8 @@ class LearningRateSchedule:
         initial_lr: the default is the optimizer's learning rate when training begins. If it differs between ranks, for example
             because one rank continues from a checkpoint, the highest is used.
         multiplier: a function of the epoch, or a number m, which means ``m ** (epoch - start_epoch)``. If ``initial_lr`` is
-            not given, m is a constant factor, as older scripts expect.
+            not given, m is a constant factor, as older scripts expect. In a later generation, ranks that have arrived since
+            take over the rate that the others began with.
         start_epoch, end_epoch: the first epoch, counted from 0, and the epoch after the last. None: no end.
         staircase: set one learning rate for each epoch. Otherwise it is set for each batch, with fractional epochs.
         momentum_correction: see :func:`horovod._keras.learning_rate.carry_momentum`.
@@ -109,6 +113,7 @@ class LearningRateSchedule:
         if initial_lr is None:
             raise ValueError("Parameter `initial_lr` is required; leave it out to take the optimizer's")
         self.initial_lr = initial_lr
+        self._known_in: int | None = None if initial_lr is UNSET else _GIVEN  # the generation whose ranks all know it
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
         self.staircase = staircase
@@ -124,8 +129,10 @@ class LearningRateSchedule:
             self.multiplier = lambda epoch: multiplier ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if self.initial_lr is UNSET:
-            self.initial_lr = highest(learning_rate.get(self.model.optimizer))
+        if self._known_in not in (_GIVEN, generation := running().generation):
+            known = highest(-math.inf if self.initial_lr is UNSET else float(self.initial_lr))
+            self.initial_lr = known if known > -math.inf else highest(learning_rate.get(self.model.optimizer))
+            self._known_in = generation
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self._steps()
 

@@ -30,12 +30,14 @@ def at_first_step(model: Any, wanted: Callable[[], bool], then: Callable[[], Non
         import tensorflow as tf
 
         forget(model)
-        for wanted, then in waiting:
-            waiting.clear()
+        for wanted, then in [*waiting]:
             if wanted():
                 with suppress(Exception):  # the step itself raises what is wrong about the model or the data
                     model(data[0] if isinstance(data, tuple) else data, training=False)
                 with tf.init_scope():
+                    if not all(tf.raw_ops.VarIsInitializedOp(resource=each.handle) for each in model.weights):
+                        continue  # TensorFlow gives values to what is made in a trace after it, and traces once more
+                    waiting.clear()
                     then()
         return step(data)
 

@@ -11,7 +11,7 @@ from mxnet.gluon.parameter import DeferredInitializationError
 from horovod.common import objects
 from horovod.common.basics import size
 from horovod.comparison.samples import parameters_are_replaced
-from horovod.core.lifecycle.context import keeps_own
+from horovod.core.lifecycle.context import keeps_own, running
 from horovod.mxnet.ops.arguments import whole
 from horovod.mxnet.ops.broadcast import broadcast_
 from horovod.mxnet.ops.errors import of_both_kinds
@@ -41,7 +41,8 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     """Overwrite parameters on every rank with those of rank ``root_rank``, in place. Every rank must call it.
 
     It returns immediately. MXNet's engine makes later operations on a parameter wait for the broadcast. A Gluon parameter of
-    unknown shape is broadcast when the first forward pass has initialised it. Other ranks may know its shape earlier.
+    unknown shape is broadcast when the first forward pass has initialised it. Other ranks may know its shape earlier. A pass
+    in a later generation does not broadcast it, as ranks that have arrived since have not called this.
 
     Args:
         params: a dict of NDArrays, such as each of the two that ``Module.get_params()`` returns, or of Gluon parameters,
@@ -79,11 +80,13 @@ def _broadcast_parameter(parameter: Any, root_rank: int, name: str) -> None:
 
 
 def _broadcast_when_initialised(parameter: Any, root_rank: int, name: str) -> None:
-    """Broadcast the parameter as soon as Gluon has initialised it."""
+    """Broadcast the parameter as soon as Gluon has initialised it, if that is in this generation."""
+    called_in = running().generation
 
     def initialise(*args: Any, **kwargs: Any) -> None:
         del parameter._init_impl  # restores the method of the class
         parameter._init_impl(*args, **kwargs)
-        _broadcast_parameter(parameter, root_rank, name)
+        if running().generation == called_in:
+            _broadcast_parameter(parameter, root_rank, name)
 
     parameter._init_impl = initialise

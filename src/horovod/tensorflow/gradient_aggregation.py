@@ -1,6 +1,8 @@
 """Adds up gradients over several backward passes on each rank before they are reduced.
 
-This works in graphs of TensorFlow 1 and 2 and eagerly. The sums and the count of passes are variables.
+This works in graphs of TensorFlow 1 and 2 and eagerly. The sums and the count of passes are variables. They belong to a
+generation: its first pass sets them to zero, because a process that has just arrived has added up nothing, and all ranks must
+reduce in the same pass.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import tensorflow as tf
 from horovod.common.local_gradients import reduce_shared
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.graph.decorators import unconverted
+from horovod.tensorflow.ops.topology import generation_op
 from horovod.tensorflow.training.local import LocalSources
 
 AllreduceFunction = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
@@ -58,6 +61,7 @@ class LocalGradientAggregationHelper:
         self.average_aggregated_gradients = average_aggregated_gradients
         self.absent_too = False
         self.counter: Any = None
+        self._generation: Any = None  # a variable: the generation to which the sums and the counter belong
         self._allreduce = allreduce_func
         self._scope = f"aggregation_variables_{name}{rank}"
         self._local = LocalSources(process_set, scale_local_gradients)
@@ -87,8 +91,9 @@ class LocalGradientAggregationHelper:
         dense = [self._dense(gradient) for gradient in grads]
         present = {index: gradient for index, gradient in enumerate(dense) if gradient is not None}
         self._make_variables(present)
-        added = [self._sums[index].assign_add(gradient, read_value=False) for index, gradient in present.items()]
-        added.append(self.counter.assign_add(1, read_value=False))
+        with tf.control_dependencies(_operations([self._enter_generation()])):
+            added = [self._sums[index].assign_add(gradient, read_value=False) for index, gradient in present.items()]
+            added.append(self.counter.assign_add(1, read_value=False))
         self._added.update(present)
         variables, known = list(vars), sorted(self._added)
         with tf.control_dependencies(_operations(added)):
@@ -104,6 +109,25 @@ class LocalGradientAggregationHelper:
         for index, gradient in zip(known, tf.nest.flatten(found), strict=True):
             results[index] = gradient
         return results
+
+    def _enter_generation(self) -> Any:
+        """Begin anew in the first pass of a generation. Returns a tensor that is ready once this is done."""
+        generation = generation_op()
+
+        def begin() -> Any:
+            with tf.control_dependencies(_operations(self._zeroed())):
+                entered = self._generation.assign(generation, read_value=False)
+            with tf.control_dependencies(_operations([entered])):
+                return tf.constant(True)
+
+        return tf.cond(tf.equal(self._generation.read_value(), generation), lambda: tf.constant(False), begin)
+
+    def _zeroed(self) -> list[Any]:
+        """Set the sums and the counter to zero."""
+        if tf.executing_eagerly():
+            self._added.clear()
+        zeroed = [each.assign(tf.zeros_like(each), read_value=False) for each in self._sums.values()]
+        return [*zeroed, self.counter.assign(0, read_value=False)]
 
     def _so_far(self, variables: Sequence[Any]) -> list[Any]:
         """The sums in the order of ``variables``. None where no pass has had a gradient."""
@@ -149,8 +173,11 @@ class LocalGradientAggregationHelper:
         local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
         with tf.init_scope(), tf.name_scope(self._scope):
             if self.counter is None:
-                self.counter = tf.compat.v1.Variable(
-                    0, dtype=tf.int32, trainable=False, name="aggregation_counter", collections=local, use_resource=True
+                self.counter, self._generation = (
+                    tf.compat.v1.Variable(
+                        value, dtype=tf.int32, trainable=False, name=name, collections=local, use_resource=True
+                    )
+                    for name, value in (("aggregation_counter", 0), ("aggregation_generation", -1))
                 )
             for index, gradient in new.items():
                 self._sums[index] = tf.compat.v1.Variable(
@@ -176,10 +203,7 @@ class LocalGradientAggregationHelper:
         with tf.control_dependencies(
             None if tf.executing_eagerly() else [each for each in results if each is not None]
         ):
-            anew = [each.assign(tf.zeros_like(each), read_value=False) for each in self._sums.values()]
-            anew.append(self.counter.assign(0, read_value=False))
-        if tf.executing_eagerly():
-            self._added.clear()
+            anew = self._zeroed()
         with tf.control_dependencies(_operations(anew)):
             return [None if each is None else tf.identity(each) for each in results]
 

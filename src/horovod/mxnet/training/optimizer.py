@@ -6,6 +6,7 @@ from typing import Any
 
 import mxnet as mx
 
+from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.mxnet.training.gradients import Gradients
 
@@ -50,7 +51,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # unt
         self._settings = predivide, num_groups, own_set = settings
         kind = f"DistributedOptimizer.{type(optimizer).__name__}"
         self._gradients = Gradients(kind, predivide, num_groups, own_set or global_process_set)
-        self._first: Any = None  # the index whose update begins a step
+        self._first: tuple[int, Any] | None = None  # the generation, and the index whose update begins a step in it
 
     def unwrap(self) -> Any:
         """Undo the change of ``rescale_grad``, and return the wrapped optimizer, for use without this one."""
@@ -82,9 +83,10 @@ class DistributedOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # unt
         if self._gradients.active():
             several = isinstance(index, list | tuple)
             indices, weights, gradients = (index, weight, grad) if several else ([index], [weight], [grad])
-            if self._first is None:
-                self._first = indices[0]
-            if indices[0] == self._first:
+            generation = running().generation
+            if self._first is None or self._first[0] != generation:
+                self._first = generation, indices[0]
+            if indices[0] == self._first[1]:
                 named = {str(each): of for each, of in zip(indices, weights, strict=True)}
                 self._gradients.compare(self._optimizer, named)
             self._gradients.reduce([str(each) for each in indices], gradients)

@@ -42,6 +42,7 @@ _ANSWERS: dict[str, Callable[[int], int]] = {
     "HorovodRank": lambda _: basics.rank(),
     "HorovodLocalRank": lambda _: basics.local_rank(),
     "HorovodProcessSetIncluded": _included,
+    "HorovodGeneration": lambda _: context.running().generation if basics.is_initialized() else _NOT_INITIALIZED,
 }
 
 
@@ -104,6 +105,13 @@ def local_rank_op(name: str | None = None) -> Any:
         name: the name of the operation in a graph.
     """
     return _scalar("HorovodLocalRank", name)
+
+
+@unconverted
+def generation_op() -> Any:
+    """The number of the running generation, as an int32 scalar, -1 without ``hvd.init()``. What variables of this process that
+    no state shares say of a step is void in another generation, in which other ranks have other values or none."""
+    return _scalar("HorovodGeneration", None)
 
 
 @unconverted
