@@ -20,8 +20,9 @@ from torch import nn
 import horovod.torch as hvd
 from horovod.check_gpu import speed
 from horovod.comm.nccl import library
+from horovod.core import config
 from horovod.core.lifecycle import context
-from horovod.runner.check_gpu import PASSED, QUICK
+from horovod.runner.check_gpu import PASSED
 
 
 def run(name: str, device: torch.device | None = None) -> None:
@@ -40,7 +41,7 @@ def run(name: str, device: torch.device | None = None) -> None:
 
 def say(*words: Any) -> None:
     """Print on rank 0."""
-    if os.environ.get("HOROVOD_RANK", "0") == "0":
+    if os.environ.get(config.RANK, "0") == "0":
         print(*words, flush=True)
 
 
@@ -155,7 +156,7 @@ def beside_torch(device: torch.device) -> None:
     import torch.distributed as dist
 
     alone = ""
-    rounds, sizes = (1, (12, 20)) if QUICK in os.environ else (3, (12, 18, 24, 28))
+    rounds, sizes = (1, (12, 20)) if config.CHECK_GPU_QUICK in os.environ else (3, (12, 18, 24, 28))
     try:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", rank=hvd.rank(), world_size=hvd.size())
         x = torch.ones(1, device=device if device.type == "cuda" else "cpu")

@@ -30,7 +30,7 @@ Welcome = Callable[[Connection, bytes], None]
 """Called with each authenticated, non-blocking connection, and its purpose."""
 
 
-class _Pending(NamedTuple):
+class _Unfinished(NamedTuple):
     """A connection in its handshake, and when that began (``time.monotonic``)."""
 
     handshake: ServerHandshake
@@ -65,7 +65,7 @@ class ConnectionListener:
         self._welcome = welcome
         self._preface = preface
         self._most_from_one = max(expected, FEWEST_FROM_ONE)
-        self._pending: dict[socket.socket, _Pending] = {}
+        self._pending: dict[socket.socket, _Unfinished] = {}
         self._accepting = False
         for server_socket in self._listeners:
             server_socket.setblocking(False)
@@ -77,7 +77,7 @@ class ConnectionListener:
             return self._deadline(pending)  # insertion order is age
         return None
 
-    def _deadline(self, pending: _Pending) -> float:
+    def _deadline(self, pending: _Unfinished) -> float:
         return pending.began + (HANDSHAKE_SECONDS if self._accepting else min(HANDSHAKE_SECONDS, CROWDED_SECONDS))
 
     def expire(self) -> None:
@@ -140,7 +140,7 @@ class ConnectionListener:
             except OSError:
                 connection.close()
                 continue
-            self._pending[connection] = _Pending(handshake, time.monotonic(), source)
+            self._pending[connection] = _Unfinished(handshake, time.monotonic(), source)
             self._selector.register(
                 connection, selectors.EVENT_READ, lambda _, connection=connection: self._read(connection)
             )

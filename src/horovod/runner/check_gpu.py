@@ -24,14 +24,13 @@ from typing import NamedTuple
 import horovod
 from horovod.comm.nccl.engine import SERVES_SEVERAL, SEVERAL_RANKS
 from horovod.comm.nccl.library import code_of, text_of
+from horovod.core import config
 
 SECONDS = 300.0
 """The limit of the whole."""
 REPORT = "horovod-gpu-report.txt"
 PASSED = "passed:"
 """How the last line of a section begins that rank 0 prints."""
-QUICK = "HOROVOD_CHECK_GPU_QUICK"
-"""If it is set, fewer sizes are measured: for tests."""
 
 _LEAST_SECONDS = 5.0
 _MOST_RANKS = 8
@@ -73,13 +72,13 @@ class Section(NamedTuple):
 SECTIONS = {
     "engine": Section(45),
     "results": Section(40),
-    "operations": Section(40, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}),
+    "operations": Section(40, environment={config.DYNAMIC_PROCESS_SETS: "1"}),
     "beside_torch": Section(60),
     "capture": Section(40, on_cpus=False),
     "memory": Section(40, on_cpus=False),
     "batchnorm": Section(30),
     "latency": Section(40),
-    "late": Section(60, on_cpus=False, environment={"HOROVOD_GLOO_TIMEOUT_SECONDS": "4"}),
+    "late": Section(60, on_cpus=False, environment={config.TIMEOUT_SECONDS: "4"}),
     "dies": Section(40, loses=True),
     "compiled": Section(90, on_cpus=False),
 }
@@ -144,7 +143,7 @@ def plan_of(facts: Facts) -> Plan:
     cards = len(facts.gpus)
     ranks, nccl, wanted = (
         min(max(cards, 2), _MOST_RANKS),
-        {"HOROVOD_GPU_OPERATIONS": "NCCL"},
+        {config.GPU_OPERATIONS: "NCCL"},
         text_of(code_of(SERVES_SEVERAL)),
     )
     if not cards:
@@ -288,7 +287,7 @@ def _packages() -> list[str]:
 
 def _variables() -> list[str]:
     """Those that change what NCCL and Horovod do. No secret is among them."""
-    names = [name for name in os.environ if name.startswith(("NCCL_", "HOROVOD_", "CUDA_VISIBLE", "PYTORCH_CUDA"))]
+    names = [name for name in os.environ if name.startswith(("NCCL_", "HOROVOD", "CUDA_VISIBLE", "PYTORCH_CUDA"))]
     return [f"{name}={os.environ[name]}" for name in sorted(names) if "SECRET" not in name]
 
 
