@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FOLDER = Path(sys.argv[1])
 NUMBER = os.environ.get("HOROVOD_ELASTIC_PROCESS", "")
 STEPS = 4
 """After the process has joined."""
@@ -195,7 +194,7 @@ def main() -> None:
         ends = 0
         while not ends or state.step < ends:
             if basics.rank() == 0 and state.step == 2:
-                (FOLDER / "hosts").write_text("localhost:3\n")
+                (Path(sys.argv[1]) / "hosts").write_text("localhost:3\n")
             sizes = allgather_object(basics.size())
             state.step += 1
             for each in made:
@@ -206,7 +205,7 @@ def main() -> None:
 
     began = run_fn(train, Reset(basics.shutdown, basics.init))(every)
     ended = [each.read() for each in made]
-    (FOLDER / f"result.{NUMBER}").write_text(json.dumps([basics.size(), every.step, first, began, ended]))
+    (Path(sys.argv[1]) / f"result.{NUMBER}").write_text(json.dumps([basics.size(), every.step, first, began, ended]))
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def test_a_host_that_fails_at_once_does_not_disturb_the_others(
 @pytest.mark.parametrize("comes", [True, False], ids=["a host comes", "no host comes"])
 def test_a_job_that_is_too_small_waits_for_a_host_and_says_so(launcher: Launcher, tmp_path: Path, comes: bool) -> None:
     command = prepare(tmp_path, "alpha:1\nbeta:1\n", lost="beta", hosts=["alpha", "gamma"])
-    words = ("--min-np", "2", "--elastic-timeout", str(LIMIT_SECONDS) if comes else "1")
+    words = ("--min-np", "2", "--elastic-timeout", str(int(LIMIT_SECONDS)) if comes else "1")
     process = launcher.start(*words, *command, HOROVOD_SSH_COMMAND=quote(str(tmp_path / "shell")))
     deadline = time.monotonic() + LIMIT_SECONDS
     while comes and not (tmp_path / "lost").exists():

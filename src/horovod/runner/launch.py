@@ -196,7 +196,11 @@ def _dump(target: str) -> int:
 def _top(target: str) -> int:
     from horovod.top.__main__ import main as top
 
-    return top([target])
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C is how the view ends
+    try:
+        return top([target])
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _open_standard_streams() -> None:

@@ -17,7 +17,6 @@ except Exception as error:
 
 from horovod.common.interface import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import check_extension
-from horovod.core.errors import HorovodInternalError
 from horovod.torch import elastic, mpi_ops
 from horovod.torch.compression import Compression
 from horovod.torch.compression.bucket_compression import BucketCompressor
@@ -31,7 +30,6 @@ __all__ = [
     "BucketCompressor",
     "Compression",
     "DistributedOptimizer",
-    "HorovodInternalError",
     "SyncBatchNorm",
     "allgather_object",
     "broadcast_object",
