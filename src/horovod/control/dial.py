@@ -9,6 +9,7 @@ from typing import Any
 
 from horovod.control.connection import Connection, is_same_user, receive_exactly
 from horovod.control.handshake import GREETING, MAC, ClientHandshake, HandshakeError
+from horovod.running_time import LATE_SECONDS, running_time
 
 Address = tuple[str, int] | str
 """``(host, port)``, or the name of a Unix socket; an abstract name starts with a NUL character."""
@@ -135,6 +136,7 @@ def dial_until(
 
     Args:
         addresses: tried in this order, in each round. The other arguments are those of :func:`dial`.
+        deadline: time in which this process is stopped does not count.
         sources: by address, which of this host's addresses to connect from.
         cancelled: returns the reason to give up before the deadline, "" to continue; called before each attempt.
 
@@ -142,6 +144,10 @@ def dial_until(
         ConnectionError: none has answered; the message lists each address with its last error.
     """
     pause = 0.002
+    began = time.monotonic()
+
+    def left() -> float:
+        return deadline - began - running_time.age(began, time.monotonic())
 
     def find() -> list[Address]:
         return addresses if isinstance(addresses, list) else addresses()
@@ -152,16 +158,21 @@ def dial_until(
         if why := cancelled():
             raise ConnectionError(why)
         for address in find():
-            try_until = min(deadline, time.monotonic() + seconds)
+            started = time.monotonic()
+            try_until = started + min(left(), seconds)
             try:
                 return dial(address, secret, purpose, try_until, sources.get(address, ""))
             except (OSError, HandshakeError) as error:
                 if not (isinstance(error, TimeoutError) and isinstance(errors.get(describe(address)), HandshakeError)):
                     errors[describe(address)] = error  # the last try may be too short to be refused again
-        if time.monotonic() + pause >= deadline:
+            if (ended := time.monotonic()) - try_until > LATE_SECONDS:
+                running_time.leave_out(started, ended)  # stopped at some moment of the try: nobody can have answered it
+        if left() <= pause:
             tried = "; ".join(f"{where}: {str(error) or type(error).__name__}" for where, error in errors.items())
             raise ConnectionError(f"no address answered in time ({tried or 'no address was given'})")
+        planned = time.monotonic() + pause
         time.sleep(pause)  # nothing signals that another host has begun to listen
+        running_time.turn(planned, time.monotonic())
         pause = min(pause * 1.5, 0.25)
         seconds = min(seconds * 2, _LONGEST_TRY_SECONDS)
 

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from horovod.control import dial as dialing
 from horovod.control.connection import receive_exactly
 from horovod.control.dial import anywhere, describe, dial, dial_until, listening_socket, set_keepalive
 from horovod.control.handshake import GREETING, HandshakeError, ServerHandshake
+from horovod.running_time import RunningTime
 from unit.control.concurrent_ranks import ConcurrentCalls
 
 SECRET = b"s" * 32
@@ -224,3 +226,26 @@ def test_a_socket_that_takes_ipv6_takes_ipv4_too() -> None:
         port = listener.getsockname()[1]
         for address in ("::1", "127.0.0.1"):
             socket.create_connection((address, port), 10).close()
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_time_in_which_the_process_is_stopped_does_not_count(monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
+    """The first try ends far later than it was to: the process was stopped. Or each try takes all of its time."""
+    now, answered = [1000.0], object()
+
+    def answers_the_second_try(address: object, secret: bytes, purpose: bytes, deadline: float, source: str) -> object:
+        if now[0] > 1000.0 and stopped:
+            return answered
+        now[0] = deadline + (60.0 if stopped else 0.0)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(dialing, "dial", answers_the_second_try)
+    monkeypatch.setattr(dialing, "running_time", RunningTime())
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    if stopped:
+        assert dial_until([("127.0.0.1", 1)], SECRET, b"", 1005.0) is answered
+    else:
+        with pytest.raises(ConnectionError, match="no address answered in time"):
+            dial_until([("127.0.0.1", 1)], SECRET, b"", 1005.0)
+        assert now[0] < 1006.0

@@ -371,7 +371,8 @@ class Coordinator(Role):
         if oldest is None:
             return None
         now = time.monotonic()
-        running_time.turn(planned, now)  # also where the thread was stopped between two waits
+        # Also where this process was stopped between two waits, or, before the first one, while it handled what has come.
+        running_time.turn(self._negotiator.moved if planned == math.inf else planned, now)
         self._look_at_launcher(now)
         hint = self._look_whether_apart(now)
         due = max(now + self._warning_seconds - running_time.age(oldest, now), self._next_inspection)
