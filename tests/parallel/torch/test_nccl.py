@@ -358,14 +358,14 @@ def test_captures_of_graphs_refuse_collectives_and_say_what_to_do(job: Job) -> N
     def check() -> None:
         import late_device
 
-        x = made(LATE, (3,))
+        x, short = made(LATE, (3,)), made(LATE, (3,), torch.int16)
         handle = hvd.allreduce_async(x, name="x", op=hvd.Sum)
         with late_device.capture():
             for call in (lambda: hvd.allreduce(x), lambda: hvd.allgather_async(x), lambda: hvd.synchronize(handle)):
                 with pytest.raises(ValueError, match=r"cannot be captured in a CUDA graph.*between replays"):
                     call()
             with pytest.raises(ValueError, match="cannot be captured"):
-                hvd.allreduce(made(LATE, (3,), torch.int16), op=hvd.Sum)  # through host memory
+                hvd.allreduce(short, op=hvd.Sum)  # through host memory
         assert hvd.synchronize(handle).tolist() == [3.0, 5.0, 7.0]  # the handle is as it was
         model = nn.Linear(3, 1, bias=False).to(LATE)
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0, foreach=False))
