@@ -27,6 +27,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     # What a test must interrupt, replace or wait for inside of Horovod, and no caller can.
     "unit/core/workers.py": ({"_requests", "_state"}, "waits until a worker thread sleeps"),
     "unit/core/lifecycle/test_context.py": ({"_running"}, "several ranks in one process, which knows one"),
+    "launcher/test_changed_on_the_way.py": ({"_write"}, "changes messages in the sender's process after they are sealed"),
     "launcher/test_elastic_state.py": ({"_hosts", "_listener"}, "waits for news, and leaves them to be taken"),
     "parallel/torch/test_steps_made.py": ({"_end"}, "what the interpreter calls when it ends"),
     "unit/tensorflow/test_data_compute_service.py": ({"_leave"}, "the handler of a compute job, called in this one"),

@@ -37,7 +37,7 @@ def first() -> None:
 
 
 def second() -> list[str]:
-    """The collectives of this rank."""
+    """The collectives of this rank, by name: MXNet's threads may submit those of one step in any order."""
     import builtins
 
     from horovod.core.lifecycle.context import running
@@ -54,7 +54,7 @@ def second() -> list[str]:
     hvd.allreduce(mx.nd.ones((1,)), name="end").wait_to_read()
     recorder = running().workers[0].recorder
     assert recorder is not None
-    return [f"{each.request.operation.name} {each.request.name}" for each in recorder.ring]
+    return sorted(f"{each.request.operation.name} {each.request.name}" for each in recorder.ring)
 
 
 def test_a_rank_that_arrives_makes_the_collectives_of_the_others(job: Any) -> None:

@@ -21,6 +21,7 @@ from horovod.control.liveness_messages import Bye, Forwarded, encode
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED, STOPPED
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 from unit.control.monitors import HeldUpPoll, polling_with
 
@@ -65,7 +66,7 @@ class SimulatedHostRank:
         self.failed.set()
 
     def told(self) -> tuple[int, str]:
-        assert self.failed.wait(10), f"rank {self.rank} was told nothing"
+        assert self.failed.wait(SOON), f"rank {self.rank} was told nothing"
         assert len(self.failures) == 1
         return self.failures[0][:2]
 
@@ -237,10 +238,10 @@ def test_progress_reports_arrive_once_in_order_with_their_ranks(
     for rank in (5, 4, 3, 2, 1):
         ready = job.ranks[rank].monitor
         if rank in (2, 3):
-            assert ready.everyone_left.wait(10)
+            assert ready.everyone_left.wait(SOON)
         wait_until(lambda rank=rank: sum(other == rank for other, _ in job.ranks[0].progress) == 5, "all reports")
         job.ranks[rank].leave()
-    assert job.ranks[0].monitor.everyone_left.wait(10)
+    assert job.ranks[0].monitor.everyone_left.wait(SOON)
     assert sorted(job.ranks[0].progress) == [(rank, bytes([n]) + body) for rank in range(1, 6) for n in range(5)]
     for rank in range(1, 6):
         assert [found[0] for other, found in job.ranks[0].progress if other == rank] == list(range(5))

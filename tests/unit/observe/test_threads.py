@@ -209,6 +209,10 @@ def sleeps(started: threading.Event, end: threading.Event) -> None:
         time.sleep(0.2)
 
 
+def _innermost(state: ThreadState) -> str:
+    return state.frames[0].function if state.frames else ""
+
+
 @pytest.mark.parametrize(
     ("target", "parked"), [(parks, True), (reads_a_queue, True), (waits_a_while, False), (sleeps, False)]
 )
@@ -225,7 +229,7 @@ def test_a_thread_is_parked_if_only_another_thread_can_wake_it(
     try:
         assert started.wait(30)
         deadline = time.monotonic() + 30
-        while state().frames[0].function not in ("wait", "sleeps") and time.monotonic() < deadline:
+        while _innermost(state()) not in ("wait", "sleeps") and time.monotonic() < deadline:
             time.sleep(0.01)
         assert state().ident == thread.ident
         assert threads.is_parked(state()) == parked

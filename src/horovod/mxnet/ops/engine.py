@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import itertools
 import logging
 import os
@@ -159,6 +160,7 @@ def push(
     reading = {variable(array): array.handle for array in reads}
     const = [handle for variable, handle in reading.items() if variable not in writing]
     mutable = list(writing.values())
+    _finish_first()
     _pushed[number] = operation
     check_call(
         _LIB.MXEnginePushAsyncND(
@@ -254,6 +256,18 @@ def drain(timeout: float | None = None) -> None:
 # Before a fork, MXNet waits for all operations of its engine while it holds the interpreter lock. The operations of this module
 # need that lock, so drain() waits for them first.
 os.register_at_fork(before=drain)
+
+
+@functools.cache
+def _finish_first() -> None:
+    """Have :func:`_finish` called at the end of the process, before ``hvd.shutdown()``, which was registered in ``init()``."""
+    atexit.register(_finish)
+
+
+def _finish() -> None:
+    """Finish what the script has submitted, since other ranks may be a step behind, unless an exception ends this rank."""
+    if getattr(sys, "last_value", None) is None:
+        drain(_EXIT_SECONDS)
 
 
 def _end() -> None:
