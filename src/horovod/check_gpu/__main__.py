@@ -1,14 +1,16 @@
-"""``python -m horovod.check_gpu`` is ``horovodrun --check-gpu``; with the name of a section it is one rank of that section."""
+"""``python -m horovod.check_gpu`` is ``horovodrun --check-gpu``; under a launcher it is one rank of a section."""
 
 from __future__ import annotations
 
+import os
 import sys
 
+from horovod.core import config
 from horovod.runner import check_gpu
 
 
 def main(arguments: list[str]) -> int:
-    if not arguments or arguments[0].startswith("-"):
+    if config.RANK not in os.environ:
         return check_gpu.main(arguments)
     from horovod.check_gpu import sections
 

@@ -7,10 +7,12 @@ Sections run on CUDA devices, on CPUs where there are none, and in tests on a de
 
 from __future__ import annotations
 
+import copy
 import os
 import statistics
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +191,7 @@ def memory(device: torch.device) -> None:
         model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(12)]).to(device)
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-5)
         if kind == "hvd":
+            hvd.broadcast_parameters(model.state_dict(), 0)
             optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
         x = torch.randn(2048, 2048, device=device)
         for step in range(8):
@@ -225,6 +228,7 @@ def capture(device: torch.device) -> None:
         hvd.synchronize(staged)
     require(not broken, f"{broken} of 20 captures broke")
     say("20 captures beside collectives stayed valid")
+    warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # what follows is refused before it is captured
     try:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             hvd.allreduce(x)
@@ -264,6 +268,43 @@ def batchnorm(device: torch.device) -> None:
         "its variance is wrong",
     )
     say("SyncBatchNorm computes what one process with all batches does")
+
+
+def process_group(device: torch.device) -> None:
+    """Calls of ``torch.distributed`` by ``init_process_group("horovod")``, and DDP: as one process with all batches trains."""
+    import torch.distributed as dist
+
+    dist.init_process_group("horovod")
+    size, rank = dist.get_world_size(), dist.get_rank()
+    total = torch.full((1000,), rank + 1.0, device=device)
+    dist.all_reduce(total)
+    require(total.tolist() == [size * (size + 1) / 2] * 1000, "all_reduce")
+    every = [torch.empty(3, device=device) for _ in range(size)]
+    dist.all_gather(every, torch.full((3,), float(rank), device=device))
+    require([each.tolist() for each in every] == [[float(each)] * 3 for each in range(size)], "all_gather")
+    moved = torch.empty(size, device=device)
+    dist.all_to_all_single(moved, torch.full((size,), float(rank), device=device))
+    require(moved.tolist() == [float(each) for each in range(size)], "all_to_all_single")
+    if rank == 0:
+        dist.send(total, 1)
+    elif rank == 1:
+        received = torch.empty_like(total)
+        dist.recv(received, 0)
+        require(torch.equal(received, total), "send and recv")
+    torch.manual_seed(0)
+    alone = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)]).to(device)
+    model = nn.parallel.DistributedDataParallel(copy.deepcopy(alone))
+    for turn in range(5):
+        batches = [torch.sin(torch.arange(8 * 64.0) * (0.1 * each + turn)).reshape(8, 64) for each in range(size)]
+        for trained, batch in ((model, batches[rank]), (alone, torch.cat(batches))):
+            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+            optimizer.zero_grad()
+            trained(batch.to(device)).square().mean().backward()
+            optimizer.step()
+    near = [torch.allclose(p, q, atol=1e-5) for p, q in zip(model.module.parameters(), alone.parameters(), strict=True)]
+    require(all(near), "DDP trained other weights than one process")
+    dist.destroy_process_group()
+    say("torch.distributed's calls are right, and DDP trains as one process does")
 
 
 def late(device: torch.device) -> None:
@@ -306,7 +347,7 @@ def dies(device: torch.device) -> None:
 SECTIONS: dict[str, Callable[[torch.device], None]] = {
     each.__name__: each
     for each in (
-        engine, results, operations, latency, beside_torch, memory, capture, batchnorm, late, dies, compiled,
+        engine, results, operations, latency, beside_torch, memory, capture, batchnorm, process_group, late, dies, compiled,
     )
 }  # fmt: skip
 """By name; :data:`horovod.runner.check_gpu.SECTIONS` has their limits."""

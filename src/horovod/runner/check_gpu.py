@@ -50,6 +50,8 @@ _QUESTIONS = (
 )
 """Commands that only show."""
 _ERROR = re.compile(r"^[\w.]*(Error|Exception|Exit|Failure)\b.*$", re.MULTILINE)
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+"""Colours and the like, for terminals."""
 _PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:", re.MULTILINE)
 
 
@@ -78,6 +80,7 @@ SECTIONS = {
     "memory": Section(40, on_cpus=False),
     "batchnorm": Section(30),
     "latency": Section(40),
+    "process_group": Section(40),
     "late": Section(60, on_cpus=False, environment={config.TIMEOUT_SECONDS: "4"}),
     "dies": Section(40, loses=True),
     "compiled": Section(90, on_cpus=False),
@@ -296,15 +299,17 @@ def _answer(question: Sequence[str]) -> str:
         done = subprocess.run(question, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"not answered: {error}"
-    return (done.stdout + done.stderr).strip()
+    return _ESCAPE.sub("", done.stdout + done.stderr).strip()
 
 
 def main(arguments: Sequence[str]) -> int:
     """Returns 0 if no section failed, and there is a GPU."""
     parser = argparse.ArgumentParser(prog="horovodrun --check-gpu", description=__doc__)
-    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help=f"of {', '.join(SECTIONS)} (default: all)")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)} (default: all)")
     parser.add_argument("--output", type=Path, default=Path(REPORT), help=f"the file of the report (default: {REPORT})")
     options = parser.parse_args(list(arguments))
+    if unknown := [name for name in options.sections if name not in SECTIONS]:
+        parser.error(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
     facts = ask_torch()
     if not facts.torch:
         print(f"{facts.where}. This check needs PyTorch: pip install 'horovod[torch]'", file=sys.stderr)

@@ -185,7 +185,13 @@ def test_gradients_are_reduced_on_gpus(ranks: Callable[..., RankPool]) -> None:
             assert np.array_equal(np.asarray(found, np.float64), np.full(70, 4 * number + 7.0)), number
         assert running().device_engine == "nccl"
 
-    env = {**env_of("jax"), **gpu_ranks.nccl_env(count), "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2"}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+    env = {
+        **env_of("jax"),
+        **gpu_ranks.nccl_env(count),
+        "CUDA_VISIBLE_DEVICES": visible,
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.2",
+    }
     make_job(lambda size: ranks(size, env), "horovod.keras")(2, check, timeout=180)
 
 

@@ -194,18 +194,18 @@ def many_at_once(device: str) -> list[torch.Tensor]:
 
 def state(device: str) -> Found:
     torch.manual_seed(hvd.rank())
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).to(device)
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.Linear(4, 2)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1 * (hvd.rank() + 1))
     if hvd.rank() == 0:
-        model(torch.ones(3, 3).to(device)).sum().backward()
+        model(made("cpu", (3, 3)).square().to(device)).square().sum().backward()
         optimizer.step()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     assert optimizer.param_groups[0]["lr"] == 0.1
     moments = [each["exp_avg"] for each in optimizer.state.values()]
     assert len(moments) == 6 and all(each.device == torch.device(device) for each in moments)
-    found = hvd.broadcast_object({"weight": model[0].weight.detach().cpu()}, root_rank=0)["weight"]
-    assert torch.equal(found, model[0].weight.detach().cpu())
+    found = hvd.broadcast_object({"weight": model[1].weight.detach().cpu()}, root_rank=0)["weight"]
+    assert torch.equal(found, model[1].weight.detach().cpu())
     return host(list(model.state_dict().values())) + host(moments)
 
 
@@ -258,6 +258,8 @@ def optimizers(device: str) -> Found:
 
 
 SCENARIOS = [every_form_of_allreduce, groups, movements, gradients, many_at_once, state, optimizers]
+COMPUTING = [state, optimizers]
+"""Scenarios with matrix products, which a GPU computes in another order than the host."""
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)
@@ -268,7 +270,9 @@ def test_the_same_bits_as_in_host_memory(job: Job, device: str, scenario: Callab
     for rank, (found, wanted) in enumerate(zip(on_device, in_host_memory, strict=True)):
         assert len(found) == len(wanted) > 0
         for number, ((dtype, one), (same, other)) in enumerate(zip(found, wanted, strict=True)):
-            assert dtype == same and torch.equal(one, other), (rank, number, one, other)
+            rounded = device.startswith("cuda") and scenario in COMPUTING
+            equal = torch.allclose(one, other, rtol=1e-2, atol=1e-5) if rounded else torch.equal(one, other)
+            assert dtype == same and equal, (rank, number, one, other)
 
 
 @pytest.mark.parametrize("device", EVERYWHERE)

@@ -222,7 +222,10 @@ def test_batch_norm_of_every_kind_computes_what_it_does_in_host_memory(job: Job,
     found = on(job, device, 2, lambda: batch_norms(where(device)))
     for one_rank, wanted in zip(found, job(2, batch_norms, "cpu"), strict=True):
         for number, ((precision, one), (_, other)) in enumerate(zip(one_rank, wanted, strict=True)):
-            assert torch.allclose(one, other, rtol=precision, atol=precision), (number, precision, one, other)
+            near = torch.allclose(
+                one, other, rtol=precision, atol=4 * precision
+            )  # gradients are sums in which much cancels
+            assert near, (number, precision, one, other)
 
 
 @NEEDS_STAND_IN
