@@ -43,6 +43,7 @@ from scale_processes import Record, Simulation, apart, fork, shares
 from scale_ranks import LONGEST_SECONDS, Step, alltoall, gradients, run_clients, run_members, run_watched
 from scale_report import HEAD, RULE, in_a_row
 
+from horovod._base.config import Config
 from horovod.control.channel import Channel
 from horovod.control.connection import Connection
 from horovod.control.failure import Cause
@@ -53,7 +54,6 @@ from horovod.control.networks import Network
 from horovod.control.rendezvous.messages import encode_values
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.sealing import Message
-from horovod.core.config import Config
 from horovod.core.engines.device_choice import DeviceReport
 from horovod.core.lifecycle.rendezvous import RankInfo
 from horovod.core.negotiation.tree import Tree

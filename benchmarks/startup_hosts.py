@@ -26,7 +26,7 @@ from pathlib import Path
 
 import machine
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner.external.mpi.command import Launch, command_line, variables
 from horovod.runner.external.mpi.kinds import find
 from horovod.runner.hosts.slots import parse_hosts

@@ -13,14 +13,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 import generate
 
-from horovod import _version
+from horovod._base.version import INTERFACE, VERSION
 
 generate.write(Path(__file__).parent / "api")
 
 project = "Horovod"
 author = "the Horovod developers"
-release = _version.VERSION
-version = _version.INTERFACE
+release = VERSION
+version = INTERFACE
 html_title = f"Horovod {release}"
 html_theme = "furo"
 html_static_path = ["_static"]

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import publish  # noqa: E402  the folder of benchmarks comes first
 
-from horovod import _version  # noqa: E402
+from horovod._base.version import VERSION  # noqa: E402
 
 PROGRAM = """
 import time
@@ -60,7 +60,7 @@ def main() -> None:
     draw_slow(IMAGES / "slow.png")
     day = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
     for picture in ("hang.png", "slow.png"):
-        publish.mark(IMAGES / picture, f"docs/pictures.py; Horovod {_version.VERSION}, {day}")
+        publish.mark(IMAGES / picture, f"docs/pictures.py; Horovod {VERSION}, {day}")
 
 
 def draw(picture: Path) -> None:

@@ -17,8 +17,8 @@ from horovod.runner.elastic.decisions import (
     StartProcess,
     StopProcess,
 )
+from horovod.runner.elastic.elastic_policy import ElasticPolicy
 from horovod.runner.elastic.job_state import JobState, Limits
-from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.hosts.slots import HostInfo, SlotInfo
 from horovod.runner.policy import Say, Wake
 

@@ -27,8 +27,8 @@ from horovod.comm.hierarchical.rank_grid import RankGrid
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
 from horovod.comm.shm.engine import SharedProposals
-from horovod.comm.shm.memory import created
 from horovod.comm.shm.proposals import Proposals, memory_bytes
+from horovod.comm.shm.shared_memory import created
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tcp.communicator import TcpCommunicator
 from late_oneccl import LateLibrary

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from horovod.core import config
+from horovod._base import config
 from ranks import RankPool
 from time_limits import SOON
 

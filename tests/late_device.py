@@ -73,7 +73,7 @@ def reachable() -> Iterator[None]:
     from horovod.torch import fused_batch_norm
     from horovod.torch.device import runtime, staging
     from horovod.torch.device.pinned import PinnedPool
-    from horovod.torch.ops.tensors import REACHABLE
+    from horovod.torch.tensors import REACHABLE
 
     def allocate(size: int) -> torch.Tensor:
         return torch.full((size,), 205, dtype=torch.uint8)

@@ -65,7 +65,7 @@ def _call(
     import torch.distributed as dist
 
     import horovod.torch  # noqa: F401  it registers the back end
-    from horovod.core import config
+    from horovod._base import config
 
     before = dict(os.environ)
     rank, size = int(os.environ[config.RANK]), int(os.environ[config.SIZE])

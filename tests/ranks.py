@@ -30,9 +30,8 @@ from typing import IO, Any, NamedTuple
 import cloudpickle
 
 import horovod
-from horovod import pickling
+from horovod._base import config, pickling
 from horovod.control.secret import encode_secret, make_secret
-from horovod.core import config
 from leaks import Inventory, left_behind
 from rank_template import Forked, Template
 from rank_worker import LENGTH, STACKS

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from horovod._base import config
 from horovod.common import basics
 from horovod.common.elastic import HostUpdateResult, connect, disconnect
-from horovod.core import config
 
 
 class ScriptedLauncher:

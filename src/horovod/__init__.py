@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from horovod import _version
+from horovod._base import version as _version
 
 if TYPE_CHECKING:
     from horovod.runner import run as run

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from horovod.core.config import TORCH_BACKEND
+from horovod._base.config import TORCH_BACKEND
 
 NAME = "horovod"
 _REPLACED = "gloo"

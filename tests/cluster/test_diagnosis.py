@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from cluster.conftest import Cluster
-from horovod.core import config
+from horovod._base import config
+from horovod.diagnose.dumped_job import DumpedJob
 from horovod.diagnose.findings import findings
-from horovod.diagnose.job import DumpedJob
 from horovod.diagnose.report import text
 from horovod.observe.dump import read
 

@@ -18,6 +18,7 @@ import pytest
 import horovod
 from cluster.conftest import Cluster
 from cluster.hosts import Hosts
+from horovod._base import version
 from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 
@@ -255,7 +256,7 @@ def test_a_host_without_a_package_names_it(cluster: Cluster, package: ModuleType
 
 
 def test_a_host_with_another_version_says_so(cluster: Cluster) -> None:
-    own = Path(horovod._version.__file__)
+    own = Path(version.__file__)
     other = cluster.folder / "other.py"
     other.write_text(own.read_text() + "\nVERSION = '0.28.1+pure.0'\n")
     with cluster.hosts.replaced("hostB", own, other):

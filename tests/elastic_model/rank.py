@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from horovod.control.elastic_messages import Connected, NoRank, RankAssignment, ReadyForRound, Returned
 from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoNextRound, RepeatedFailureError
 from horovod.elastic.loop import outcome_of
-from horovod.elastic.policy import Begun, Call, Completed, ErrorKind, Failed, Outcome, RankPolicy
-from horovod.elastic.progress import StateReport, furthest
+from horovod.elastic.newest_state import StateReport, furthest
+from horovod.elastic.rank_policy import Begun, Call, Completed, ErrorKind, Failed, Outcome, RankPolicy
 from horovod.elastic.repetition import Repetition
 from horovod.elastic.updates import Heard, hear
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from elastic_model.rank import Asks, Calls, Imports, Rank
 from horovod.control.elastic_messages import Leaving, NoRank, RankAssignment, RankFailed, ReadyForRound, Told
 from horovod.core.errors import HorovodInternalError, RankRaisedError
-from horovod.elastic.progress import StateReport
+from horovod.elastic.newest_state import StateReport
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import (
@@ -23,9 +23,9 @@ from horovod.runner.elastic.decisions import (
     StartProcess,
     StopProcess,
 )
+from horovod.runner.elastic.elastic_policy import ElasticPolicy
 from horovod.runner.elastic.job_state import JobState, Limits
 from horovod.runner.elastic.phases import Running
-from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.policy import EndAll, Say, Wake
 

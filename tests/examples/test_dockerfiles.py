@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod import _version
+from horovod._base.version import VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "docker").iterdir())
@@ -43,7 +43,7 @@ def test_the_wheel_is_built_from_what_is_copied(path: Path, tmp_path: Path) -> N
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (tmp_path / "dist").iterdir()
-    assert fnmatch(wheel.name, f"horovod-{_version.VERSION}-py3-none-any.whl")
+    assert fnmatch(wheel.name, f"horovod-{VERSION}-py3-none-any.whl")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -222,7 +222,7 @@ def _run_programs(document: str, programs: dict[str, list[str]], ports: dict[str
     import torch.distributed
 
     import horovod.torch as hvd
-    from horovod.core import config
+    from horovod._base import config
 
     destroy = torch.distributed.destroy_process_group
 

@@ -141,7 +141,7 @@ def _interrupt_rank_1_in_its_fifth_step() -> None:
 
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    from horovod.core import config
+    from horovod._base import config
 
     steps = count(1)
 

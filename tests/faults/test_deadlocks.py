@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import horovod.torch as hvd
-from horovod.core import config
+from horovod._base import config
 from process_groups import run_in_group
 from ranks import RankPool
 

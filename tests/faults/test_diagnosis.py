@@ -22,11 +22,11 @@ import pytest
 import torch
 
 import horovod.torch as hvd
-from horovod.core import config
+from horovod._base import config
 from horovod.core.lifecycle.context import current
+from horovod.diagnose.dumped_job import DumpedJob
 from horovod.diagnose.finding import Finding
 from horovod.diagnose.findings import findings
-from horovod.diagnose.job import DumpedJob
 from horovod.diagnose.report import text
 from horovod.observe.dump import read
 from launcher.harness import Launcher

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from horovod.core import config
+from horovod._base import config
 from ranks import Death, Pools, RankPool
 from time_limits import SOON
 

@@ -179,7 +179,7 @@ def test_ranks_run_where_the_user_says_they_are(launcher: Launcher, ssh: Path) -
 
 
 def test_another_version_says_so(launcher: Launcher, ssh: Path, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import horovod._version as own\nown.VERSION = '0.28.1+pure.0'\n")
+    (tmp_path / "sitecustomize.py").write_text("import horovod._base.version as own\nown.VERSION = '0.28.1+pure.0'\n")
     path = launcher.environment()["PYTHONPATH"]
     (tmp_path / "sed").write_text(f"s,{path},{quote(str(tmp_path))}:{path},")
     write(ssh, f'set -- "$(echo "${{@: -1}}" | sed -f {quote(str(tmp_path / "sed"))})"')

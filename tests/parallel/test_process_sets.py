@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from horovod.core import config
+from horovod._base import config
 from ranks import Death, RankPool
 
 DYNAMIC = {config.DYNAMIC_PROCESS_SETS: "1"}

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horovod.core import config
+from horovod._base import config
 from leaks import Inventory, left_behind
 from ranks import Death, RankError, RankPool, RankTimeout
 

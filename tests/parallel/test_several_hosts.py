@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from horovod.core import config
+from horovod._base import config
 from ranks import Death, RankPool
 
 SIZE = 4
@@ -191,7 +191,7 @@ def test_a_rank_that_cannot_open_the_connections_says_so_on_all_ranks(ranks: Cal
 
         import horovod.torch as hvd
         from horovod.control import mesh
-        from horovod.control.descriptors import DescriptorLimitError
+        from horovod.control.fd_limit import DescriptorLimitError
 
         def no_room(connections: int, purpose: str) -> None:
             raise DescriptorLimitError(f"{purpose} needs {connections} connections: raise the hard limit")

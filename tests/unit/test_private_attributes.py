@@ -31,7 +31,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "launcher/test_elastic_state.py": ({"_hosts", "_listener"}, "waits for news, and leaves them to be taken"),
     "parallel/torch/test_steps_made.py": ({"_end"}, "what the interpreter calls when it ends"),
     "unit/tensorflow/test_data_compute_service.py": ({"_leave"}, "the handler of a compute job, called in this one"),
-    "unit/test_signal_deferral.py": ({"_handlers", "_under_way"}, "a signal at each instruction of a function"),
+    "unit/base/test_signal_deferral.py": ({"_handlers", "_under_way"}, "a signal at each instruction of a function"),
     "unit/comm/gloo/test_collectives.py": (
         {"_collectives", "_left", "_number", "_start"}, "an operation that never ends, and that none is begun",
     ),
@@ -59,7 +59,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "parallel/tensorflow/test_many_at_once.py": ({"_Pending"}, "how many results are kept"),
     "parallel/tensorflow/test_saved_models.py": ({"_in_flight", "_queues"}, "that an operation ends with its graph"),
     "unit/comm/test_hierarchical.py": ({"_workspace"}, "the size of memory that NumPy has"),
-    "unit/mxnet/ops/test_engine.py": ({"_pushed"}, "what is held while MXNet uses it"),
+    "unit/mxnet/ops/test_dependency_engine.py": ({"_pushed"}, "what is held while MXNet uses it"),
     "unit/observe/test_timeline.py": ({"_events", "_rows"}, "tables that would grow for ever"),
     "parallel/torch/test_optimizer_adversaries.py": ({"_horovod"}, "that no bucket waits for its gradients"),
     "parallel/torch/test_bucket_compression.py": ({"_horovod"}, "forgets what compression has left out"),

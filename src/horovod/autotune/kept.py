@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from horovod import whole_file
+from horovod._base import whole_file
 from horovod.comm.tuned import TunedSettings
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from horovod._base.config import MEBIBYTE
 from horovod.comm.tuned import TunedSettings
-from horovod.core.config import MEBIBYTE
 
 HEADER = (
     "hierarchical_allreduce,hierarchical_allgather,torus_allreduce,cache_enabled,cycle_time_ms,tensor_fusion_threshold,score,"

@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from horovod.comm.tuned import TunedSettings
-from horovod.core.config import (
+from horovod._base.config import (
     BUCKET_BYTES,
     FUSION_THRESHOLD,
     HIERARCHICAL_ALLGATHER,
     HIERARCHICAL_ALLREDUCE,
     SHM_DIRECT,
 )
+from horovod.comm.tuned import TunedSettings
 
 Value = int | str | bool
 

@@ -17,12 +17,12 @@ from typing import Protocol
 
 import msgspec
 
+from horovod._base.config import MEBIBYTE
 from horovod.autotune.kept import Fit, Kept, Tuned, digest
 from horovod.autotune.measuring import Meter, Recurring
 from horovod.autotune.search import Search
 from horovod.autotune.space import Space, adapted, searched
 from horovod.comm.tuned import TunedSettings
-from horovod.core.config import MEBIBYTE
 
 
 @dataclass(frozen=True)

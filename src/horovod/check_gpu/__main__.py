@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner import check_gpu
 
 

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 import horovod.torch as hvd
+from horovod._base import config
 from horovod.check_gpu import speed
 from horovod.comm.nccl import library
-from horovod.core import config
 from horovod.core.lifecycle import context
 from horovod.runner.check_gpu import PASSED
 

@@ -7,11 +7,11 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from horovod._base.config import DYNAMIC_PROCESS_SETS
 from horovod.comm import select
 from horovod.comm.base import DeviceFailure
 from horovod.comm.nccl import library
 from horovod.comm.reduction import ReduceOp
-from horovod.core.config import DYNAMIC_PROCESS_SETS
 from horovod.core.lifecycle import context
 from horovod.core.lifecycle.process_set import ProcessSet, membership
 from horovod.core.submission.arguments import flag_value, shown

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from horovod._base.config import GPU_OPERATIONS
 from horovod.comm.cuda import library, nvml
 from horovod.comm.cuda.runtime import CudaRuntime
 from horovod.comm.datatypes import DataType
 from horovod.comm.device import DeviceFacts, names_in_view
 from horovod.comm.spans import Spans, layout_of
-from horovod.core.config import GPU_OPERATIONS
 from horovod.core.lifecycle.context import running
 from horovod.core.requests import devices
 from horovod.core.requests.devices import DeviceReadiness, ReductionTraits, carries_out, device_name

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import cloudpickle
 import numpy as np
 
-from horovod import pickling
+from horovod._base import pickling
 from horovod.comm.datatypes import Array, DataType
 from horovod.common.basics import rank
 from horovod.core.lifecycle.context import running, worker_of

@@ -4,7 +4,8 @@
     alike               what must be alike, and what is said and raised if it is not
     precision           how far apart values may be that processors round differently
     samples             a few numbers of each step, which go with other agreements
-    agreed, presence    which variables and gradients the ranks have
+    agreed              which variables the ranks have
+    missing_gradients   which gradients the ranks have
     guard               compares an optimizer while it trains, without a wait
     debugging, training_mistakes    what HOROVOD_DEBUG looks for
 

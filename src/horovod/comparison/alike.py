@@ -12,9 +12,9 @@ from enum import Enum
 
 import msgspec
 
+from horovod._base.config import CHECK
 from horovod.comparison.comparison import Comparison
 from horovod.comparison.precision import Elements, differ
-from horovod.core.config import CHECK
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.context import running
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from horovod._base.config import DEBUG
 from horovod.comm.datatypes import Array
-from horovod.core.config import DEBUG
 
 FIRST_STEPS = 3
 """The number of steps in which ranks must have the same data for a message. Two steps may be equal by accident."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 from collections import deque
 
-from horovod._silence import ends_of, is_silence, silent_host_reason
+from horovod._base.silent_host import ends_of, is_silence, silent_host_reason
 from horovod.control.connection import Connection
 from horovod.control.sealing import LENGTH_BYTES, Message, Opener, SealError
 

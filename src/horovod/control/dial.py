@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from horovod._base.running_time import LATE_SECONDS, running_time
 from horovod.control.connection import Connection, is_same_user, receive_exactly
 from horovod.control.handshake import GREETING, MAC, ClientHandshake, HandshakeError
-from horovod.running_time import LATE_SECONDS, running_time
 
 Address = tuple[str, int] | str
 """``(host, port)``, or the name of a Unix socket; an abstract name starts with a NUL character."""

@@ -18,8 +18,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from horovod._base.config import STALL_SHUTDOWN_TIME
 from horovod.control.failure import LOST, TIME_LIMIT, Cause
-from horovod.core.config import STALL_SHUTDOWN_TIME
 
 NO_PROGRESS_REPORTS = 3
 """After how many reports of no progress in one wait a peer is blamed."""

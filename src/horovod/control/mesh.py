@@ -22,15 +22,15 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
+from horovod._base.config import START_TIMEOUT
 from horovod.control.connection import Connection
-from horovod.control.descriptors import DescriptorLimitError, make_room
 from horovod.control.dial import Address, anywhere, dial_until, listening_socket
+from horovod.control.fd_limit import DescriptorLimitError, make_room
 from horovod.control.listener import ConnectionListener
 from horovod.control.lost_rank import LostRankError, text_of_loss
 from horovod.control.networks import Network, common_links, interface_of, networks_of, usable
 from horovod.control.processes import own_process_namespace
 from horovod.control.wakeup import WakeUp
-from horovod.core.config import START_TIMEOUT
 
 
 class Endpoint(msgspec.Struct, array_like=True, frozen=True):

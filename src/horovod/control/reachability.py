@@ -16,9 +16,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from horovod._base.config import NETWORK_INTERFACE
 from horovod.control.mesh import Endpoint, MeshError
 from horovod.control.networks import common_links
-from horovod.core.config import NETWORK_INTERFACE
 
 TRIAL_SECONDS = 5.0
 """How long a host may take to answer at one of its addresses: a lost packet is sent again after one and three seconds."""

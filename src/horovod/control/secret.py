@@ -8,7 +8,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 
-from horovod.core.config import USER_SECRET
+from horovod._base.config import USER_SECRET
 
 LENGTH = 32
 SHORTEST_TEXT = 16

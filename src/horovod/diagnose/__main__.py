@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from horovod.diagnose.dumped_job import DumpedJob
 from horovod.diagnose.figure import FigureError
 from horovod.diagnose.findings import findings
-from horovod.diagnose.job import DumpedJob
 from horovod.diagnose.report import diagnosis, text
 from horovod.observe.dump import DumpError, read
 

@@ -8,8 +8,8 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 
+from horovod.diagnose.dumped_job import DumpedJob, describe_ranks, describe_waiters, longest, named
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import DumpedJob, describe_ranks, describe_waiters, longest, named
 from horovod.observe.dump import RankDump
 
 

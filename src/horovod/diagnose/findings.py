@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 from horovod.diagnose import stragglers
 from horovod.diagnose.activity import main_activity, main_thread_of
-from horovod.diagnose.failures import failure
-from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import (
+from horovod.diagnose.dumped_job import (
     DumpedJob,
     UnfinishedCollective,
     describe_ranks,
@@ -18,6 +16,8 @@ from horovod.diagnose.job import (
     longest,
     named,
 )
+from horovod.diagnose.failures import failure
+from horovod.diagnose.finding import Finding
 from horovod.observe.dump import TensorRecord
 
 

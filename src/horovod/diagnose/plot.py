@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from horovod.diagnose.dumped_job import DumpedJob
 from horovod.diagnose.figure import rows_over_time
-from horovod.diagnose.job import DumpedJob
 
 SECONDS = 20.0
 """How much time before the end the picture shows, at most."""

@@ -12,7 +12,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from horovod.diagnose.job import DumpedJob
+from horovod.diagnose.dumped_job import DumpedJob
 from horovod.observe.dump import CollectiveRecord, DumpError, RankDump
 
 VERSION = "2.10"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from horovod.diagnose.activity import main_activity, main_thread_of
+from horovod.diagnose.dumped_job import DumpedJob, describe_ranks, duration, ordinal
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import DumpedJob, describe_ranks, duration, ordinal
 
 SCHEMA = 1
 MOST_ROWS = 24

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
+from horovod.diagnose.dumped_job import DumpedJob, describe_ranks
 from horovod.diagnose.finding import Finding
-from horovod.diagnose.job import DumpedJob, describe_ranks
 from horovod.observe.dump import CollectiveRecord
 
 LEAST_SHARE = 0.05

@@ -12,7 +12,7 @@ from horovod.core.errors import HorovodInternalError, HostsUpdatedInterrupt, NoN
 from horovod.core.lifecycle import context
 from horovod.elastic import launched
 from horovod.elastic.notification import notification_manager
-from horovod.elastic.policy import Begun, Call, Completed, ErrorKind, Failed, Interrupted, Outcome, RankPolicy
+from horovod.elastic.rank_policy import Begun, Call, Completed, ErrorKind, Failed, Interrupted, Outcome, RankPolicy
 from horovod.elastic.repetition import Repetition
 from horovod.elastic.rounds import Reason, Reset
 from horovod.elastic.state import State

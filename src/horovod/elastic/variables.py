@@ -13,7 +13,7 @@ from horovod.common.basics import rank
 from horovod.common.objects import broadcast_object
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
-from horovod.elastic.progress import CommitProgress
+from horovod.elastic.newest_state import CommitProgress
 from horovod.elastic.state import ObjectState
 
 

@@ -1,4 +1,5 @@
-"""Finds out which rank this process is, from its launcher's variables, as a :class:`ProcessIdentity`.
+"""Finds out which rank this process is, from its launcher's variables, as a
+:class:`~horovod._base.process_identity.ProcessIdentity`.
 
 The core calls :func:`identity` once in ``init()``. A new launcher is one file in this folder and one line in ``ENVIRONMENTS``.
 """
@@ -9,7 +10,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from horovod.environments.base import Environment, HostList, ProcessIdentity, Rank0
+from horovod._base.process_identity import HostList, ProcessIdentity
+from horovod.environments.base import Environment
 from horovod.environments.horovodrun import HorovodRun
 from horovod.environments.jsrun import JSRun
 from horovod.environments.kubeflow_trainer import KubeflowTrainer
@@ -21,8 +23,6 @@ from horovod.environments.slurm import Slurm
 from horovod.environments.torch_distributed import TorchDistributed
 from horovod.environments.torchrun import TorchRun
 from horovod.environments.unclear import Unclear
-
-__all__ = ["ENVIRONMENTS", "Environment", "HostList", "ProcessIdentity", "Rank0", "detect", "host_list", "identity"]
 
 # Batch systems start other launchers, so a launcher that starts ranks itself comes before the batch systems.
 ENVIRONMENTS: tuple[Environment, ...] = (

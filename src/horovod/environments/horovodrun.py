@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.core import config
-from horovod.environments.base import Environment, EnvironmentVariables, ProcessIdentity
+from horovod._base import config
+from horovod._base.process_identity import ProcessIdentity
+from horovod.environments.base import Environment, EnvironmentVariables
 
 _LOCAL = (config.LOCAL_RANK, config.LOCAL_SIZE)
 _CROSS = (config.CROSS_RANK, config.CROSS_SIZE)

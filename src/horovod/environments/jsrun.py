@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, EnvironmentVariables, HostList, ProcessIdentity, consecutive
+from horovod._base.process_identity import HostList, ProcessIdentity
+from horovod.environments.base import Environment, EnvironmentVariables, consecutive
 from horovod.environments.lsf_hosts import lsf_hosts
 
 

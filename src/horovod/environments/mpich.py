@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from horovod.environments.base import Environment, EnvironmentVariables, ProcessIdentity, consecutive
+from horovod._base.process_identity import ProcessIdentity
+from horovod.environments.base import Environment, EnvironmentVariables, consecutive
 from horovod.environments.slurm import Slurm
 
 # One proxy runs per host and job, so the proxy is the nearest ancestor that all ranks of a host share and no other job has.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, EnvironmentVariables, ProcessIdentity, consecutive
+from horovod._base.process_identity import ProcessIdentity
+from horovod.environments.base import Environment, EnvironmentVariables, consecutive
 
 
 class OpenMPI(Environment):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, ProcessIdentity
+from horovod._base.process_identity import ProcessIdentity
+from horovod.environments.base import Environment
 
 
 class Single(Environment):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, EnvironmentVariables, HostList, Number, ProcessIdentity
+from horovod._base.process_identity import HostList, ProcessIdentity
+from horovod.environments.base import Environment, EnvironmentVariables, Number
 from horovod.environments.slurm_nodes import expand_nodes, expand_ports
 
 # Slurm numbers batch scripts, interactive shells and other special steps from here on; steps of srun count up from 0.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.environments.base import Environment, EnvironmentVariables, ProcessIdentity, Rank0
+from horovod._base.process_identity import ProcessIdentity, Rank0
+from horovod.environments.base import Environment, EnvironmentVariables
 
 
 class TorchRun(Environment):

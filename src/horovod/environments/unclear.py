@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from horovod.core import config
-from horovod.environments.base import Environment, ProcessIdentity
+from horovod._base import config
+from horovod._base.process_identity import ProcessIdentity
+from horovod.environments.base import Environment
 
 
 class Sign(NamedTuple):

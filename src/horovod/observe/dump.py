@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from horovod import whole_file
+from horovod._base import whole_file
 from horovod.observe.threads import ThreadState
 
 SCHEMA = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from horovod._abstract_names import drawn, listed
+from horovod._base.abstract_names import drawn, listed
 
 ADDRESS = "horovod-live"
 

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from horovod import _version
-from horovod.core import config
+from horovod._base import config
+from horovod._base.version import VERSION
 from horovod.runner import help_text
 from horovod.runner.errors import UsageError
 from horovod.runner.options import Options
@@ -169,7 +169,7 @@ def build_parser(brief: bool = True) -> Parser:
     flag = parser.flag
     flag(parser, "--help-all", action=_HelpAll, nargs=0,
          help="show every flag with its default and environment variable, and exit")  # fmt: skip
-    flag(parser, "-v", "--version", action="version", version=_version.VERSION, help="show the version, and exit")
+    flag(parser, "-v", "--version", action="version", version=VERSION, help="show the version, and exit")
     flag(parser, "-cb", "--check-build", action="store_true", dest="check_build",
          help="show which frameworks and engines can be used, and exit")  # fmt: skip
     flag(parser, "--check-gpu", action="store_true", dest="check_gpu",

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import horovod
+from horovod._base import config
 from horovod.comm.nccl.engine import SERVES_SEVERAL, SEVERAL_RANKS
 from horovod.comm.nccl.library import code_of, text_of
-from horovod.core import config
 
 SECONDS = 300.0
 """The limit of the whole."""

@@ -21,9 +21,9 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
-from horovod.control.descriptors import limit_of_programs
+from horovod._base.signal_deferral import with_signals_noticed
+from horovod.control.fd_limit import limit_of_programs
 from horovod.control.wakeup import WakeUp
-from horovod.signal_deferral import with_signals_noticed
 
 _T = TypeVar("_T")
 

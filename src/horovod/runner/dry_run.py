@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner.agent.messages import ProcessPlan
 
 PORT, FREE, SECRET, ADDRESS, CORES = "PORT", "FREE_PORT", "SECRET", "ADDRESS", "CORES"

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from horovod.core import config
+from horovod._base import config
 from horovod.observe import dump
 from horovod.runner.errors import LaunchError, UsageError
 from horovod.runner.output.outcome import Outcome

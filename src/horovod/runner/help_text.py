@@ -6,8 +6,8 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
-from horovod.core import config
-from horovod.core.config import Config
+from horovod._base import config
+from horovod._base.config import Config
 from horovod.runner.tunables import TUNABLES, Tunable
 
 USAGE = "horovodrun -np N [-H host:slots,...] [options] command [arguments of the command]"

@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from horovod._base import config
 from horovod.control.dial import anywhere
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
-from horovod.core import config
 from horovod.runner import flight_recorders, open_files, worker_environment
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.guardian import Guardian

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from horovod.runner.elastic import job as elastic_job
+from horovod.runner.elastic import elastic_job
 from horovod.runner.job import Job
 from horovod.runner.options import Options
 
@@ -14,7 +14,7 @@ def make_job(options: Options, environment: Mapping[str, str], *, hosts_python: 
     if elastic_job.is_wanted(options):
         return elastic_job.ElasticJob(options, environment, hosts_python=hosts_python)
     if options.use_mpi:
-        from horovod.runner.external.mpi.job import MpiJob  # costs time, which other jobs need not spend
+        from horovod.runner.external.mpi.mpi_job import MpiJob  # costs time, which other jobs need not spend
 
         return MpiJob(options, environment, hosts_python=hosts_python)
     if options.use_jsrun or environment.get("LSB_JOBID"):

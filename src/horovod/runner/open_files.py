@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod.control import descriptors
+from horovod.control import fd_limit
 from horovod.runner.errors import LaunchError
 
 PROCESS = 4
@@ -20,6 +20,6 @@ def make_room(files: int, purpose: str) -> None:
         LaunchError: the hard limit is too low.
     """
     try:
-        descriptors.make_room(files, purpose, "open files")
-    except descriptors.DescriptorLimitError as error:
+        fd_limit.make_room(files, purpose, "open files")
+    except fd_limit.DescriptorLimitError as error:
         raise LaunchError(str(error)) from None

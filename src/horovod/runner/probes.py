@@ -15,7 +15,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner import children
 
 SECONDS = 5.0

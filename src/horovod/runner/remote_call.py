@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovod import pickling
+from horovod._base import pickling
 
 REMOTE_CALL_KEY = "run/remote call"
 _PART_BYTES = 64 << 20

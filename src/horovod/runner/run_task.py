@@ -11,9 +11,9 @@ import sys
 import traceback
 from types import TracebackType
 
+from horovod._base import config
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.secret import decode_secret
-from horovod.core import config
 from horovod.environments import identity
 from horovod.runner import remote_call
 from horovod.runner.remote_call import REMOTE_CALL_KEY, RemoteCall, Result

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner.errors import UsageError
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}

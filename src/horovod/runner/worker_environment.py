@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner.errors import UsageError
 from horovod.runner.hosts.slots import SlotInfo
 from horovod.runner.options import Options

@@ -26,7 +26,7 @@ from horovod.core.lifecycle import context
 from horovod.core.requests import devices
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Tensor
-from horovod.tensorflow.ops.tensors import DATA_TYPES, HostRoom, view
+from horovod.tensorflow.tensors import DATA_TYPES, HostRoom, view
 
 _GPUS = "device:GPU:"
 """Part of the full name of every device whose memory an engine can move."""

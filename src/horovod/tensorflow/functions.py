@@ -19,7 +19,7 @@ from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.arguments import root
 from horovod.tensorflow.ops.arguments import variables as checked_variables
 from horovod.tensorflow.ops.broadcast import broadcast_submission, of_tensorflow, overwrite
-from horovod.tensorflow.ops.tensors import check_type
+from horovod.tensorflow.tensors import check_type
 
 KIND = "HorovodBroadcast"
 _VARIABLES = "hvd.broadcast_variables()"

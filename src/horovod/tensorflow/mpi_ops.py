@@ -14,7 +14,7 @@ from horovod.tensorflow.ops.allgather import allgather, grouped_allgather
 from horovod.tensorflow.ops.allreduce import allreduce, grouped_allreduce
 from horovod.tensorflow.ops.alltoall import alltoall
 from horovod.tensorflow.ops.broadcast import broadcast, broadcast_
-from horovod.tensorflow.ops.plain import _allreduce, _grouped_allreduce, _grouped_reducescatter, _reducescatter
+from horovod.tensorflow.ops.private_names import _allreduce, _grouped_allreduce, _grouped_reducescatter, _reducescatter
 from horovod.tensorflow.ops.reducescatter import grouped_reducescatter, reducescatter
 from horovod.tensorflow.ops.topology import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 

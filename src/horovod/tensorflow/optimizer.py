@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from horovod._models.arrival import Arrival, ChangeWarning
 from horovod.common.basics import rank
+from horovod.tensorflow import reduced_marks
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.graph.decorators import unconverted
-from horovod.tensorflow.training import reduced_marks
 from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients
 from horovod.tensorflow.training.local import LocalSources
 

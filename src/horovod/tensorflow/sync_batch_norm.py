@@ -23,7 +23,7 @@ from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allgather import allgather_submission
 from horovod.tensorflow.ops.dense_allreduce import allreduce_submission
-from horovod.tensorflow.ops.tensors import dimensions
+from horovod.tensorflow.tensors import dimensions
 
 _KERAS_2 = hasattr(tf.keras.layers.BatchNormalization, "_fused_can_be_used")
 _GATHER = "HorovodAllgather"

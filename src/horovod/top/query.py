@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from horovod._base import config
 from horovod.control.connection import is_same_user
-from horovod.core import config
 from horovod.observe.live import JobSnapshot
 from horovod.observe.live_address import ancestors, listening, names_of
 

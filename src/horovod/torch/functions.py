@@ -16,8 +16,8 @@ from horovod.core.submission.arguments import full_name, whole_number
 from horovod.torch.mpi_ops import rank, size
 from horovod.torch.ops.broadcast import broadcast_async_
 from horovod.torch.ops.handles import synchronize
-from horovod.torch.ops.tensors import check_kind, plain
 from horovod.torch.optimizer.compressor_state import for_all_ranks
+from horovod.torch.tensors import check_kind, plain
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 

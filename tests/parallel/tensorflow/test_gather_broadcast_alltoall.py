@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
-from horovod.tensorflow.ops.tensors import DATA_TYPES
+from horovod.tensorflow.tensors import DATA_TYPES
 
 MODES: list[Callable[[Any], Any]] = [lambda function: function, tf.function]
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
-from horovod.tensorflow.ops.tensors import DATA_TYPES
+from horovod.tensorflow.tensors import DATA_TYPES
 
 SHAPES = [(), (0,), (5,), (2, 0, 3), (3, 1, 7)]
 OPS = {"Sum": np.sum, "Min": np.min, "Max": np.max, "Product": np.prod}

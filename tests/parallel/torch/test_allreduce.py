@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import horovod.torch as hvd
-from horovod.torch.ops.tensors import DATA_TYPES
+from horovod.torch.tensors import DATA_TYPES
 
 SHAPES = [(), (0,), (5,), (2, 0, 3), (3, 1, 7), (61, 17)]
 OPS = {"Sum": np.sum, "Min": np.min, "Max": np.max, "Product": np.prod}

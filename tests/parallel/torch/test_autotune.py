@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import horovod.torch as hvd
-from horovod.autotune import memory
+from horovod._base import config
+from horovod.autotune import best_settings
 from horovod.autotune.kept import read
 from horovod.comm.tuned import TunedSettings
-from horovod.core import config
 from horovod.core.lifecycle.context import running
 from horovod.core.worker.coordinator import Coordinator
 from regression import MAKERS, assert_same_on_all_ranks, batches, network, train
@@ -57,7 +57,7 @@ def test_training_is_the_same_while_settings_change(job: Any, tmp_path: Path) ->
     """Engines, reads, batches and buckets, also with several optimizers, a process set, and large tensors beside them."""
 
     def tune(sets: list[Any]) -> tuple[bytes, list[TunedSettings]]:
-        memory.best = None
+        best_settings.known = None
         seen: list[TunedSettings] = []
         model, other = network(), network()
         first = hvd.DistributedOptimizer(MAKERS["momentum"](model.parameters()))
@@ -77,7 +77,7 @@ def test_training_is_the_same_while_settings_change(job: Any, tmp_path: Path) ->
         hvd.barrier()
         assert tuning_is_over()
         assert_same_on_all_ranks(model)
-        assert running().workers[0].executor.tuned == (memory.best and memory.best.settings)
+        assert running().workers[0].executor.tuned == (best_settings.known and best_settings.known.settings)
         return bits(model), seen
 
     results = job(3, tune, env=settings(tmp_path), sets=[[0, 1]])
@@ -98,7 +98,7 @@ def test_training_is_the_same_while_settings_change(job: Any, tmp_path: Path) ->
 def test_the_next_run_begins_with_what_was_kept(job: Any, tmp_path: Path) -> None:
     def run(forget: bool) -> tuple[bool, TunedSettings | None]:
         if forget:
-            memory.best = None
+            best_settings.known = None
         trained(STEPS if forget else 20)
         return tuning_is_over(), running().workers[0].executor.tuned
 
@@ -112,7 +112,7 @@ def test_ranks_that_join_early_end_no_search(job: Any, tmp_path: Path) -> None:
     """One rank has fewer batches in each epoch; collectives without an optimizer are tuned as well."""
 
     def run() -> list[float]:
-        memory.best = None
+        best_settings.known = None
         found = []
         tensor = torch.empty(40_000)
         for _ in range(6):
@@ -155,7 +155,7 @@ def test_without_optuna_init_says_what_to_install(job: Any, tmp_path: Path) -> N
 
 def test_a_file_of_another_program_stays(job: Any, tmp_path: Path) -> None:
     def run() -> bool:
-        memory.best = None
+        best_settings.known = None
         trained()
         return tuning_is_over()
 

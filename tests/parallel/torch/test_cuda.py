@@ -24,7 +24,7 @@ import gpu_ranks
 import horovod.torch as hvd
 from horovod.torch import HorovodInternalError
 from horovod.torch.device import staging
-from horovod.torch.ops.tensors import DATA_TYPES
+from horovod.torch.tensors import DATA_TYPES
 from jobs import Job, make_job
 from ranks import RankPool
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from horovod.core import config
+from horovod._base import config
 from horovod.torch.distributed.backend import AVAILABLE as WITH_BACKENDS
 from process_groups import run_in_group, start_in_group
 from ranks import RankPool
@@ -200,7 +200,7 @@ def test_ranks_that_contradict_each_other_are_told(ranks: Ranks) -> None:
         import torch.distributed as dist
 
         import horovod.torch as hvd
-        from horovod.core import config
+        from horovod._base import config
 
         rank = int(os.environ[config.RANK])
         hvd.init()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import beside_gloo
-from horovod.core import config
+from horovod._base import config
 from mpi_ranks import command, prefix_of
 from process_groups import run_in_group
 from ranks import RankPool

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import horovod.torch as hvd
+from horovod._base import config
 from horovod.common.elastic import HostUpdateResult
-from horovod.core import config
 from ranks import Death, RankPool
 from scripted_launcher import ScriptedLauncher
 

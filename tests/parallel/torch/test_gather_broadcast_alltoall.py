@@ -9,7 +9,7 @@ import torch
 
 import horovod.torch as hvd
 from horovod.core.errors import HorovodInternalError
-from horovod.torch.ops.tensors import DATA_TYPES
+from horovod.torch.tensors import DATA_TYPES
 
 SIZES = [1, 2, 3, 4]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import horovod.torch as hvd
 from horovod.torch import HorovodInternalError
-from horovod.torch.ops.tensors import DATA_TYPES
+from horovod.torch.tensors import DATA_TYPES
 
 ENGINES = [{"HOROVOD_CPU_OPERATIONS": engine} for engine in ("shm", "tcp")]
 

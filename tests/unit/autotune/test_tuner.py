@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horovod._base import config
 from horovod.autotune.kept import Fit, Kept
 from horovod.autotune.space import BUCKETS, DIRECT, FUSION_THRESHOLDS
 from horovod.autotune.tuner import Tuner
 from horovod.comm.tuned import TunedSettings
-from horovod.core import config
 from unit.autotune.surfaces import BAD, INITIAL, Notes, Simulation, job, surface
 
 pytest.importorskip("optuna")

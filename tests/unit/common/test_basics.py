@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from horovod._base.config import DYNAMIC_PROCESS_SETS
 from horovod.comm.nccl import library
 from horovod.common import basics
-from horovod.core.config import DYNAMIC_PROCESS_SETS
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
 

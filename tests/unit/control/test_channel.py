@@ -10,7 +10,7 @@ import pytest
 
 from connections import frame
 from cut_network import in_a_cut_network
-from horovod._silence import silent_host_reason
+from horovod._base.silent_host import silent_host_reason
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.connection import Connection
 from unit.control.concurrent_ranks import wait_until

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from horovod._base.running_time import RunningTime
 from horovod.control import dial as dialing
 from horovod.control.connection import receive_exactly
 from horovod.control.dial import anywhere, describe, dial, dial_until, listening_socket, set_keepalive
 from horovod.control.handshake import GREETING, HandshakeError, ServerHandshake
-from horovod.running_time import RunningTime
 from unit.control.concurrent_ranks import ConcurrentCalls
 
 SECRET = b"s" * 32

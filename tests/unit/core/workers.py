@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from engines import make_group, proposals_of
+from horovod._base.config import Config
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
@@ -24,7 +25,6 @@ from horovod.comm.tuned import TunedSettings
 from horovod.control.channel import Channel
 from horovod.control.connection import Connection
 from horovod.control.failure import LOST, Cause
-from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError
 from horovod.core.negotiation.messages import (
     Announce,
@@ -39,7 +39,7 @@ from horovod.core.negotiation.messages import (
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.cpu_affinity import CpuPlacement
-from horovod.core.worker.progress import QUICK_BYTES
+from horovod.core.worker.driving_threads import QUICK_BYTES
 from horovod.core.worker.waiting import WorkerState
 from horovod.core.worker.worker import WorkerThread
 from unit.control.concurrent_ranks import wait_until

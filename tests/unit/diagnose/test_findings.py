@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod.diagnose.dumped_job import DumpedJob, describe_ranks, duration, ordinal
 from horovod.diagnose.findings import findings
-from horovod.diagnose.job import DumpedJob, describe_ranks, duration, ordinal
 from horovod.diagnose.report import diagnosis, text
 from horovod.observe.dump import Folder, LauncherDump, RankExit
 from unit.diagnose.simulated import run

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod import environments
-from horovod.core import config
+from horovod._base import config
 from horovod.environments import mpich
 from horovod.environments.slurm import parse_tasks_per_node
 

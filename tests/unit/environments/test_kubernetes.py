@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from horovod import environments
-from horovod.core import config
-from horovod.environments import Rank0
+from horovod._base import config
+from horovod._base.process_identity import Rank0
 
 PYTORCHJOB = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "mnist-master-0", "MASTER_PORT": "23456"}
 TRAINER = {

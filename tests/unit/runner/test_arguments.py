@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import horovod
-from horovod.core import config
-from horovod.core.config import Config
+from horovod._base import config
+from horovod._base.config import Config
 from horovod.runner import help_text, probes
 from horovod.runner.arguments import parse
 from horovod.runner.launch import main, run_commandline

@@ -20,6 +20,7 @@ from jax.experimental import io_callback
 from jax.extend.core import get_opaque_trace_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
+from horovod._base.config import GPU_OPERATIONS
 from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.exchange import InPlaceReducer
 from horovod._keras.guarding import OptimizerGuard
@@ -31,10 +32,9 @@ from horovod.common.compression import CastCompressor, NoneCompressor
 from horovod.common.device_tensors import CudaDevices, OnDevice
 from horovod.common.dlpack import address_in
 from horovod.common.reductions import ReductionArguments
-from horovod.comparison import presence
+from horovod.comparison import missing_gradients
 from horovod.comparison.guard import ELEMENTS, compared_parameters
-from horovod.comparison.presence import GradientKind
-from horovod.core.config import GPU_OPERATIONS
+from horovod.comparison.missing_gradients import GradientKind
 from horovod.core.errors import HorovodInternalError
 from horovod.core.requests import devices
 from horovod.core.requests.tensor import Tensor
@@ -122,7 +122,9 @@ class JaxReducer(Reducer):
         pairs = [self._compression.compress(jnp.asarray(gradients[index])) for index in present]
         names = [f"gradient of {variable_name(variables[index])}" for index in present]
         shapes = tuple((str(each.dtype), tuple(each.shape)) for each in variables)
-        alike = presence.describe([GradientKind.ABSENT if each is None else GradientKind.DENSE for each in gradients])
+        alike = missing_gradients.describe(
+            [GradientKind.ABSENT if each is None else GradientKind.DENSE for each in gradients]
+        )
         positions = {index: position for position, index in enumerate(present)}
         own_cut = None if cut is None else [[positions[index] for index in each if index in positions] for each in cut]
 

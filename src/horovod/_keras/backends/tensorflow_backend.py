@@ -11,7 +11,7 @@ from horovod._keras.settings import KerasSettings
 from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
-from horovod.tensorflow.training import reduced_marks
+from horovod.tensorflow import reduced_marks
 from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients
 from horovod.tensorflow.training.watching import StepWatch
 

@@ -15,7 +15,8 @@ from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reductions import ReductionArguments
-from horovod.comparison import presence
+from horovod.comparison import missing_gradients
+from horovod.comparison.missing_gradients import GradientKind
 from horovod.core.errors import MismatchError
 from horovod.core.requests.handle import all_of
 from horovod.torch.compression import Compression
@@ -73,8 +74,8 @@ class TorchReducer(Reducer):
         try:
             return self._reduce(gradients, variables, cut, op, factor)
         except MismatchError:
-            called = f"{self._called(variables, op)}.presence"
-            together = presence.exchange(_kinds(gradients), self._settings.process_set, called)
+            called = f"{self._called(variables, op)}.missing_gradients"
+            together = missing_gradients.exchange(_kinds(gradients), self._settings.process_set, called)
             if together is None:
                 raise
         filled = [
@@ -108,7 +109,7 @@ class TorchReducer(Reducer):
         present = [index for index, gradient in enumerate(gradients) if gradient is not None]
         with torch.no_grad():
             sent = {index: settings.compression.compress(gradients[index].detach().contiguous()) for index in present}
-            name, alike = self._called(variables, op), presence.describe(_kinds(gradients))
+            name, alike = self._called(variables, op), missing_gradients.describe(_kinds(gradients))
             prescale, postscale = settings.scales(op, factor)
             buckets = [range(len(gradients))] if cut is None else cut
             handles = []
@@ -151,5 +152,5 @@ def _arrival(gradient: Any, parameter: Any) -> Arrival:
     return Arrival.LOCAL if gradient is parameter.grad and gradient._version == state else Arrival.CHANGED
 
 
-def _kinds(gradients: Sequence[Any]) -> list[presence.GradientKind]:
-    return [presence.GradientKind.ABSENT if gradient is None else presence.GradientKind.DENSE for gradient in gradients]
+def _kinds(gradients: Sequence[Any]) -> list[GradientKind]:
+    return [GradientKind.ABSENT if gradient is None else GradientKind.DENSE for gradient in gradients]

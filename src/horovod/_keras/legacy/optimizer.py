@@ -21,9 +21,9 @@ from horovod.common.local_gradients import reduce_shared
 from horovod.common.optimizer_name import OptimizerName
 from horovod.common.reductions import Sum
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from horovod.tensorflow.reduced_marks import arrival, mark, next_number, watch_tapes
 from horovod.tensorflow.training.gradients import reduce_gradients
 from horovod.tensorflow.training.local import LocalSources
-from horovod.tensorflow.training.reduced_marks import arrival, mark, next_number, watch_tapes
 from horovod.tensorflow.training.watching import StepWatch
 
 Apply = Callable[[Sequence[tuple[Any, Any]]], Any]

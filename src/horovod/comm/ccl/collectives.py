@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from horovod._base.running_time import running_time
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall
 from horovod.comm.bytewise.base import ByteCollectives
 from horovod.comm.bytewise.late_ranks import LateRanks
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import EngineError
 from horovod.comm.spans import address_of
-from horovod.running_time import running_time
 
 _SLICE = 0.02
 """Seconds between two checks of a wait for an abort or a lost rank."""

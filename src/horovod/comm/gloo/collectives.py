@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import distributed
 
+from horovod._base.running_time import running_time
 from horovod.comm.base import Aborted, OnStall, PeerFailure, Stall
 from horovod.comm.bytewise.base import ByteCollectives
 from horovod.comm.bytewise.late_ranks import LateRanks
@@ -29,7 +30,6 @@ from horovod.comm.gloo.store import ConnectionStore
 from horovod.comm.lasting import lasting_list
 from horovod.comm.ranges import split
 from horovod.comm.spans import address_of, bytes_at
-from horovod.running_time import running_time
 
 _log = logging.getLogger("horovod.comm")
 

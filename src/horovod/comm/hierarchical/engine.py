@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import ClassVar
 
+from horovod._base.config import HIERARCHICAL_ALLREDUCE
 from horovod.comm.base import Communicator
 from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup, Gather
 from horovod.comm.hierarchical.communicator import HierarchicalCommunicator
 from horovod.comm.hierarchical.rank_grid import RankGrid
-from horovod.core.config import HIERARCHICAL_ALLREDUCE
 
 INSIDE = ("shm", "tcp")
 """The engines that may serve the ranks of one host, best first."""

@@ -28,10 +28,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from horovod._base.config import START_TIMEOUT
 from horovod.comm.engine import EngineError, MpiRanks
 from horovod.comm.lasting import lasting_list
 from horovod.comm.mpi.start import MpiThread
-from horovod.core.config import START_TIMEOUT
 
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID")
 """Environment variables of which an MPI launcher sets at least one. If none is set, initialising MPI would make a world of this

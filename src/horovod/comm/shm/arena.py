@@ -18,7 +18,7 @@ from typing import Any
 
 from horovod.comm.datatypes import Array
 from horovod.comm.shm.futex_words import word_bytes
-from horovod.comm.shm.memory import SharedMemory, created, duplicated, in_pages
+from horovod.comm.shm.shared_memory import SharedMemory, created, duplicated, in_pages
 from horovod.comm.spans import IOVEC_BYTES, VECTORS
 
 DEFAULT_PIECE = 1 << 20

@@ -11,8 +11,8 @@ import msgspec
 from horovod.comm.engine import Bootstrap, Engine, EngineError, EngineGroup
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.communicator import ShmCommunicator
-from horovod.comm.shm.memory import SharedMemory, created, duplicated
 from horovod.comm.shm.proposals import Proposals, memory_bytes
+from horovod.comm.shm.shared_memory import SharedMemory, created, duplicated
 
 
 class _ArenaSize(msgspec.Struct, array_like=True):

@@ -34,7 +34,7 @@ import numpy as np
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.shm.futex_words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, FutexWords, fence, word_bytes, word_index
-from horovod.comm.shm.memory import SharedMemory, in_pages
+from horovod.comm.shm.shared_memory import SharedMemory, in_pages
 from horovod.comm.spans import Vectors, spans_of
 
 _BLOCK_BYTES = 20 << 10

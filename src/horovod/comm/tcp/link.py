@@ -12,7 +12,7 @@ import struct
 from collections import deque
 from itertools import islice
 
-from horovod._silence import ends_of, is_silence, silent_host_reason
+from horovod._base.silent_host import ends_of, is_silence, silent_host_reason
 from horovod.comm.base import PeerFailure
 from horovod.comm.exchange.base import mismatch
 

@@ -20,6 +20,7 @@ from typing import ClassVar
 
 import msgspec
 
+from horovod._base.config import RENDEZVOUS_PORT
 from horovod.control.dial import Address, alternatives, anywhere, dial
 from horovod.control.handshake import HandshakeError
 from horovod.control.mesh import own_addresses
@@ -28,7 +29,6 @@ from horovod.control.rendezvous.interface import AllGather, Rendezvous, served_b
 from horovod.control.rendezvous.messages import PURPOSE, RendezvousError, ServerGoneError
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import LENGTH, make_secret
-from horovod.core.config import RENDEZVOUS_PORT
 
 _LOOPBACK = "127.0.0.1"
 _LOOK_SECONDS = 3.0

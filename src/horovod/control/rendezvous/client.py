@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from horovod._base.running_time import TURN_SECONDS, running_time
 from horovod.control.dial import Address, Addresses, Secret, alternatives, describe, dial_until
 from horovod.control.rendezvous.messages import (
     PURPOSE,
@@ -24,7 +25,6 @@ from horovod.control.rendezvous.messages import (
     values_of,
 )
 from horovod.control.sealing import SealError
-from horovod.running_time import TURN_SECONDS, running_time
 
 
 class RendezvousClient:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from horovod._base.config import START_TIMEOUT
+from horovod._base.running_time import running_time
 from horovod.control.channel import Channel
 from horovod.control.lost_rank import text_of_loss
-from horovod.core.config import START_TIMEOUT
-from horovod.running_time import running_time
 
 
 @dataclass

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from horovod._abstract_names import drawn, listed
+from horovod._base.abstract_names import drawn, listed
+from horovod._base.config import START_TIMEOUT
 from horovod.control.dial import Address
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import RendezvousError, ServerGoneError
 from horovod.control.rendezvous.server import RendezvousServer
-from horovod.core.config import START_TIMEOUT
 
 _LOOK_AGAIN_SECONDS = 0.1
 """Seconds between attempts to reach a server that was gone."""

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
+from horovod._base.running_time import TURN_SECONDS, running_time
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.connection import Connection
-from horovod.control.descriptors import DescriptorLimitError, make_room
 from horovod.control.dial import listening_socket
+from horovod.control.fd_limit import DescriptorLimitError, make_room
 from horovod.control.listener import LARGEST_QUEUE, ConnectionListener
 from horovod.control.lost_rank import text_of_loss
 from horovod.control.rendezvous.group import (
@@ -40,7 +41,6 @@ from horovod.control.rendezvous.messages import (
 )
 from horovod.control.sealing import Message
 from horovod.control.wakeup import WakeUp
-from horovod.running_time import TURN_SECONDS, running_time
 
 _log = logging.getLogger("horovod.control")
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from horovod._base.config import GPU_OPERATIONS
 from horovod.comm.device import GPU, DeviceFacts, shared_by
 from horovod.comm.engine import EngineGroup
 from horovod.comm.select import Support, device_engine, not_alone, obstacles
-from horovod.core.config import GPU_OPERATIONS
 from horovod.core.requests import devices
 
 _log = logging.getLogger("horovod.core")

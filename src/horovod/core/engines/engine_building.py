@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from horovod._base.config import GPU_OPERATIONS
 from horovod.comm.base import Communicator, DeviceFailure
 from horovod.comm.engine import Bootstrap, EngineError, EngineGroup
 from horovod.comm.select import Support, candidates, engine, forced_engine_error, obstacles
@@ -24,7 +25,6 @@ from horovod.comm.shm.engine import SharedProposals
 from horovod.comm.shm.proposals import Proposals
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import HOST
-from horovod.core.config import GPU_OPERATIONS
 from horovod.core.engines.member_exchange import MemberExchange
 
 _log = logging.getLogger("horovod.core")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from horovod._base.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.comm.base import Communicator, Stall
 from horovod.comm.engine import Bootstrap, EngineError, EngineGroup, EngineSettings, Gather, MpiRanks
 from horovod.comm.late import LateCommunicator
@@ -24,7 +25,6 @@ from horovod.control.channel import Channel
 from horovod.control.connection import Connection
 from horovod.control.failure_detector import NO_PROGRESS_REPORTS
 from horovod.control.mesh import ConnectionKey, Endpoint, data_connections
-from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines.engine_building import build_engine, build_proposals
 from horovod.core.engines.member_exchange import ExchangeOverConnections
 from horovod.core.lifecycle.late_connections import LateConnections, ListenerSettings, by_index

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from horovod.core.config import CHECK, Config
+from horovod._base.config import CHECK, Config
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError, MismatchError
-from horovod.core.lifecycle import crash, elastic_process, initial_process_sets, kept_memory
+from horovod.core.lifecycle import crash, elastic_process, initial_process_sets, malloc_threshold
 from horovod.core.lifecycle.before_run import BeforeRun
 from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.core.lifecycle.generation import Generation
@@ -30,8 +30,8 @@ from horovod.core.worker.worker import WorkerThread
 from horovod.observe import logging as observe_logging
 
 if TYPE_CHECKING:
+    from horovod._base.process_identity import ProcessIdentity
     from horovod.control.rendezvous.interface import Rendezvous
-    from horovod.environments import ProcessIdentity
 
 _log = logging.getLogger("horovod.core")
 
@@ -115,7 +115,7 @@ def _start(
         config = config.limited_to(foundation.time_limit)
     requested_sets = initial_process_sets.requested_sets(sets, world)
     observe_logging.configure(world.identity.rank, config.log_level, hide_time=config.log_hide_time)
-    kept_memory.keep_largest_results()
+    malloc_threshold.keep_largest_results()
     crash.forget()
     _calls[world.listed] += 1
     generation = Generation(world, config, _latest, _calls[world.listed])

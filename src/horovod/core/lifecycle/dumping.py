@@ -23,14 +23,14 @@ from pathlib import Path
 
 import msgspec
 
-from horovod import _version
+from horovod._base.config import Config
+from horovod._base.version import VERSION
 from horovod.control.failure import Cause
 from horovod.control.wakeup import WakeUp
-from horovod.core.config import Config
 from horovod.core.lifecycle import crash
 from horovod.core.negotiation.messages import Request
 from horovod.core.worker.worker import WorkerThread
-from horovod.observe import dump, memory, threads
+from horovod.observe import dump, host_system, threads
 from horovod.observe.flight_recorder import Record
 from horovod.observe.native_stacks import NativeStacks, stack_of
 
@@ -92,7 +92,7 @@ class Dumper:
         self._ask_all = ask_all
         self._no_progress = no_progress
         self._folder = Path(config.flight_recorder_dir or dump.default_folder(members.folder))
-        self._memory = memory.processes_killed()
+        self._memory = host_system.processes_killed()
         self._requests: deque[tuple[str, str, float]] = deque()  # with the time at which it came
         self._captured: deque[dump.RankDump] = deque()
         self._calls: deque[Callable[[], None]] = deque()
@@ -234,10 +234,10 @@ class Dumper:
         members = self._members
         self._last[why] = time.monotonic()
         workers = sorted(self._workers.items())
-        killed = memory.processes_killed()
+        killed = host_system.processes_killed()
         return dump.RankDump(
             schema=dump.SCHEMA,
-            version=_version.VERSION,
+            version=VERSION,
             job=members.job,
             generation=members.generation,
             rank=members.rank,
@@ -250,7 +250,7 @@ class Dumper:
             failure_kind=kind,
             monotonic=time.monotonic(),
             unix=time.time(),
-            boot=memory.boot_id(),
+            boot=host_system.boot_id(),
             hosts=members.hosts,
             process_sets=[_set_state(number, worker) for number, worker in workers],
             collectives=[

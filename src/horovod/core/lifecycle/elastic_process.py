@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 
+from horovod._base import config
 from horovod.control import elastic_messages as messages
 from horovod.control.dial import Address
 from horovod.control.elastic_messages import (
@@ -27,7 +28,6 @@ from horovod.control.elastic_messages import (
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.secret import decode_secret
-from horovod.core import config
 from horovod.core.errors import NoNextRound
 
 _log = logging.getLogger("horovod.elastic")

@@ -19,6 +19,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 
+from horovod._base.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
+from horovod._base.running_time import running_time
 from horovod.comm.engine import MpiRanks
 from horovod.comm.mpi import runtime as mpi
 from horovod.comm.mpi.engine import MpiEngine
@@ -31,7 +33,6 @@ from horovod.control.processes import STOPPED
 from horovod.control.reachability import UnreachableError
 from horovod.control.rendezvous.interface import AllGather
 from horovod.control.secret import make_secret
-from horovod.core.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
 from horovod.core.engines import device_choice
 from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
@@ -58,7 +59,6 @@ from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
-from horovod.running_time import running_time
 
 _log = logging.getLogger("horovod.core")
 

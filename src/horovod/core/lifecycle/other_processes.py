@@ -10,7 +10,7 @@ import select
 import socket
 from collections.abc import Mapping, Sequence
 
-from horovod.control.descriptors import make_room
+from horovod.control.fd_limit import make_room
 from horovod.control.mesh import Endpoint
 from horovod.control.processes import ended
 from horovod.core.negotiation.agreement import list_ranks

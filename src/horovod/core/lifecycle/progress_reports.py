@@ -18,7 +18,7 @@ import msgspec
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.lifecycle.recording import Recording
 from horovod.core.worker.worker import WorkerThread
-from horovod.observe import memory
+from horovod.observe import host_system
 from horovod.observe.all_ranks import PartMaker, TimelinePart
 from horovod.observe.live import JobSnapshot, LiveJob
 from horovod.observe.progress import ProgressMeter, StepProgress
@@ -72,7 +72,7 @@ class ProgressReports:
         self._recording = recording
         seconds = _TIMELINE_SECONDS if recording.of_all_ranks else _SECONDS
         self._period = max(seconds, len(hosts) / _REPORTS_PER_SECOND)
-        self._parts = PartMaker(memory.boot_id()) if recording.of_all_ranks else None
+        self._parts = PartMaker(host_system.boot_id()) if recording.of_all_ranks else None
         self._last = time.monotonic()
         self._meter = ProgressMeter(clock, self._last)
         self._watch = StragglerWatch(least_share)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from horovod.core.config import DYNAMIC, TIMELINE, Config
+from horovod._base.config import DYNAMIC, TIMELINE, Config
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe.all_ranks import AllRanksTimeline, TimelinePart

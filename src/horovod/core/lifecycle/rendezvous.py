@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from horovod._base.config import (
+    ELASTIC_ROUND,
+    RENDEZVOUS_ADDRESS,
+    RENDEZVOUS_PORT,
+    SECRET_KEY,
+    USER_SECRET,
+    network_interfaces,
+)
 from horovod.comm.mpi import runtime as mpi
 from horovod.control.mesh import Endpoint
 from horovod.control.reachability import TRIAL_SECONDS, Findings, find_unreachable, without_unreachable_addresses
@@ -23,14 +31,6 @@ from horovod.control.rendezvous.over_mpi import RendezvousOverMpi
 from horovod.control.rendezvous.over_pmi import RendezvousOverPmi
 from horovod.control.secret import decode_secret, secret_of_user
 from horovod.control.slurm_address import address_of
-from horovod.core.config import (
-    ELASTIC_ROUND,
-    RENDEZVOUS_ADDRESS,
-    RENDEZVOUS_PORT,
-    SECRET_KEY,
-    USER_SECRET,
-    network_interfaces,
-)
 from horovod.core.engines.device_choice import DeviceReport
 from horovod.core.lifecycle.initial_process_sets import RequestedSet
 from horovod.core.lifecycle.world import FAILED, World
@@ -38,7 +38,7 @@ from horovod.core.negotiation.agreement import list_ranks
 from horovod.core.worker.cpu_affinity import CpuResources
 
 if TYPE_CHECKING:
-    from horovod.environments import HostList, ProcessIdentity
+    from horovod._base.process_identity import HostList, ProcessIdentity
 
 _log = logging.getLogger("horovod.core")
 

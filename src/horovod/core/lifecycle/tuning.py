@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from horovod._version import VERSION
-from horovod.autotune import kept, log, memory
+from horovod._base.config import AUTOTUNE, AUTOTUNE_FILE, AUTOTUNE_LOG, Config, user_cache
+from horovod._base.version import VERSION
+from horovod.autotune import best_settings, kept, log
 from horovod.autotune.kept import Fit, Kept, KeptFileError
 from horovod.autotune.search import why_not
 from horovod.autotune.tuner import TunedJob, Tuner
 from horovod.comm.base import Communicator
 from horovod.comm.tuned import TunedSettings
-from horovod.core.config import AUTOTUNE, AUTOTUNE_FILE, AUTOTUNE_LOG, Config, user_cache
 
 _log = logging.getLogger("horovod.core")
 
@@ -64,7 +64,7 @@ def make_tuner(config: Config, communicator: Communicator, hosts: Sequence[str],
         config.autotune_trials,
         config.autotune_noise,
     )
-    return Tuner(job, memory.best, recuts, _Files(config))
+    return Tuner(job, best_settings.known, recuts, _Files(config))
 
 
 class _Files:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from horovod._base.config import METRICS, Config
 from horovod.control.channel import Channel
 from horovod.control.connection import Connection
 from horovod.control.failure import Cause, FailureKind
@@ -19,7 +20,6 @@ from horovod.control.liveness_tree import LivenessTree
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.control.processes import why_not_running
 from horovod.control.rendezvous.interface import LauncherServer
-from horovod.core.config import METRICS, Config
 from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
 from horovod.core.lifecycle.live_server import LiveServer, MetricsAddressError
 from horovod.core.lifecycle.progress_reports import ProgressReports

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from horovod._base.process_identity import ProcessIdentity
     from horovod.control.rendezvous.interface import Rendezvous
-    from horovod.environments import ProcessIdentity
 
 FAILED = "Horovod initialization failed"
 

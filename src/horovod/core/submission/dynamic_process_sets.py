@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from horovod._base.config import DYNAMIC_PROCESS_SETS, Config
 from horovod.comm.datatypes import Array, DataType
 from horovod.control.connection import Connection
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
-from horovod.core.config import DYNAMIC_PROCESS_SETS, Config
 from horovod.core.errors import SHUT_DOWN
 from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
 from horovod.core.lifecycle.context import current

@@ -11,13 +11,14 @@ from contextlib import AbstractContextManager, contextmanager
 
 import msgspec
 
+from horovod._base.config import Config
+from horovod._base.running_time import TURN_SECONDS, running_time
 from horovod.autotune.kept import Tuned
 from horovod.autotune.tuner import Tuner
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.failure import Cause, FailureKind
 from horovod.control.processes import STOPPED, why_not_running
 from horovod.control.sealing import Message
-from horovod.core.config import Config
 from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
 from horovod.core.negotiation.host_tally import ALL_MEMBERS
@@ -46,7 +47,6 @@ from horovod.core.worker.role import NOT_RECORDED, Role, Schedule, Watch
 from horovod.observe.activities import activity
 from horovod.observe.stall import Stalled, StallInspector, describe_different_names
 from horovod.observe.timeline import TensorLabel, Timeline
-from horovod.running_time import TURN_SECONDS, running_time
 
 _log = logging.getLogger("horovod.core")
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from horovod.core.config import THREAD_AFFINITY, THREADS
+from horovod._base.config import THREAD_AFFINITY, THREADS
 
 _log = logging.getLogger("horovod.core")
 

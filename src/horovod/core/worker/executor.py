@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from horovod.autotune import memory
+from horovod.autotune import best_settings
 from horovod.autotune.kept import Tuned
 from horovod.comm.base import Communicator, Completion
 from horovod.comm.engine import EngineError
@@ -102,7 +102,7 @@ class Executor:
         self.tuned = tuned.settings
         self._communicator.tune(tuned.settings)
         if tuned.best is not None:
-            memory.best = tuned.best
+            best_settings.known = tuned.best
 
     def look_at_devices(self) -> float | None:
         """Check whether devices have finished. Returns the milliseconds until the next check; None if no device works.

@@ -19,7 +19,7 @@ from horovod.core.errors import HorovodInternalError
 from horovod.core.negotiation.messages import UNNAMED, Decision, Request, numbered, numbered_name
 from horovod.core.requests.batch import Batch, Entry
 from horovod.core.requests.handle import Driver, Handle
-from horovod.core.worker.progress import is_quick
+from horovod.core.worker.driving_threads import is_quick
 from horovod.core.worker.waiting import COALESCE_MILLISECONDS, COALESCE_SECONDS, WorkerState
 from horovod.observe.flight_recorder import FlightRecorder
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
+from horovod._base.config import NCCL_TIMEOUT
 from horovod.comm.base import CompletionEvent, DeviceFailure
-from horovod.core.config import NCCL_TIMEOUT
 
 FIRST_LOOK_MILLISECONDS = 1.0
 LOOK_MILLISECONDS = 100.0

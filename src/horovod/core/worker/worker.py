@@ -5,7 +5,7 @@ sockets, and form the next batch. Other threads append to a queue and return. Th
 connections and its wake-up, without a timeout while nothing is in flight (:mod:`horovod.core.worker.waiting`).
 
 The worker works in steps. A thread that waits for a quick collective may take steps, too, one thread at a time
-(:mod:`horovod.core.worker.progress`). Large collectives and the orderly end are left to the worker thread.
+(:mod:`horovod.core.worker.driving_threads`). Large collectives and the orderly end are left to the worker thread.
 
 The messages of a step depend on the worker's role (:mod:`horovod.core.worker.role`).
 """
@@ -19,33 +19,33 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from horovod._base.config import Config
+from horovod._base.running_time import running_time
+from horovod._base.signal_deferral import with_signals_deferred
 from horovod.autotune.kept import Tuned
 from horovod.comm.base import Aborted, Communicator, DeviceFailure, PeerFailure
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.failure import ENGINE, TIME_LIMIT
-from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError, RankLostError, shut_down_by
 from horovod.core.negotiation.messages import MessageError, Request, StepsMade, Stop
 from horovod.core.negotiation.negotiator import NegotiationError
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
+from horovod.core.worker.conditional_calls import ConditionalCalls
 from horovod.core.worker.connections import Connections, ReadyConnections
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, CpuPlacement
+from horovod.core.worker.driving_threads import DrivingThreads, may_drive
 from horovod.core.worker.executor import Executor
 from horovod.core.worker.fast_path import FastPath
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.member import Member
-from horovod.core.worker.progress import ProgressEngine, may_drive
-from horovod.core.worker.rank_conditions import ConditionalCalls
 from horovod.core.worker.relay import Relay
 from horovod.core.worker.role import Role, Schedule, Watch
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
 from horovod.observe.flight_recorder import FlightRecorder
-from horovod.running_time import running_time
-from horovod.signal_deferral import with_signals_deferred
 
 _log = logging.getLogger("horovod.core")
 
@@ -120,7 +120,7 @@ class WorkerThread:
         self._requests = InFlight(None if config.cycle_time else self, self.recorder)
         self._schedule = Schedule()
         self._children = frozenset(tree.children(index))
-        self._progress = ProgressEngine(self._connections, self._polls, bool(self._children))
+        self._driving = DrivingThreads(self._connections, self._polls, bool(self._children))
         self._proposals = proposals
         self.executor = Executor(
             self.ranks,
@@ -296,7 +296,7 @@ class WorkerThread:
         """Carry out a quick collective on the calling thread, which waits for it; or return before it is done."""
         fast_path = self._fast_path
         try_fast_path = None if fast_path is None else fast_path.carry_out
-        with_signals_deferred(self._progress.drive, handle, try_fast_path, self._quick_step)
+        with_signals_deferred(self._driving.drive, handle, try_fast_path, self._quick_step)
 
     def take_over(self, handle: Handle) -> None:
         """Make the worker thread carry out a collective that no waiting thread will carry out."""
@@ -316,7 +316,7 @@ class WorkerThread:
     def _run(self) -> None:
         self._placement.begin()
         failure = self._serve()
-        self._progress.end()
+        self._driving.end()
         if self._fast_path is not None:
             self._fast_path.forget()
         self._left.set()
@@ -329,7 +329,7 @@ class WorkerThread:
             with np.errstate(all="ignore"):  # the script must find overflows in gradients
                 while not self.finished and not self._requests.closed:
                     self._stand_by()
-                    self._progress.take(self._wait(), self._step)
+                    self._driving.take(self._wait(), self._step)
             return ""
         except PeerFailure as failure:
             self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
@@ -354,7 +354,7 @@ class WorkerThread:
     def _stand_by(self) -> None:
         """Leave the connections to other threads while these drive the worker."""
         for _ in range(STANDBY_ROUNDS):
-            if not self._progress.driven() or not self._requests.begin_standby():
+            if not self._driving.driven() or not self._requests.begin_standby():
                 return
             woken = self._connections.poll_wake_up(STANDBY_MILLISECONDS)
             self._requests.end_wait()
@@ -369,7 +369,7 @@ class WorkerThread:
                 if ready.readable or ready.woken or self._requests.waiting():
                     return ready
         limit: float | None = self._requests.begin_wait(busy=self._leaving is not None and not self._said_leave)
-        sleep = self._progress.sleep_limit(self._milliseconds) if limit == -1 else limit
+        sleep = self._driving.sleep_limit(self._milliseconds) if limit == -1 else limit
         if sleep is None:
             ready = self._connections.poll(None)
         else:

@@ -16,7 +16,7 @@ from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.negotiation.messages import Request, TensorSpec
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.collectives import submit_arrays
-from horovod.mxnet.ops import engine
+from horovod.mxnet.ops import dependency_engine
 from horovod.mxnet.ops.arrays import check, flat, is_host, on_host, readable, to_devices_of, view, writable
 
 
@@ -47,7 +47,7 @@ def submit(
     generation, set_id = context.running(), process_set.process_set_id
     request = context.worker_of(set_id, request.operation).number(request)  # in the order of the script's calls
 
-    def start(finish: engine.Finish) -> None:
+    def start(finish: dependency_engine.Finish) -> None:
         if not context.is_initialized() or context.running() is not generation:
             raise HorovodInternalError(SHUT_DOWN)
         sources = [] if reads is writes else [readable(array) for array in reads]
@@ -56,7 +56,7 @@ def submit(
         handle = submit_arrays(set_id, request, inputs, outputs, owner=(sources, writes))
         handle.then(lambda: finish(handle.error))
 
-    engine.push(start, [] if reads is writes else reads, writes, priority, request.name)
+    dependency_engine.push(start, [] if reads is writes else reads, writes, priority, request.name)
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def reading(arrays: Sequence[Any], name: str) -> Iterator[list[Tensor]]:
         ValueError: as :func:`horovod.mxnet.ops.arrays.check`.
         MXNetError: the computation of one of them has failed.
     """
-    with engine.Reading(arrays, name):
+    with dependency_engine.Reading(arrays, name):
         sources = [readable(array) for array in arrays]
         yield [view(source) for source in sources]
         del sources  # they kept the memory alive until here

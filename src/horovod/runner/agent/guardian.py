@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from horovod.control.descriptors import limit_of_programs
+from horovod.control.fd_limit import limit_of_programs
 from horovod.runner.errors import LaunchError, UsageError
 
 _EXIT_SECONDS = 5.0

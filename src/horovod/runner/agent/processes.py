@@ -14,7 +14,7 @@ import subprocess
 import threading
 from collections.abc import Mapping
 
-from horovod.control.descriptors import limit_of_programs
+from horovod.control.fd_limit import limit_of_programs
 from horovod.control.processes import STOPPED, why_not_running
 from horovod.runner.agent.messages import CHUNK_BYTES, Exit, ProcessPlan
 from horovod.runner.errors import LaunchError

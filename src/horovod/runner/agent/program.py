@@ -15,12 +15,12 @@ import sys
 import time
 import tty
 
-from horovod import _version
+from horovod._base import config
+from horovod._base.version import VERSION
 from horovod.control.connection import Connection
 from horovod.control.dial import Address, dial_until, set_keepalive
 from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.secret import decode_secret
-from horovod.core import config
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.local import LocalAgent
@@ -78,7 +78,7 @@ class Program:
         before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         self._loop.watch(self._signals, self._on_signals)
         self._stream.write(GREETING)
-        self._tell(Hello(_version.VERSION, facts.python, facts.cores, list(facts.interfaces)))
+        self._tell(Hello(VERSION, facts.python, facts.cores, list(facts.interfaces)))
         try:
             self._loop.run(lambda: self._over)
             self._loop.run(lambda: self._stream.idle, time.monotonic() + _LAST_MESSAGES_SECONDS)

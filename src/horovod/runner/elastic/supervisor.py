@@ -31,7 +31,7 @@ from horovod.runner.elastic.decisions import (
     StopProcess,
 )
 from horovod.runner.elastic.discovery import Found
-from horovod.runner.elastic.policy import ElasticPolicy
+from horovod.runner.elastic.elastic_policy import ElasticPolicy
 from horovod.runner.errors import LaunchError
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner import worker_environment
 from horovod.runner.agent.base import HostFacts
 from horovod.runner.agent.local import LocalAgent

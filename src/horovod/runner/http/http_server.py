@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from horovod._base.config import SECRET_KEY
 from horovod.control.rendezvous.at_rank_0 import handshake_secret
 from horovod.control.rendezvous.server import RendezvousServer as Server
 from horovod.control.secret import decode_secret, encode_secret, make_secret, secret_of_user
-from horovod.core.config import SECRET_KEY
 from horovod.runner.hosts.slots import SlotInfo
 
 

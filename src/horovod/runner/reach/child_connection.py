@@ -8,7 +8,7 @@ import subprocess
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-from horovod.control.descriptors import limit_of_programs
+from horovod.control.fd_limit import limit_of_programs
 from horovod.runner.errors import UsageError
 from horovod.runner.reach.remote import AgentConnection
 

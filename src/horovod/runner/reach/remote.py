@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
-from horovod import _version
+from horovod._base.version import VERSION
 from horovod.runner.agent.base import Agent, HostFacts, Report
 from horovod.runner.agent.messages import (
     GREETING,
@@ -127,9 +127,9 @@ class RemoteAgent(Agent):
             while self._read_errors():
                 pass
             self._errors.clear()  # text that the transport and the host print at login is not an error
-            if event.version != _version.VERSION:
+            if event.version != VERSION:
                 self._refuse(
-                    f"it has version {event.version} of Horovod ({event.python}), and the launcher {_version.VERSION}: "
+                    f"it has version {event.version} of Horovod ({event.python}), and the launcher {VERSION}: "
                     "install the same on both"
                 )
             else:

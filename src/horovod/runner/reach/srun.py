@@ -10,7 +10,7 @@ import re
 import signal
 from collections.abc import Mapping
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner.reach.child_connection import ChildConnection
 
 _AGENT = "import sys; sys.path = [entry for entry in sys.path if entry]; from horovod.runner.agent.program import main; main()"

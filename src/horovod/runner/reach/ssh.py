@@ -12,7 +12,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner.errors import UsageError
 from horovod.runner.reach.child_connection import ChildConnection
 

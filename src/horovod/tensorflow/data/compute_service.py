@@ -32,13 +32,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod import whole_file
+from horovod._base import whole_file
+from horovod._base.signal_deferral import with_signals_deferred
 from horovod.common import basics
 from horovod.core.lifecycle import context
 from horovod.core.submission.collectives import barrier
 from horovod.runner.common.service.compute_service import Addresses, ComputeClient
 from horovod.runner.common.util.timeout import TimeoutException
-from horovod.signal_deferral import with_signals_deferred
 
 SIDES = ("compute", "training")
 _POLL_SECONDS = 1.0

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from horovod._base import config as settings
 from horovod.common import basics
 from horovod.control.secret import make_secret
-from horovod.core import config as settings
 from horovod.core.submission.collectives import barrier
 from horovod.runner.common.service.compute_service import ComputeService
 from horovod.tensorflow.data.compute_service import SIDES, TfDataServiceConfig, run_worker

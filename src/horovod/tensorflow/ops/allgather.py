@@ -22,7 +22,7 @@ from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.dense_allreduce import GROUPED as REDUCE
 from horovod.tensorflow.ops.dense_allreduce import reduce_dense
-from horovod.tensorflow.ops.tensors import any_rows, check_type
+from horovod.tensorflow.tensors import any_rows, check_type
 
 KIND = "HorovodAllgather"
 GROUPED = "HorovodGroupedAllgather"

@@ -16,8 +16,8 @@ from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.ops.allgather import allgather
 from horovod.tensorflow.ops.arguments import checked_reduction, compressor
 from horovod.tensorflow.ops.dense_allreduce import GROUPED, KIND, reduce_dense
-from horovod.tensorflow.ops.tensors import check_type
-from horovod.tensorflow.training.reduced_marks import mark_tensor
+from horovod.tensorflow.reduced_marks import mark_tensor
+from horovod.tensorflow.tensors import check_type
 
 
 def _reduce_slices(

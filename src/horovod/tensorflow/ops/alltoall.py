@@ -20,7 +20,7 @@ from horovod.tensorflow.graph.operation import Submission
 from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.arguments import splits as checked_splits
-from horovod.tensorflow.ops.tensors import any_rows, check_type
+from horovod.tensorflow.tensors import any_rows, check_type
 
 KIND = "HorovodAlltoall"
 

@@ -21,7 +21,7 @@ from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce
 from horovod.tensorflow.ops.arguments import root
 from horovod.tensorflow.ops.arguments import variables as checked_variables
-from horovod.tensorflow.ops.tensors import check_type
+from horovod.tensorflow.tensors import check_type
 
 _REFERENCE: Any = RefVariable
 KIND = "HorovodBroadcast"

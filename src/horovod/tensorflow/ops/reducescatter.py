@@ -25,7 +25,7 @@ from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allgather import allgather
 from horovod.tensorflow.ops.allreduce import placed
 from horovod.tensorflow.ops.arguments import checked_reduction, compressor
-from horovod.tensorflow.ops.tensors import any_rows, check_type
+from horovod.tensorflow.tensors import any_rows, check_type
 
 KIND = "HorovodReducescatter"
 GROUPED = "HorovodGroupedReducescatter"

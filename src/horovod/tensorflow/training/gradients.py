@@ -18,7 +18,7 @@ from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_group
 from horovod.common.reduction_settings import ReductionSettings
 from horovod.common.reductions import Average, ReductionArguments, Sum, check_members, check_predivide
 from horovod.common.scalars import real, whole_if_number
-from horovod.comparison import agreed, presence
+from horovod.comparison import agreed, missing_gradients
 from horovod.core.errors import MismatchError
 from horovod.core.negotiation.agreement import MISMATCHED
 from horovod.core.requests.handle import Handle
@@ -37,7 +37,7 @@ from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce, placed
 from horovod.tensorflow.ops.arguments import compressor
 from horovod.tensorflow.ops.dense_allreduce import reduce_dense
-from horovod.tensorflow.ops.tensors import check_type
+from horovod.tensorflow.tensors import check_type
 from horovod.tensorflow.training import in_graph
 from horovod.tensorflow.training.watching import StepWatch, shown
 
@@ -126,8 +126,8 @@ def reduce_gradients(
             found = [shown(each, label, watch.see) for each, label in zip(found, unique, strict=True)]
         return call.reduce(found)
     except MismatchError as error:
-        called = f"{name}.{_signature(sources)}.presence"
-        together = presence.exchange(_kinds(found), reduction.process_set, called)
+        called = f"{name}.{_signature(sources)}.missing_gradients"
+        together = missing_gradients.exchange(_kinds(found), reduction.process_set, called)
         if together is None:
             if str(error).startswith(MISMATCHED):
                 raise error.extended(f"{_OTHER_VARIABLES} This rank has {_shown(labels)}.") from None
@@ -249,11 +249,11 @@ def _is_sparse(gradient: Any) -> bool:
     return isinstance(gradient, tf.IndexedSlices)
 
 
-def _kinds(gradients: Sequence[Any]) -> list[presence.GradientKind]:
+def _kinds(gradients: Sequence[Any]) -> list[missing_gradients.GradientKind]:
     """The kind of each gradient."""
-    kind = presence.GradientKind
+    kind = missing_gradients.GradientKind
 
-    def of(gradient: Any) -> presence.GradientKind:
+    def of(gradient: Any) -> missing_gradients.GradientKind:
         if gradient is None:
             return kind.ABSENT
         if not _is_sparse(gradient):
@@ -263,14 +263,14 @@ def _kinds(gradients: Sequence[Any]) -> list[presence.GradientKind]:
     return [of(each) for each in gradients]
 
 
-def _filled(gradient: Any, kind: presence.GradientKind, source: Any) -> Any:
+def _filled(gradient: Any, kind: missing_gradients.GradientKind, source: Any) -> Any:
     """Convert a gradient to ``kind``. A missing one becomes zeros of the variable's shape or, if sparse, has no rows."""
-    if kind == presence.GradientKind.ABSENT:
+    if kind == missing_gradients.GradientKind.ABSENT:
         return None
     shape, data_type = source.shape, tf.as_dtype(source.dtype)
-    if kind == presence.GradientKind.DENSE:
+    if kind == missing_gradients.GradientKind.DENSE:
         return tf.zeros(shape, data_type) if gradient is None else tf.convert_to_tensor(gradient)
-    index_type = tf.int64 if kind == presence.GradientKind.SPARSE_LONG else tf.int32
+    index_type = tf.int64 if kind == missing_gradients.GradientKind.SPARSE_LONG else tf.int32
     if gradient is None:
         nothing = tf.zeros([0, *shape[1:]], data_type)
         return tf.IndexedSlices(nothing, tf.zeros([0], index_type), tf.constant(list(shape), index_type))
@@ -391,7 +391,7 @@ def _submission(
     """The submission of one bucket."""
     prescale, postscale = reduction.scales()
     how = ReductionArguments(reduction.op, prescale, postscale, reduction.process_set)
-    alike = presence.describe(kinds)
+    alike = missing_gradients.describe(kinds)
     if numbers := agreed.describe(sources):
         alike += f" of the variables that were broadcast as numbers {numbers}"
     absent = [label for label, kind in zip(all_labels, kinds, strict=True) if not kind]

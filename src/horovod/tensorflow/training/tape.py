@@ -14,9 +14,9 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import shown
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.graph.decorators import unconverted
+from horovod.tensorflow.reduced_marks import mark
 from horovod.tensorflow.training.gradients import TensorFlowReduction
 from horovod.tensorflow.training.local import LocalSources
-from horovod.tensorflow.training.reduced_marks import mark
 
 
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untyped base

@@ -10,7 +10,7 @@ import torch
 
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
-from horovod.torch.ops.tensors import check_apart
+from horovod.torch.tensors import check_apart
 
 
 class TorchMemory(Protocol):

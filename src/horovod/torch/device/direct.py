@@ -21,14 +21,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from horovod._base.config import GPU_OPERATIONS
 from horovod.comm.spans import Spans, layout_of
-from horovod.core.config import GPU_OPERATIONS
 from horovod.core.requests.devices import DeviceReadiness, device_name
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.torch.device.base import InPlace, refuse_in_capture
 from horovod.torch.device.runtime import TorchRuntime
-from horovod.torch.ops.tensors import check
+from horovod.torch.tensors import check
 
 _NOTHING = np.empty(0, np.uint8)
 

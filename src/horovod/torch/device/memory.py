@@ -23,7 +23,7 @@ from horovod.torch.device import staging
 from horovod.torch.device.base import InPlace, TorchMemory
 from horovod.torch.device.direct import TorchDeviceMemory
 from horovod.torch.device.runtime import IN_MEMORY, TorchRuntime, torch_devices
-from horovod.torch.ops.tensors import check, empty, flat_array, view
+from horovod.torch.tensors import check, empty, flat_array, view
 
 
 class TorchHostMemory(InPlace):

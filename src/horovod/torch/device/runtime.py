@@ -21,7 +21,7 @@ from horovod.comm.cuda import library, nvml
 from horovod.comm.device import DeviceFacts, DeviceRuntime, OwnedSpans, names_in_view
 from horovod.comm.spans import Spans, layout_of
 from horovod.core.requests import devices
-from horovod.torch.ops.tensors import DATA_TYPES
+from horovod.torch.tensors import DATA_TYPES
 
 _TORCH_TYPES = {data_type.numpy: dtype for dtype, data_type in DATA_TYPES.items()}
 _INTEGERS = {1: (torch.uint8, "|u1"), 2: (torch.int16, "<i2"), 4: (torch.int32, "<i4"), 8: (torch.int64, "<i8")}

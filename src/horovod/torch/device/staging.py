@@ -45,7 +45,7 @@ from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.torch.device.base import refuse_in_capture
 from horovod.torch.device.pinned import Buffer, PinnedPool
 from horovod.torch.device.runtime import TorchRuntime
-from horovod.torch.ops.tensors import DATA_TYPES, check, flat_array
+from horovod.torch.tensors import DATA_TYPES, check, flat_array
 
 Proceed = Callable[[BaseException | None], None]
 Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]

@@ -15,7 +15,7 @@ from horovod.torch.device.memory import host_memory
 from horovod.torch.distributed.arguments import ArgumentError
 from horovod.torch.distributed.plain import check_room, room_in
 from horovod.torch.distributed.work import Finish
-from horovod.torch.ops.tensors import DATA_TYPES, flat_array, plain
+from horovod.torch.tensors import DATA_TYPES, flat_array, plain
 
 _WHERE = "torch.distributed"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
+from horovod._base.process_identity import ProcessIdentity
 from horovod.control.failure import RAISED
 from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle import context
@@ -23,7 +24,7 @@ from horovod.core.lifecycle.rendezvous import user_secret
 from horovod.core.lifecycle.steps_made import StepCount
 from horovod.core.submission.process_sets_by_members import add_by_members
 from horovod.core.worker.worker import WorkerThread
-from horovod.environments import ProcessIdentity, identity
+from horovod.environments import identity
 from horovod.environments.horovodrun import HorovodRun
 from horovod.observe.call_site import caller
 from horovod.torch.distributed.store import StoreExchange, StoreRendezvous

@@ -28,7 +28,7 @@ from horovod.torch.distributed.flat_tensors import apart, as_flat, expects, flat
 from horovod.torch.distributed.plain import arrays_in, divided, elements_of, joined, results_into
 from horovod.torch.distributed.submission import Submitter, both, is_awaited
 from horovod.torch.distributed.work import HorovodWork
-from horovod.torch.ops.tensors import empty_like
+from horovod.torch.tensors import empty_like
 from horovod.torch.uncompiled import uncompiled
 
 Tensors = Sequence[torch.Tensor]

@@ -16,7 +16,7 @@ from horovod.comm.datatypes import Array
 from horovod.comm.shm import huge_pages
 from horovod.comm.spans import address_of
 from horovod.core.requests.tensor import Allocate
-from horovod.torch.ops.tensors import DATA_TYPES, flat_array
+from horovod.torch.tensors import DATA_TYPES, flat_array
 
 _TYPES = frozenset(each for each in DATA_TYPES if not each.is_complex)
 _CLASSES = (torch.Tensor, torch.nn.Parameter)

@@ -28,7 +28,7 @@ from horovod.torch.distributed.futures import Origin, present_origin
 from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.plain import Key, key_of
 from horovod.torch.distributed.work import Finish, HorovodWork
-from horovod.torch.ops.tensors import DATA_TYPES
+from horovod.torch.tensors import DATA_TYPES
 
 PREFIX = "torch.distributed"
 """The first part of the names of all calls. The calls of a group share one counter, so all ranks must make the same calls in

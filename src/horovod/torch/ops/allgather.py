@@ -14,7 +14,7 @@ from horovod.core.submission.arguments import set_id
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allreduce import grouped_allreduce
 from horovod.torch.ops.handles import register, synchronize
-from horovod.torch.ops.tensors import plain, tracked
+from horovod.torch.tensors import plain, tracked
 
 Rows = Sequence[Sequence[int]]
 """By tensor, the number of rows from each rank."""

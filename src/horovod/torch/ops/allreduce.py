@@ -23,7 +23,7 @@ from horovod.torch.compression import Compression, Compressor, NoneCompressor
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.arguments import compressed
 from horovod.torch.ops.handles import register, synchronize
-from horovod.torch.ops.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain, tracked
+from horovod.torch.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain, tracked
 
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 

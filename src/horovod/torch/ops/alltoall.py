@@ -14,7 +14,7 @@ from horovod.core.submission.arguments import set_id
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.arguments import split_rows
 from horovod.torch.ops.handles import register, synchronize
-from horovod.torch.ops.tensors import plain, tracked
+from horovod.torch.tensors import plain, tracked
 
 Splits = torch.Tensor | Sequence[int] | None
 

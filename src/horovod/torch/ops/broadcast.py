@@ -13,7 +13,7 @@ from horovod.core.submission.arguments import set_id, whole_number
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allreduce import allreduce
 from horovod.torch.ops.handles import register, synchronize
-from horovod.torch.ops.tensors import check, empty_like, plain, tracked
+from horovod.torch.tensors import check, empty_like, plain, tracked
 
 
 def broadcast_async_(

@@ -18,7 +18,7 @@ from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allgather import grouped_allgather
 from horovod.torch.ops.arguments import compressed
 from horovod.torch.ops.handles import register, synchronize
-from horovod.torch.ops.tensors import check, empty, plain, tracked
+from horovod.torch.tensors import check, empty, plain, tracked
 
 _SINGLE, _GROUP = "reducescatter", "grouped_reducescatter"
 

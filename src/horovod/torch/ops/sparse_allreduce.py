@@ -12,7 +12,7 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import full_name
 from horovod.torch.ops.allgather import allgather_async
 from horovod.torch.ops.handles import synchronize
-from horovod.torch.ops.tensors import plain
+from horovod.torch.tensors import plain
 
 
 def sparse_allreduce_async(

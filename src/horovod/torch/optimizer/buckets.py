@@ -24,8 +24,8 @@ from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.core.submission.prepared import Prepared
 from horovod.torch.compression.bucket_compression import BucketReduction
 from horovod.torch.device.memory import memory_of
-from horovod.torch.ops.tensors import check_sign, flat_array, layout_of
 from horovod.torch.optimizer.gradient_hooks import GradientHook
+from horovod.torch.tensors import check_sign, flat_array, layout_of
 
 _DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 

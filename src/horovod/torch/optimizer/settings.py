@@ -19,8 +19,8 @@ from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compressor
 from horovod.torch.compression.bucket_compression import BucketCompressor
-from horovod.torch.ops.tensors import is_dtensor
 from horovod.torch.optimizer.parameter_names import parameter_names
+from horovod.torch.tensors import is_dtensor
 
 
 def check_passes(passes: int) -> int:

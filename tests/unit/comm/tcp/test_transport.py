@@ -17,7 +17,7 @@ import pytest
 
 from cut_network import in_a_cut_network
 from engines import loopback_pair, tcp_sockets
-from horovod._silence import silent_host_reason
+from horovod._base.silent_host import silent_host_reason
 from horovod.comm.base import Aborted, PeerFailure, Stall
 from horovod.comm.exchange.base import HEADER, MAGIC, CollectiveKind
 from horovod.comm.tcp.transport import TcpExchange

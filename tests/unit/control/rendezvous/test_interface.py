@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from horovod._abstract_names import listed
+from horovod._base.abstract_names import listed
 from horovod.control import connection as connection_module
 from horovod.control import dial as dial_module
 from horovod.control.dial import dial

@@ -16,6 +16,7 @@ import pytest
 
 from connections import ends, frame
 from engines import loopback_pair
+from horovod._base.config import CPU_OPERATIONS, Config
 from horovod.comm.engine import EngineGroup
 from horovod.comm.select import EngineError
 from horovod.comm.shm.arena import Arena
@@ -23,7 +24,6 @@ from horovod.comm.shm.proposals import Proposals
 from horovod.control.connection import Connection
 from horovod.control.failure import LOST, Cause
 from horovod.control.mesh import ConnectionKey, Endpoint
-from horovod.core.config import CPU_OPERATIONS, Config
 from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle import assembly
 from horovod.core.lifecycle.assembly import CONTROL, assemble, control_connections, tree_of

@@ -21,6 +21,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from horovod._base import config
+from horovod._base.config import Config
+from horovod._base.process_identity import HostList, ProcessIdentity, Rank0
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.select import EngineError
@@ -31,8 +34,6 @@ from horovod.control.rendezvous.interface import LauncherServer, OnThisHost, Ren
 from horovod.control.rendezvous.on_hosts import RendezvousOnHosts
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret, secret_of_text
-from horovod.core import config
-from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle import context
 from horovod.core.lifecycle.generation import Generation
@@ -46,7 +47,6 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
-from horovod.environments import HostList, ProcessIdentity, Rank0
 from leaks import Inventory
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from horovod._base import config
 from horovod.control import elastic_messages as messages
 from horovod.control.elastic_messages import (
     HostsChanged,
@@ -25,7 +26,6 @@ from horovod.control.elastic_messages import (
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
-from horovod.core import config
 from horovod.core.errors import NoNextRound
 from horovod.core.lifecycle import elastic_process
 from horovod.core.lifecycle.elastic_process import ElasticProcess

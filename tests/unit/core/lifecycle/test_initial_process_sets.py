@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from horovod._base.process_identity import ProcessIdentity
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, agree_on_process_sets, requested_sets
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.lifecycle.world import World, choose
-from horovod.environments import ProcessIdentity
 
 
 def listed(*ranks: int) -> RequestedSet:

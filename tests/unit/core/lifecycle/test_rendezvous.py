@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from horovod._base.config import Config
+from horovod._base.process_identity import ProcessIdentity
 from horovod.control.rendezvous import over_mpi as rendezvous_over_mpi
 from horovod.control.rendezvous.over_mpi import RendezvousOverMpi
 from horovod.control.rendezvous.over_pmi import RendezvousOverPmi
-from horovod.core.config import Config
 from horovod.core.lifecycle.rendezvous import check_settings, rendezvous_of
 from horovod.core.lifecycle.world import choose
-from horovod.environments import ProcessIdentity
 
 UNDER_HYDRA = ProcessIdentity(0, 4, 0, 2, 0, 2, "hostA", "MPICH", "mpich/1/2", local_ranks_known=False, over_mpi=True)
 UNDER_OPEN_MPI = ProcessIdentity(

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from horovod._base.process_identity import ProcessIdentity
 from horovod.core.lifecycle.world import choose, find_local_ranks, is_communicator
-from horovod.environments import ProcessIdentity
 
 
 def launched(rank: int = 1, size: int = 4) -> ProcessIdentity:

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
+from horovod._base.config import Config
 from horovod.comm.datatypes import DataType
 from horovod.control.sealing import Message
-from horovod.core.config import Config
 from horovod.core.negotiation.messages import (
     Announce,
     Decision,

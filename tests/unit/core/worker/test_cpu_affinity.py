@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from horovod.core.config import THREADS
+from horovod._base.config import THREADS
 from horovod.core.worker.cpu_affinity import (
     ANYWHERE,
     CpuPlacement,

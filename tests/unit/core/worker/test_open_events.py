@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from horovod._base.config import Config
 from horovod.comm.base import Completion, DeviceFailure
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import Layout, Spans, Vectors
-from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError
 from horovod.core.negotiation.messages import Decision, Operation, Request, TensorSpec
 from horovod.core.requests.batch import Entry, execute

@@ -11,11 +11,11 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from horovod._base.config import Config
 from horovod.comm.base import Aborted, PeerFailure
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.spans import Vectors
-from horovod.core.config import Config
 from horovod.core.errors import HorovodInternalError
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle

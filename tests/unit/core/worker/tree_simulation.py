@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
+from horovod._base.config import Config
 from horovod.comm.datatypes import DataType
 from horovod.control.sealing import Message
-from horovod.core.config import Config
 from horovod.core.negotiation.messages import Decision, Operation, Request, Stop, TensorSpec
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.worker.connections import Connections

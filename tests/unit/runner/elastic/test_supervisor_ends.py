@@ -16,8 +16,8 @@ from horovod.runner.agent.messages import Closed, Ended, Exit, Lost, OutputData,
 from horovod.runner.elastic import supervisor as elastic_supervisor
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import StartProcess
+from horovod.runner.elastic.elastic_policy import ElasticPolicy
 from horovod.runner.elastic.job_state import JobState, Limits
-from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.elastic.supervisor import ElasticSupervisor
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.loop import Loop

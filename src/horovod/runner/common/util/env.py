@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner.worker_environment import NOT_FORWARDED
 
 _LAUNCHERS = (

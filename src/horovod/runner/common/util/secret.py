@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 
+from horovod._base.config import SECRET_KEY
 from horovod.control.secret import LENGTH, make_secret
-from horovod.core.config import SECRET_KEY
 
 HOROVOD_SECRET_KEY = SECRET_KEY
 """The variable that carries a job's key."""

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from horovod._base.signal_deferral import with_signals_deferred
 from horovod.comm.datatypes import Array
 from horovod.comm.shm import cross_memory
 from horovod.control.connection import Connection
@@ -29,7 +30,6 @@ from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.standing import Messages
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, Patience
-from horovod.signal_deferral import with_signals_deferred
 from horovod.torch.distributed.point_to_point.matching import ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
 from horovod.torch.distributed.point_to_point.peers import Listening, PeerDirectory, PeerEndpoint, connect

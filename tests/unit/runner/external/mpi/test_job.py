@@ -9,7 +9,7 @@ import pytest
 
 from horovod.runner.arguments import parse
 from horovod.runner.errors import UsageError
-from horovod.runner.external.mpi.job import MpiJob
+from horovod.runner.external.mpi.mpi_job import MpiJob
 from horovod.runner.options import Options
 from unit.runner.external.mpi.test_command import HYDRA, OPEN_MPI_5, fake_mpirun
 

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from horovod.autotune.kept import Kept
 
-best: Kept | None = None
+known: Kept | None = None
 """Set on every rank when it carries out the coordinator's orders."""

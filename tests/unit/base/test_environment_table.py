@@ -1,4 +1,4 @@
-"""docs/environment.md says of every variable what core/config.py does with it."""
+"""docs/environment.md says of every variable what _base/config.py does with it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod.core import config
-from horovod.core.config import Config
+from horovod._base import config
+from horovod._base.config import Config
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "src" / "horovod"

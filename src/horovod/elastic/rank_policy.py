@@ -1,7 +1,7 @@
 """Decides what one rank of an elastic job does next. Pure: the input is the result of the last call, the output is the next
 call.
 
-:mod:`horovod.elastic.loop` makes the calls. The launcher's side is :mod:`horovod.runner.elastic.policy`.
+:mod:`horovod.elastic.loop` makes the calls. The launcher's side is :mod:`horovod.runner.elastic.elastic_policy`.
 
     SYNC -> TRAIN -> RETURN
       ^       |

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from horovod import signal_deferral
-from horovod.signal_deferral import with_signals_deferred
+from horovod._base import signal_deferral
+from horovod._base.signal_deferral import with_signals_deferred
 
 USED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 

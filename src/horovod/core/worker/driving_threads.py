@@ -41,7 +41,7 @@ def may_drive(batch: Batch) -> bool:
     return bool(batch[0][0].error) or all(entry is not None and entry.handle.driver is not None for _, entry in batch)
 
 
-class ProgressEngine:
+class DrivingThreads:
     """Lets one thread at a time drive the worker.
 
     Args:
@@ -69,7 +69,7 @@ class ProgressEngine:
         """Drive the worker on the calling thread until ``handle`` is done, or until only the worker thread can continue.
 
         The worker thread is woken for everything that this thread leaves undone. Signal handlers must be deferred
-        (:mod:`horovod.signal_deferral`).
+        (:mod:`horovod._base._base/signal_deferral`).
 
         Args:
             try_fast_path: carries the collective out by the fast path, and returns whether it has; None if there is none.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.running_time import LATE_SECONDS, RunningTime
+from horovod._base.running_time import LATE_SECONDS, RunningTime
 
 TURN = 5.0
 SLEEPS = st.lists(

@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from horovod import pickling
+from horovod._base import pickling
 
 SOURCE = """
 def outer(x):

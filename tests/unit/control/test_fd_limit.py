@@ -16,7 +16,7 @@ def run(script: str) -> Any:
     before = """
 import json, resource, socket, sys, time
 from functools import partial
-from horovod.control.descriptors import DescriptorLimitError, make_room, open_descriptors
+from horovod.control.fd_limit import DescriptorLimitError, make_room, open_descriptors
 def limit(soft, hard):
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 def soft():

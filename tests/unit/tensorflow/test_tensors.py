@@ -10,7 +10,7 @@ import pytest
 tf = pytest.importorskip("tensorflow")
 
 from horovod.tensorflow.errors import UnsupportedType  # noqa: E402  TensorFlow may be missing
-from horovod.tensorflow.ops.tensors import DATA_TYPES, HostRoom, check_type, view  # noqa: E402
+from horovod.tensorflow.tensors import DATA_TYPES, HostRoom, check_type, view  # noqa: E402
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (2, 0, 3), (5,), (3, 4)]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from horovod.comm.shm import futex_words
-from horovod.comm.shm.memory import created, duplicated
+from horovod.comm.shm.shared_memory import created, duplicated
 
 
 def test_without_futexes_the_error_names_the_system_and_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.comparison.presence import GradientKind, describe, to_reduce
+from horovod.comparison.missing_gradients import GradientKind, describe, to_reduce
 
 kinds = st.lists(st.sampled_from(GradientKind), min_size=1, max_size=12)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner import worker_environment
 from horovod.runner.checks import batch_job
 from horovod.runner.errors import UsageError

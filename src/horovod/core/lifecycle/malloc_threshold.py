@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from horovod.core.config import MALLOC_MMAP_THRESHOLD, MALLOC_MMAP_THRESHOLD_BYTES
+from horovod._base.config import MALLOC_MMAP_THRESHOLD, MALLOC_MMAP_THRESHOLD_BYTES
 
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _BESIDE_THE_BYTES = 4 << 20

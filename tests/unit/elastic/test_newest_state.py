@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.elastic.progress import NOWHERE, StateReport, furthest
+from horovod.elastic.newest_state import NOWHERE, StateReport, furthest
 
 
 def test_at_the_start_it_is_rank_0() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod import whole_file
+from horovod._base import whole_file
 
 
 def test_it_replaces_a_file_and_leaves_nothing_else(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.core import config
-from horovod.core.config import Config
+from horovod._base import config
+from horovod._base.config import Config
 
 SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.FUSION_THRESHOLD, "1048576", "fusion_threshold", 1 << 20),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from horovod.core import config
+from horovod._base import config
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
@@ -18,8 +18,8 @@ from horovod.runner.children import Cleanup, owned
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import StartProcess
 from horovod.runner.elastic.discovery import PERIOD_SECONDS, Discovery
+from horovod.runner.elastic.elastic_policy import ElasticPolicy
 from horovod.runner.elastic.job_state import JobState, Limits
-from horovod.runner.elastic.policy import ElasticPolicy
 from horovod.runner.elastic.supervisor import ElasticSupervisor
 from horovod.runner.errors import UsageError
 from horovod.runner.hosts import host_sources
