@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from elastic_endurance_log import BEGINNING, PAUSE_SECONDS, RankLog
 
+from horovod._bindings.objects import broadcast_object
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
-from horovod.common.objects import broadcast_object
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
 

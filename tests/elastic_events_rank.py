@@ -79,11 +79,11 @@ def ends_early(folder: Path, number: str) -> str | None:
 
 
 def main() -> None:
+    from horovod._bindings.objects import broadcast_object
     from horovod.comm.datatypes import DataType
     from horovod.comm.reduction import ReduceOp
     from horovod.common import basics
     from horovod.common.elastic import ObjectState, Reset, run_fn
-    from horovod.common.objects import broadcast_object
     from horovod.core.requests.tensor import Tensor
     from horovod.core.submission import collectives
 

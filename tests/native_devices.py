@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from horovod._bindings.device_tensors import CudaDevices, OnDevice
 from horovod.comm.cuda import library as cuda
 from horovod.comm.cuda import nvml
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.nccl import library as nccl
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Spans, Vectors, address_of, layout_of
-from horovod.common.device_tensors import CudaDevices, OnDevice
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.requests.batch import shard_rows

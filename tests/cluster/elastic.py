@@ -5,7 +5,7 @@ import json, os, sys, time
 from pathlib import Path
 from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
-from horovod.common.objects import allgather_object, broadcast_object
+from horovod._bindings.objects import allgather_object, broadcast_object
 
 folder = Path.cwd()
 basics.init()

@@ -92,9 +92,7 @@ def test_it_runs_where_nothing_is_installed_but_what_it_asks_for(wheel: Path, tm
     run(sys.executable, "-m", "pip", "--python", str(python), "check", folder=tmp_path)
     horovodrun = str(python.with_name("horovodrun"))
     assert "--num-proc" in run(horovodrun, "--help", folder=tmp_path)
-    program = (
-        "import runpy, horovod; runpy.run_module('horovod.common.trial', run_name='__main__'); print(horovod.__file__)"
-    )
+    program = "import runpy, horovod; runpy.run_module('horovod._bindings.trial', run_name='__main__'); print(horovod.__file__)"
     told = run(horovodrun, "-np", "2", str(python), "-c", program, folder=tmp_path)
     path = packages / "horovod" / "__init__.py"
     assert sorted(told.splitlines()) == [f"[0]<stdout>:{path}", f"[1]<stdout>:{path}"]

@@ -40,9 +40,9 @@ def of_objects(state: Any) -> Made:
 
 
 def plain() -> Made:
+    from horovod._bindings.objects import broadcast_object
     from horovod.common import basics
     from horovod.common.elastic import ObjectState
-    from horovod.common.objects import broadcast_object
 
     return of_objects(ObjectState(broadcast_object, basics.rank, value=own()))
 
@@ -152,9 +152,9 @@ WAYS: dict[str, tuple[dict[str, str], dict[str, Callable[[], Made]]]] = {
 
 
 def main() -> None:
+    from horovod._bindings.objects import allgather_object, broadcast_object
     from horovod.common import basics
     from horovod.common.elastic import Reset, State, run_fn
-    from horovod.common.objects import allgather_object, broadcast_object
 
     basics.init()
     made = []

@@ -17,7 +17,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
-from horovod.common.objects import allgather_object, broadcast_object
+from horovod._bindings.objects import allgather_object, broadcast_object
 
 folder = Path(sys.argv[1])
 plan = json.loads((folder / "plan.json").read_text())
@@ -221,7 +221,7 @@ FAILS_AGAIN = """
 import sys
 from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
-from horovod.common.objects import allgather_object, broadcast_object
+from horovod._bindings.objects import allgather_object, broadcast_object
 
 basics.init()
 rounds = 0

@@ -79,7 +79,7 @@ import os, sys
 from pathlib import Path
 from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
-from horovod.common.objects import allgather_object, broadcast_object
+from horovod._bindings.objects import allgather_object, broadcast_object
 
 folder = Path(sys.argv[1])
 basics.init()
@@ -128,7 +128,7 @@ def test_a_process_that_joins_and_does_not_come_to_the_others_ends_alone(
 
 def test_a_job_that_is_not_elastic_is_not_warned(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
-        "import horovod.common.basics as b\nfrom horovod.common.objects import broadcast_object\nb.init()\n"
+        "import horovod.common.basics as b\nfrom horovod._bindings.objects import broadcast_object\nb.init()\n"
         "broadcast_object(1)\n"
     )
     ended = launcher.run("-np", "2", "python", "train.py")

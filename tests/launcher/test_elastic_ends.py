@@ -14,7 +14,7 @@ import os, sys, time
 from pathlib import Path
 from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
-from horovod.common.objects import allgather_object, broadcast_object
+from horovod._bindings.objects import allgather_object, broadcast_object
 
 how, hosts = sys.argv[1], Path(sys.argv[2])
 if how == "new" and os.environ["HOROVOD_ELASTIC_PROCESS"] == "2":

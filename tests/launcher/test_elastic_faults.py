@@ -106,7 +106,7 @@ from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
-from horovod.common.objects import broadcast_object
+from horovod._bindings.objects import broadcast_object
 from horovod.core.submission import collectives
 from horovod.core.requests.tensor import Tensor
 import elastic_faults

@@ -30,7 +30,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
-from horovod.common.objects import allgather_object, broadcast_object
+from horovod._bindings.objects import allgather_object, broadcast_object
 
 folder, plan = Path(sys.argv[1]), json.loads(sys.argv[2])
 phases = plan.get("phases", [])

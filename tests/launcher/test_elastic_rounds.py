@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
-from horovod.common.objects import allgather_object, broadcast_object
+from horovod._bindings.objects import allgather_object, broadcast_object
 from horovod.core.errors import HorovodInternalError
 
 folder, rounds, looks = Path(sys.argv[1]), int(sys.argv[2]), list(map(int, sys.argv[2:]))

@@ -23,7 +23,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from horovod.common import basics
 from horovod.common.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, Reset, run_fn
-from horovod.common.objects import allgather_object, broadcast_object
+from horovod._bindings.objects import allgather_object, broadcast_object
 from horovod.control.elastic_messages import told_key
 from horovod.control.mesh import Mesh
 from horovod.control.rendezvous.client import RendezvousClient

@@ -79,7 +79,7 @@ STUCK = """
 import os, sys, time
 from horovod.common import basics
 from horovod.common.elastic import HorovodInternalError, ObjectState, Reset, run_fn
-from horovod.common.objects import allgather_object, broadcast_object
+from horovod._bindings.objects import allgather_object, broadcast_object
 
 basics.init()
 state = ObjectState(broadcast_object, basics.rank, rounds=0)

@@ -176,9 +176,9 @@ def test_wrong_arguments_are_value_errors(arguments: dict[str, Any], message: st
 
 def test_an_elastic_function_goes_on_without_a_rank_that_is_lost() -> None:
     def work() -> tuple[int, int, int]:
+        from horovod._bindings.objects import allgather_object, broadcast_object
         from horovod.common import basics
         from horovod.common.elastic import ObjectState, Reset, run_fn
-        from horovod.common.objects import allgather_object, broadcast_object
 
         process, known = os.environ["HOROVOD_ELASTIC_PROCESS"], basics.rank
         basics.init()

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from horovod._bindings import interface as hvd
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.common import basics
-from horovod.common import interface as hvd
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ Layers = Sequence[set[str]]
 
 LAYERS: Layers = [
     {"__init__"},
-    {"check_gpu"},
+    {"_old_paths", "check_gpu"},
     {"tensorflow.__init__"},
     {"tensorflow.distributed_optimizer"},
     {"keras", "tensorflow.keras", "_torch_backend"},
@@ -27,7 +28,8 @@ LAYERS: Layers = [
     {"common.elastic"},
     {"elastic"},
     {"comparison"},
-    {"runner", "common"},
+    {"runner", "_bindings"},
+    {"common"},
     {"timeline", "top"},
     {"diagnose"},
     {"core", "environments"},
@@ -88,18 +90,17 @@ FOLDERS: Mapping[str, Layers] = {
         {"__init__"},
         {"launch"},
         {"function"},
-        {"common.util.env", "gloo_run", "jobs", "mpi_run"},
+        {"jobs"},
         {"elastic", "external"},
         {"job"},
         {"checks", "description", "supervisor"},
-        {"arguments", "flight_recorders", "policy", "reach", "worker_environment"},
-        {"common.util.hosts", "http"},
+        {"arguments", "flight_recorders", "policy", "reach", "rendezvous_server", "worker_environment"},
         {"hosts", "output"},
         {"config_file", "dry_run", "help_text", "options"},
         {"agent", "check_build", "check_gpu", "run_task", "tunables"},
         {"open_files"},
-        {"common", "errors", "loop", "machine", "probes", "remote_call", "signals"},
-        {"children"},
+        {"compute_service", "errors", "loop", "machine", "probes", "remote_call", "signals"},
+        {"children", "timeout"},
     ],
     "torch": [
         {"__init__"},
@@ -113,7 +114,7 @@ FOLDERS: Mapping[str, Layers] = {
     "tensorflow": [
         {"__init__"},
         {"distributed_optimizer"},
-        {"gradient_aggregation_eager", "keras", "optimizer"},
+        {"keras", "optimizer"},
         {"data", "gradient_aggregation"},
         {"functions", "mpi_ops", "sync_batch_norm", "training"},
         {"elastic", "ops"},
@@ -175,6 +176,7 @@ def called(call: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
+@functools.cache
 def modules(source: Path) -> dict[str, ast.AST]:
     """Every module, by its name after ``horovod.``."""
     paths = sorted(source.rglob("*.py"))

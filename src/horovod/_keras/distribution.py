@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from horovod._bindings.buckets import cut_by_groups
+from horovod._bindings.local_gradients import reduce_shared
+from horovod._bindings.local_variables import LocalVariables
 from horovod._keras.guarding import OptimizerGuard
 from horovod._keras.settings import KerasSettings
 from horovod._models.arrival import Arrival, ChangeWarning
 from horovod.comm.reduction import ReduceOp
-from horovod.common.buckets import cut_by_groups
-from horovod.common.local_gradients import reduce_shared
-from horovod.common.local_variables import LocalVariables
 
 Key = Callable[[Any], Any]
 """Returns a key that is equal for all objects that stand for the same variable."""

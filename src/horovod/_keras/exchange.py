@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from horovod._bindings.optimizer_name import OptimizerName
+from horovod._bindings.reductions import ReductionArguments
 from horovod._keras.settings import KerasSettings
 from horovod.comm.reduction import ReduceOp
-from horovod.common.optimizer_name import OptimizerName
-from horovod.common.reductions import ReductionArguments
 from horovod.core.requests.handle import Handle, all_of
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.collectives import prepared_allreduce, submit

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from horovod._bindings.buckets import check_groups, chosen_groups
+from horovod._bindings.compression import NoneCompressor
+from horovod._bindings.reduction_settings import ReductionSettings
+from horovod._bindings.reductions import check_predivide, reduction
+from horovod._bindings.scalars import positive_whole, real, whole, whole_if_number
 from horovod.comm.reduction import ReduceOp
-from horovod.common.buckets import check_groups, chosen_groups
-from horovod.common.compression import NoneCompressor
-from horovod.common.reduction_settings import ReductionSettings
-from horovod.common.reductions import check_predivide, reduction
-from horovod.common.scalars import positive_whole, real, whole, whole_if_number
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import set_id
 from horovod.observe.call_site import caller

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from horovod._bindings.reductions import Average, reduction
+from horovod._bindings.scalars import real, whole
 from horovod._models import contents
 from horovod._models.contents import described
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
-from horovod.common.reductions import Average, reduction
-from horovod.common.scalars import real, whole
 from horovod.comparison import agreed
 from horovod.core.requests.batch import shard_rows
 from horovod.core.requests.handle import Handle

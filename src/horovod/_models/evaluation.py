@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from horovod._bindings.sharding.shares import rank_and_size
 from horovod._models import contents
 from horovod.comm.reduction import ReduceOp
-from horovod.common.sharding.shares import rank_and_size
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.collectives import allreduce_request, submit
 from horovod.observe.call_site import caller

@@ -1,1 +1,1 @@
-"""Shared by all bindings: checks of arguments, buckets, objects, data sets; and import paths that existing scripts use."""
+"""What scripts import whatever their framework is: errors, process sets, the base of elastic states, small functions."""

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from horovod._bindings.optimizer_name import OptimizerName
 from horovod.comm.datatypes import Array
-from horovod.common.optimizer_name import OptimizerName
 from horovod.comparison import alike
 from horovod.comparison.alike import Alike, Value
 from horovod.comparison.comparison import Comparison

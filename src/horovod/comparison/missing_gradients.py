@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from horovod.common.objects import allgather_object
+from horovod._bindings.objects import allgather_object
 from horovod.comparison.agreed import shortened, spans
 from horovod.core.lifecycle.process_set import ProcessSet
 

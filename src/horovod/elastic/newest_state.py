@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horovod.common.objects import allgather_object
+from horovod._bindings.objects import allgather_object
 
 NOWHERE = -1
 """The step of a rank whose live state belongs to no step: the failure came in the middle of one."""

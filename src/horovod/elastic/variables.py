@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from horovod._bindings.objects import broadcast_object
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.common.basics import rank
-from horovod.common.objects import broadcast_object
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
 from horovod.elastic.newest_state import CommitProgress

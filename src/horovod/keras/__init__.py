@@ -13,21 +13,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from horovod.common.frameworks import missing as _missing
+from horovod._bindings.frameworks import missing as _missing
 
 try:
     import keras  # so that the reason is clear before anything else fails
 except Exception as error:
     raise _missing(error, "horovod.keras", "Keras 3.5 or newer", "keras") from error
 
+from horovod._bindings import interface
+from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
+from horovod._bindings.local_variables import checked_layers as _checked_layers
+from horovod._bindings.reductions import Adasum, Average, Sum
 from horovod._keras.backends import backend as _backend
 from horovod._keras.custom_steps import reduce_gradients
 from horovod._keras.legacy import versions as _versions
 from horovod._keras.settings import checked as _checked
-from horovod.common import interface
-from horovod.common.interface import *  # noqa: F403  every binding exports all of them
-from horovod.common.local_variables import checked_layers as _checked_layers
-from horovod.common.reductions import Adasum, Average, Sum
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.keras import callbacks, data, elastic
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from horovod._bindings.sharding.shard import shard, steps_per_epoch
 from horovod._models.evaluation import evaluate
-from horovod.common.sharding.shard import shard, steps_per_epoch
 
 __all__ = ["evaluate", "shard", "steps_per_epoch"]

@@ -10,7 +10,7 @@ Every rank runs a script with these lines::
 
 from __future__ import annotations
 
-from horovod.common.frameworks import missing as _missing
+from horovod._bindings.frameworks import missing as _missing
 
 try:
     import mxnet as _mxnet  # noqa: F401  so that the reason is clear before anything else fails
@@ -19,7 +19,7 @@ except Exception as error:  # with a NumPy that is too new for it, MXNet fails w
         error, "horovod.mxnet", "MXNet 1.9.1", "mxnet", " and in a separate environment, since it needs NumPy 1.23"
     ) from error
 
-from horovod.common.interface import *  # noqa: F403  mypy does not find these through the next such line
+from horovod._bindings.interface import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import check_extension, split_list
 from horovod.mxnet import mpi_ops
 from horovod.mxnet.compression import Compression

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common.compression import CastCompressor, Compressor, NoneCompressor
+from horovod._bindings.compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import mxnet as mx
 from mxnet.gluon.parameter import DeferredInitializationError
 
-from horovod.common import objects
+from horovod._bindings import objects
 from horovod.common.basics import size
 from horovod.comparison.samples import parameters_are_replaced
 from horovod.core.lifecycle.context import keeps_own, running
@@ -20,7 +20,7 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    """As :func:`horovod.common.objects.broadcast_object`, over all ranks. Every rank must call it.
+    """As :func:`horovod._bindings.objects.broadcast_object`, over all ranks. Every rank must call it.
 
     There is no argument ``process_set``.
     """
@@ -29,7 +29,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> A
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """As :func:`horovod.common.objects.allgather_object`, over all ranks. Every rank must call it.
+    """As :func:`horovod._bindings.objects.allgather_object`, over all ranks. Every rank must call it.
 
     There is no argument ``process_set``.
     """

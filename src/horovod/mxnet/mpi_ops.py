@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from horovod.common import interface
+from horovod._bindings import interface
+from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
+from horovod._bindings.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.common.basics import HorovodBasics, init, shutdown
-from horovod.common.interface import *  # noqa: F403  every binding exports all of them
-from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.mxnet.ops.allgather import allgather, grouped_allgather
 from horovod.mxnet.ops.allreduce import allreduce, allreduce_, grouped_allreduce, grouped_allreduce_
 from horovod.mxnet.ops.alltoall import alltoall

@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+__path__.append(__path__[0].removesuffix("runner") + "_old_paths/runner")
+
 __all__ = ["run"]
 
 

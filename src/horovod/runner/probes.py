@@ -91,7 +91,7 @@ def _repair(module: str, reason: str, remedy: str) -> str:
 def engine(name: str, cancel: int = -1) -> ProbeResult:
     """Run a job of two ranks that uses this engine."""
     arguments = ["-m", "horovod.runner.launch", "-np", "2", "-H", "localhost:2"]
-    arguments += [sys.executable, "-m", "horovod.common.trial"]
+    arguments += [sys.executable, "-m", "horovod._bindings.trial"]
     done = _run([sys.executable, *arguments], {config.CPU_OPERATIONS: name, config.TIMELINE: ""}, JOB_SECONDS, cancel)
     if done is None:
         return ProbeResult(False, f"a job of two ranks did not end within {JOB_SECONDS:g} seconds")

@@ -10,14 +10,14 @@ Every rank runs a script with these lines::
 
 from __future__ import annotations
 
-from horovod.common.frameworks import missing as _missing
+from horovod._bindings.frameworks import missing as _missing
 
 try:
     import tensorflow as _tensorflow  # so that the reason is clear before anything else fails
 except Exception as error:
     raise _missing(error, "horovod.tensorflow", "TensorFlow 2.16 or newer", "tensorflow") from error
 
-from horovod.common.interface import *  # noqa: F403  mypy does not find these through the next such line
+from horovod._bindings.interface import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import split_list
 from horovod.tensorflow import data, elastic, mpi_ops
 from horovod.tensorflow.compression import Compression
@@ -42,6 +42,7 @@ from horovod.tensorflow.training.tape import (
 )
 from horovod.tensorflow.util import _cache, _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs
 
+__path__.append(__path__[0].removesuffix("tensorflow") + "_old_paths/tensorflow")  # noqa: F405  every package has it
 _IS_TF2 = True
 _LegacyOptimizer = _tensorflow.compat.v1.train.Optimizer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.compression import CastCompressor, Compressor, NoneCompressor
+from horovod._bindings.compression import CastCompressor, Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from horovod._bindings.device_tensors import CudaDevices, OnDevice
+from horovod._bindings.dlpack import address_in
+from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.datatypes import COMPLEX, Array
 from horovod.comm.spans import Vectors
-from horovod.common.device_tensors import CudaDevices, OnDevice
-from horovod.common.dlpack import address_in
-from horovod.common.reductions import ReductionArguments
 from horovod.core.lifecycle import context
 from horovod.core.requests import devices
 from horovod.core.requests.handle import Handle

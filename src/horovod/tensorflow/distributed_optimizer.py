@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.buckets import chosen_groups
-from horovod.common.reductions import Adasum, Average, reduction
-from horovod.common.scalars import positive_whole, whole
+from horovod._bindings.buckets import chosen_groups
+from horovod._bindings.reductions import Adasum, Average, reduction
+from horovod._bindings.scalars import positive_whole, whole
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.optimizer import _DistributedOptimizer

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common import objects
-from horovod.common.scalars import whole
+from horovod._bindings import objects
+from horovod._bindings.scalars import whole
 from horovod.comparison import agreed
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import set_id
@@ -130,7 +130,7 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """As :func:`horovod.common.objects.broadcast_object`. Every member of ``process_set`` must call it.
+    """As :func:`horovod._bindings.objects.broadcast_object`. Every member of ``process_set`` must call it.
 
     It runs immediately, both in eager execution and while a graph is being built.
 
@@ -157,7 +157,7 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """As :func:`horovod.common.objects.allgather_object`. Every member of ``process_set`` must call it.
+    """As :func:`horovod._bindings.objects.allgather_object`. Every member of ``process_set`` must call it.
 
     It runs immediately, both in eager execution and while a graph is being built.
 

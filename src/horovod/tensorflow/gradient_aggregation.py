@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.local_gradients import reduce_shared
+from horovod._bindings.local_gradients import reduce_shared
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.ops.topology import generation_op

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from horovod.common import interface
+from horovod._bindings import interface
+from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
+from horovod._bindings.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.common.basics import HorovodBasics, is_homogeneous
-from horovod.common.interface import *  # noqa: F403  every binding exports all of them
-from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.common.util import check_extension, gpu_available
 from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from horovod.tensorflow.graph.names import _normalize_name

@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._bindings.reductions import ReductionArguments, Sum
 from horovod.common.basics import size
-from horovod.common.reductions import ReductionArguments, Sum
 from horovod.core.lifecycle.process_set import global_process_set
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import collective_name

@@ -8,14 +8,14 @@ Every rank runs a script with these lines::
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 """
 
-from horovod.common.frameworks import missing as _missing
+from horovod._bindings.frameworks import missing as _missing
 
 try:
     import torch  # so that the reason is clear before anything else fails
 except Exception as error:
     raise _missing(error, "horovod.torch", "PyTorch 2.1 or newer", "torch") from error
 
-from horovod.common.interface import *  # noqa: F403  mypy does not find these through the next such line
+from horovod._bindings.interface import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import check_extension
 from horovod.torch import elastic, mpi_ops
 from horovod.torch.compression import Compression

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from horovod.common.objects import allgather_made, allgather_object, broadcast_made, broadcast_object
+from horovod._bindings.objects import allgather_made, allgather_object, broadcast_made, broadcast_object
 from horovod.comparison.samples import parameters_are_replaced
 from horovod.core.lifecycle.context import keeps_own
 from horovod.core.negotiation.agreement import list_ranks

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from horovod.common.reductions import Sum
+from horovod._bindings.reductions import Sum
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.ops.allgather import allgather
 from horovod.torch.ops.allreduce import allreduce_

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from horovod.common import basics, interface
+from horovod._bindings import interface
+from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
+from horovod._bindings.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
+from horovod.common import basics
 from horovod.common.basics import HorovodBasics, is_homogeneous
 from horovod.common.exceptions import HorovodInternalError
-from horovod.common.interface import *  # noqa: F403  every binding exports all of them
-from horovod.common.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission import collectives

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from horovod.common.reductions import Sum
+from horovod._bindings.reductions import Sum
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import set_id
 from horovod.torch import fused_batch_norm

@@ -103,14 +103,14 @@ def reducer(**settings: Any) -> Callable[..., Any]:
     """``reduce(gradients, cut, op, factor)`` in a compiled computation."""
     import jax
 
+    from horovod._bindings.compression import NoneCompressor
     from horovod._keras.backends.jax_backend import JaxReducer
     from horovod._keras.settings import checked
-    from horovod.common.compression import NoneCompressor
 
     made = JaxReducer(checked(compression=NoneCompressor, **settings))
 
     def reduce(gradients: Sequence[Any], cut: Any = None, op: Any = None, factor: float = 1.0) -> list[Any]:
-        from horovod.common.reductions import Sum
+        from horovod._bindings.reductions import Sum
 
         variables = [
             SimpleNamespace(name=f"w{number}", dtype=each.dtype, shape=each.shape)
@@ -263,10 +263,10 @@ def test_a_step_that_was_compiled_for_nccl_says_what_to_do_without_it(job: Job) 
         from jax import numpy as jnp
 
         import horovod.keras as hvd
+        from horovod._bindings.compression import NoneCompressor
+        from horovod._bindings.reductions import Sum
         from horovod._keras.backends.jax_backend import JaxReducer
         from horovod._keras.settings import checked
-        from horovod.common.compression import NoneCompressor
-        from horovod.common.reductions import Sum
 
         made = JaxReducer(checked(compression=NoneCompressor))
         step = jax.jit(lambda x: made([x], [SimpleNamespace(name="w", dtype="float32", shape=(2,))], None, Sum, 1.0)[0])

@@ -83,7 +83,7 @@ def test_bad_arguments_are_refused(job: Any, condition: str) -> None:
 
 def test_predivide_is_refused_on_rocm(job: Any) -> None:
     def check() -> None:
-        from horovod.common import reductions
+        from horovod._bindings import reductions
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reductions, "rocm_built", lambda: True)

@@ -21,6 +21,10 @@ from jax.extend.core import get_opaque_trace_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from horovod._base.config import GPU_OPERATIONS
+from horovod._bindings.compression import CastCompressor, NoneCompressor
+from horovod._bindings.device_tensors import CudaDevices, OnDevice
+from horovod._bindings.dlpack import address_in
+from horovod._bindings.reductions import ReductionArguments
 from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.exchange import InPlaceReducer
 from horovod._keras.guarding import OptimizerGuard
@@ -28,10 +32,6 @@ from horovod._keras.settings import KerasSettings
 from horovod._models.arrival import Arrival
 from horovod.comm.datatypes import Array, data_type_of
 from horovod.comm.reduction import ReduceOp
-from horovod.common.compression import CastCompressor, NoneCompressor
-from horovod.common.device_tensors import CudaDevices, OnDevice
-from horovod.common.dlpack import address_in
-from horovod.common.reductions import ReductionArguments
 from horovod.comparison import missing_gradients
 from horovod.comparison.guard import ELEMENTS, compared_parameters
 from horovod.comparison.missing_gradients import GradientKind

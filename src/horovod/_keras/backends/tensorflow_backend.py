@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from horovod._bindings.optimizer_name import OptimizerName
 from horovod._keras.distribution import Reducer, scaled
 from horovod._keras.settings import KerasSettings
 from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
-from horovod.common.optimizer_name import OptimizerName
 from horovod.tensorflow import reduced_marks
 from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients
 from horovod.tensorflow.training.watching import StepWatch

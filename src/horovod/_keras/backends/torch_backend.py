@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from horovod._bindings.optimizer_name import OptimizerName
+from horovod._bindings.reductions import ReductionArguments
 from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.guarding import OptimizerGuard, of_torch
 from horovod._keras.settings import KerasSettings
 from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
-from horovod.common.optimizer_name import OptimizerName
-from horovod.common.reductions import ReductionArguments
 from horovod.comparison import missing_gradients
 from horovod.comparison.missing_gradients import GradientKind
 from horovod.core.errors import MismatchError

@@ -10,6 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._bindings.local_gradients import reduce_shared
+from horovod._bindings.optimizer_name import OptimizerName
+from horovod._bindings.reductions import Sum
 from horovod._keras.backends.tensorflow_backend import reduction_of
 from horovod._keras.compilation import turn_off_xla
 from horovod._keras.guarding import OptimizerGuard
@@ -17,9 +20,6 @@ from horovod._keras.loss_scale import unwrapped
 from horovod._keras.settings import MODULE, KerasSettings, users_objects
 from horovod._models.arrival import Arrival, ChangeWarning
 from horovod.common.basics import rank
-from horovod.common.local_gradients import reduce_shared
-from horovod.common.optimizer_name import OptimizerName
-from horovod.common.reductions import Sum
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.reduced_marks import arrival, mark, next_number, watch_tapes
 from horovod.tensorflow.training.gradients import reduce_gradients

@@ -47,8 +47,8 @@ class DeviceReadiness(msgspec.Struct):
 
 
 class ReductionTraits(Protocol):
-    """The properties that decide whether an engine supports a reduction; :class:`horovod.common.reductions.ReductionArguments`
-    has them."""
+    """The properties that decide whether an engine supports a reduction;
+    :class:`horovod._bindings.reductions.ReductionArguments` has them."""
 
     @property
     def op(self) -> ReduceOp: ...

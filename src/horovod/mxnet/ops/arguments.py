@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from horovod.common import reductions
+from horovod._bindings import reductions
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.submission.arguments import real_number, set_id, whole_number
 

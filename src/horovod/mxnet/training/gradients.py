@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common.buckets import bucket_limit, cut, cut_by_groups
-from horovod.common.optimizer_name import OptimizerName
-from horovod.common.reduction_settings import ReductionSettings
-from horovod.common.reductions import Average, Sum, check_members, check_predivide
+from horovod._bindings.buckets import bucket_limit, cut, cut_by_groups
+from horovod._bindings.optimizer_name import OptimizerName
+from horovod._bindings.reduction_settings import ReductionSettings
+from horovod._bindings.reductions import Average, Sum, check_members, check_predivide
 from horovod.comparison.alike import Value
 from horovod.comparison.guard import (
     ELEMENTS,

@@ -37,8 +37,8 @@ from horovod._base.signal_deferral import with_signals_deferred
 from horovod.common import basics
 from horovod.core.lifecycle import context
 from horovod.core.submission.collectives import barrier
-from horovod.runner.common.service.compute_service import Addresses, ComputeClient
-from horovod.runner.common.util.timeout import TimeoutException
+from horovod.runner.compute_service import Addresses, ComputeClient
+from horovod.runner.timeout import TimeoutException
 
 SIDES = ("compute", "training")
 _POLL_SECONDS = 1.0
@@ -57,7 +57,7 @@ class TfDataServiceConfig:
         dispatchers: the number of dispatchers.
         workers_per_dispatcher: the number of workers of each dispatcher.
         dispatcher_side: the job whose processes run the dispatchers, "compute" or "training".
-        addresses: the addresses of the :class:`~horovod.runner.common.service.compute_service.ComputeService`, by network
+        addresses: the addresses of the :class:`~horovod.runner.compute_service.ComputeService`, by network
             interface.
         key: the secret of the service.
         timeout: how many seconds a process waits for dispatchers and workers to register.

@@ -19,7 +19,7 @@ from horovod._base import config as settings
 from horovod.common import basics
 from horovod.control.secret import make_secret
 from horovod.core.submission.collectives import barrier
-from horovod.runner.common.service.compute_service import ComputeService
+from horovod.runner.compute_service import ComputeService
 from horovod.tensorflow.data.compute_service import SIDES, TfDataServiceConfig, run_worker
 from horovod.tensorflow.functions import broadcast_object
 from horovod.tensorflow.lifecycle import init, shutdown

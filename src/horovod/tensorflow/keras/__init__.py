@@ -13,6 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from horovod._bindings import interface
+from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
+from horovod._bindings.reductions import Average, Sum
 from horovod._keras.backends.tensorflow_values import (
     allgather,
     allreduce,
@@ -22,9 +25,6 @@ from horovod._keras.backends.tensorflow_values import (
 )
 from horovod._keras.custom_steps import reduce_gradients
 from horovod._keras.settings import checked as _checked
-from horovod.common import interface
-from horovod.common.interface import *  # noqa: F403  every binding exports all of them
-from horovod.common.reductions import Average, Sum
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.tensorflow import data
 from horovod.tensorflow.compression import Compression

@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.datatypes import Array
 from horovod.comm.spans import Vectors
-from horovod.common.reductions import ReductionArguments
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives

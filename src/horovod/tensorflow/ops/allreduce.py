@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.reductions import Adasum, Average, ReductionArguments, Sum, check_adasum
+from horovod._bindings.reductions import Adasum, Average, ReductionArguments, Sum, check_adasum
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import shown
 from horovod.tensorflow.compression import Compression, Compressor

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from horovod.common import reductions
-from horovod.common.reductions import ReductionArguments
-from horovod.common.scalars import whole
+from horovod._bindings import reductions
+from horovod._bindings.reductions import ReductionArguments
+from horovod._bindings.scalars import whole
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.submission.arguments import set_id, shown, whole_numbers
 from horovod.tensorflow.compression import Compression, Compressor
@@ -38,7 +38,7 @@ def root(value: Any, process_set: ProcessSet) -> int:
 def checked_reduction(
     op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet
 ) -> ReductionArguments:
-    """As :func:`horovod.common.reductions.checked_reduction`, with InvalidArgument for ValueError."""
+    """As :func:`horovod._bindings.reductions.checked_reduction`, with InvalidArgument for ValueError."""
     with of_both_kinds():
         return reductions.checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.reductions import ReductionArguments
+from horovod._bindings.reductions import ReductionArguments
 from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.tensorflow.device import memory_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from horovod.common.reductions import Sum
+from horovod._bindings.reductions import Sum
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.ops.allreduce import allreduce, grouped_allreduce
 from horovod.tensorflow.ops.reducescatter import grouped_reducescatter, reducescatter

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.reductions import Average, ReductionArguments, Sum
+from horovod._bindings.reductions import Average, ReductionArguments, Sum
 from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation

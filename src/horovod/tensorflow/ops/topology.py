@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._bindings.scalars import whole
 from horovod.common import basics
-from horovod.common.scalars import whole
 from horovod.core.lifecycle import context
 from horovod.core.lifecycle.process_set import membership
 from horovod.core.submission.arguments import full_name

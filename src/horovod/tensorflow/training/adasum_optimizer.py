@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.reductions import Adasum
+from horovod._bindings.reductions import Adasum
 from horovod.tensorflow.compression import Compressor
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients

@@ -14,10 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.buckets import bucket_limit, check_groups, cut, cut_by_groups
-from horovod.common.reduction_settings import ReductionSettings
-from horovod.common.reductions import Average, ReductionArguments, Sum, check_members, check_predivide
-from horovod.common.scalars import real, whole_if_number
+from horovod._bindings.buckets import bucket_limit, check_groups, cut, cut_by_groups
+from horovod._bindings.reduction_settings import ReductionSettings
+from horovod._bindings.reductions import Average, ReductionArguments, Sum, check_members, check_predivide
+from horovod._bindings.scalars import real, whole_if_number
 from horovod.comparison import agreed, missing_gradients
 from horovod.core.errors import MismatchError
 from horovod.core.negotiation.agreement import MISMATCHED

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.local_gradients import reduce_shared
-from horovod.common.local_variables import LocalVariables
+from horovod._bindings.local_gradients import reduce_shared
+from horovod._bindings.local_variables import LocalVariables
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.tensorflow.training.gradients import TensorFlowReduction, identity, reduce_gradients
 from horovod.tensorflow.training.parameter_guard import of_sources
@@ -18,7 +18,7 @@ class LocalSources(LocalVariables):
     """The variables or tensors whose gradients stay on their rank, and how TensorFlow scales these gradients.
 
     Args:
-        process_set, scale: as for :class:`~horovod.common.local_variables.LocalVariables`.
+        process_set, scale: as for :class:`~horovod._bindings.local_variables.LocalVariables`.
     """
 
     def __init__(self, process_set: ProcessSet, scale: bool) -> None:

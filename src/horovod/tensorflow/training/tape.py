@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.buckets import chosen_groups
-from horovod.common.local_variables import checked_layers
-from horovod.common.reductions import Average, reduction
-from horovod.common.scalars import whole
+from horovod._bindings.buckets import chosen_groups
+from horovod._bindings.local_variables import checked_layers
+from horovod._bindings.reductions import Average, reduction
+from horovod._bindings.scalars import whole
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import shown
 from horovod.tensorflow.compression import Compression, Compressor

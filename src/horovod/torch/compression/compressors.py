@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from horovod.common.compression import CastCompressor, Compressor, NoneCompressor
+from horovod._bindings.compression import CastCompressor, Compressor, NoneCompressor
 from horovod.torch.compression.powersgd import PowerSGD
 from horovod.torch.compression.topk import TopK
 

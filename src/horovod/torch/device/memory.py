@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
+from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.datatypes import Array
 from horovod.comm.nccl.engine import stream_of
-from horovod.common.reductions import ReductionArguments
 from horovod.core.lifecycle.context import running
 from horovod.core.negotiation.messages import HOST
 from horovod.core.requests import devices

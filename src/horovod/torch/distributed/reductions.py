@@ -10,8 +10,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import ReductionArguments
 from horovod.core.negotiation.messages import Operation
 from horovod.torch.device.memory import memory_of
 from horovod.torch.distributed.arguments import (

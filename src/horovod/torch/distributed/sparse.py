@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import ReductionArguments
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.handle import Handle
 from horovod.torch.device.memory import memory_of

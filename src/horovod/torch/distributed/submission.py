@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import ReductionArguments
 from horovod.core.negotiation.messages import HOST, Operation, Request, TensorSpec
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from horovod.common.objects import broadcast_object
+from horovod._bindings.objects import broadcast_object
 from horovod.elastic.newest_state import NOWHERE, CommitProgress
 from horovod.elastic.state import ObjectState
 from horovod.torch.elastic.handlers import (

@@ -1,7 +1,7 @@
 """allreduce of dense tensors: in place or into new ones, asynchronous or blocking, one tensor or a group.
 
 The public functions repeat one list of arguments, because scripts pass them by position. Inside, the arguments are a list of
-tensors, a name and a :class:`~horovod.common.reductions.ReductionArguments`.
+tensors, a name and a :class:`~horovod._bindings.reductions.ReductionArguments`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from horovod._bindings.reductions import ReductionArguments, checked_reduction
 from horovod.comm.spans import Spans, Vectors
-from horovod.common.reductions import ReductionArguments, checked_reduction
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import TensorSpec
 from horovod.core.submission import collectives

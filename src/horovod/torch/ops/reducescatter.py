@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from horovod.common.reductions import Average, ReductionArguments, Sum, checked_reduction
+from horovod._bindings.reductions import Average, ReductionArguments, Sum, checked_reduction
 from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from horovod.common.reductions import Average, Sum, reduction
+from horovod._bindings.reductions import Average, Sum, reduction
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import full_name
 from horovod.torch.ops.allgather import allgather_async

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import ReductionArguments
 from horovod.torch.compression import Compressor
 from horovod.torch.optimizer.adasum_passes import AdasumPasses
 from horovod.torch.optimizer.buckets import Bucket

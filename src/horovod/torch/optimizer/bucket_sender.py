@@ -11,8 +11,8 @@ from weakref import ref
 
 import torch
 
+from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
-from horovod.common.reductions import ReductionArguments
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.negotiation.messages import HOST
 from horovod.torch.compression import Compressor, NoneCompressor

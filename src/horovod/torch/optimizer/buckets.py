@@ -16,8 +16,8 @@ from weakref import ref
 
 import torch
 
+from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.spans import Vectors
-from horovod.common.reductions import ReductionArguments
 from horovod.core.negotiation.messages import HOST
 from horovod.core.requests.handle import Handle
 from horovod.core.submission.collectives import allreduce_request, submit

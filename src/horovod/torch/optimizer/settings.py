@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
+from horovod._bindings.buckets import check_groups, chosen_groups
+from horovod._bindings.reduction_settings import ReductionSettings
+from horovod._bindings.reductions import check_members, check_predivide, reduction
 from horovod.comm.reduction import ReduceOp
-from horovod.common.buckets import check_groups, chosen_groups
-from horovod.common.reduction_settings import ReductionSettings
-from horovod.common.reductions import check_members, check_predivide, reduction
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compressor

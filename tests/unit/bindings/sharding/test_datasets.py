@@ -12,9 +12,9 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from horovod.common.sharding.arrays import shard_arrays  # noqa: E402  TensorFlow may be missing
-from horovod.common.sharding.datasets import shard_dataset  # noqa: E402
-from horovod.common.sharding.shares import KINDS, share, steps  # noqa: E402
+from horovod._bindings.sharding.arrays import shard_arrays  # noqa: E402  TensorFlow may be missing
+from horovod._bindings.sharding.datasets import shard_dataset  # noqa: E402
+from horovod._bindings.sharding.shares import KINDS, share, steps  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

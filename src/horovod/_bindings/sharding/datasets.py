@@ -1,4 +1,4 @@
-"""One rank's part of a ``tf.data.Dataset``; :func:`horovod.common.sharding.shard.shard` has checked the arguments."""
+"""One rank's part of a ``tf.data.Dataset``; :func:`horovod._bindings.sharding.shard.shard` has checked the arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod.common.sharding.shares import Uneven, share, steps
+from horovod._bindings.sharding.shares import Uneven, share, steps
 
 _LARGEST_SEED = 1 << 30
 
@@ -21,7 +21,7 @@ def shard_dataset(
     uneven: Uneven,
     drop_remainder: bool,
 ) -> Any:
-    """Take this rank's samples, then shuffle, then make batches. See :func:`horovod.common.sharding.shard.shard`.
+    """Take this rank's samples, then shuffle, then make batches. See :func:`horovod._bindings.sharding.shard.shard`.
 
     Raises:
         ValueError: the data set has no end, its size is not known, it is too small, or its order differs from rank to rank.

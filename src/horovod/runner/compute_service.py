@@ -27,7 +27,7 @@ from horovod.control.mesh import own_addresses
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import PURPOSE, RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
-from horovod.runner.common.util.timeout import TimeoutException
+from horovod.runner.timeout import TimeoutException
 
 Addresses = dict[str, list[tuple[str, int]]]
 """By network interface, the service's IPv4 addresses and port."""

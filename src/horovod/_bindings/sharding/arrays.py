@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common.sharding.shares import Uneven, share
+from horovod._bindings.sharding.shares import Uneven, share
 
 
 def shard_arrays(data: Any, rank: int, size: int, uneven: Uneven) -> Any:

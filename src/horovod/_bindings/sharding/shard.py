@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod.common.sharding.arrays import shard_arrays
-from horovod.common.sharding.shares import KINDS, Uneven, rank_and_size, share, steps
+from horovod._bindings.sharding.arrays import shard_arrays
+from horovod._bindings.sharding.shares import KINDS, Uneven, rank_and_size, share, steps
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 
 
@@ -63,7 +63,7 @@ def shard(
     if shuffle is not False and shuffle is not True:
         _check_positive("shuffle", shuffle)
     if _is_dataset(data):
-        from horovod.common.sharding.datasets import shard_dataset
+        from horovod._bindings.sharding.datasets import shard_dataset
 
         return shard_dataset(data, rank, size, batch_size, shuffle, seed, uneven, drop_remainder)
     if batch_size is not None or shuffle is not False or seed is not None:

@@ -1,6 +1,6 @@
 """One rank of a minimal job: init, one allreduce, shutdown. ``horovodrun --check-build`` runs it on two ranks.
 
-Run as ``python -m horovod.common.trial``. Ends with an exception where anything is wrong.
+Run as ``python -m horovod._bindings.trial``. Ends with an exception where anything is wrong.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from horovod.common.dlpack import address_in
+from horovod._bindings.dlpack import address_in
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3), (1, 4, 1)])

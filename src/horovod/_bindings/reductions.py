@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from horovod._bindings.scalars import real
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rocm_built
-from horovod.common.scalars import real
 from horovod.common.util import get_average_backwards_compatibility_fun
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import loose_truth, set_id, shown, whole_number

@@ -1,7 +1,7 @@
 """How an optimizer or a gradient tape reduces gradients: the arguments that all bindings have in common, once they are checked.
 
 A binding's own settings extend :class:`ReductionSettings` with what only its framework has. The checks of single arguments are
-in :mod:`horovod.common.reductions`, :mod:`horovod.common.buckets` and :mod:`horovod.common.scalars`.
+in :mod:`horovod._bindings.reductions`, :mod:`horovod._bindings.buckets` and :mod:`horovod._bindings.scalars`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+from horovod._bindings.compression import NoneCompressor
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import is_initialized
-from horovod.common.compression import NoneCompressor
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 

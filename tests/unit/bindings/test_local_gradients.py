@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod.common.local_gradients import reduce_shared
+from horovod._bindings.local_gradients import reduce_shared
 
 
 def test_gradients_that_are_kept_are_not_reduced() -> None:

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from horovod._bindings.local_variables import LocalVariables, checked_layers
+from horovod._bindings.reduction_settings import ReductionSettings
 from horovod.comm.reduction import ReduceOp
-from horovod.common.local_variables import LocalVariables, checked_layers
-from horovod.common.reduction_settings import ReductionSettings
 from horovod.core.lifecycle.process_set import ProcessSet, membership
 
 

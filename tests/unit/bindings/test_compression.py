@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod.common.compression import CastCompressor, Compressor
+from horovod._bindings.compression import CastCompressor, Compressor
 
 
 class Half(CastCompressor):

@@ -1,0 +1,1 @@
+"""Shared by all bindings: checks of arguments, buckets, reductions, objects, data sets."""

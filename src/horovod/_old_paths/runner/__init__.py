@@ -1,0 +1,1 @@
+"""``horovod.runner``: import paths of existing scripts."""

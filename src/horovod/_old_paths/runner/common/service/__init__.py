@@ -1,0 +1,1 @@
+"""``horovod.runner.common.service``: import paths of existing scripts."""

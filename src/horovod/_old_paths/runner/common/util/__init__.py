@@ -1,0 +1,1 @@
+"""``horovod.runner.common.util``: import paths of existing scripts."""

@@ -1,0 +1,1 @@
+"""``horovod.runner.http``: import paths of existing scripts."""

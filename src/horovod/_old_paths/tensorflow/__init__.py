@@ -1,0 +1,1 @@
+"""``horovod.tensorflow``: import paths of existing scripts."""

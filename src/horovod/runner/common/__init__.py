@@ -1,1 +1,0 @@
-"""Shared by launchers and the jobs beside them, under the import paths that existing scripts use."""

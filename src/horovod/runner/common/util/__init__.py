@@ -1,1 +1,0 @@
-"""Import paths that existing scripts use."""

@@ -1,1 +1,0 @@
-"""``horovod.runner.http``: an import path that scripts use."""
