@@ -15,10 +15,10 @@ from horovod._keras import learning_rate
 from horovod._keras.broadcasting import BroadcastGlobalVariables as BroadcastGlobalVariables
 from horovod._keras.values import highest
 from horovod._models.contents import described
-from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rank, size
 from horovod.core.lifecycle.context import running
-from horovod.core.submission.collectives import allreduce_request, submit
+from horovod.core.negotiation.messages import Operation
+from horovod.core.submission.collectives import make_request, submit
 
 
 class _NotGiven:
@@ -59,9 +59,10 @@ class MetricAverage:
         averages = np.array([float(np.asarray(logs[name])) for name in names], np.float64)
         tensors = [described(averages)]
         label = "MetricAverageCallback"
-        specs = [(f"averages of {len(names)} metrics", tensors[0].data_type, averages.shape)]
+        labels = [f"averages of {len(names)} metrics"]
         line = f"the end of epoch {epoch + 1}, where the metrics are {', '.join(names)}"
-        submit(0, allreduce_request(label, specs, ReduceOp.AVERAGE, line=line, transient=True), tensors, tensors).wait()
+        request = make_request(Operation.ALLREDUCE, label, tensors, line=line, labels=labels, transient=True)
+        submit(0, request, tensors, tensors).wait()
         logs.update(zip(names, averages.tolist(), strict=True))
 
 

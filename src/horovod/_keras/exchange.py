@@ -11,9 +11,10 @@ from horovod._bindings.optimizer_name import OptimizerName
 from horovod._bindings.reductions import ReductionArguments
 from horovod._keras.settings import KerasSettings
 from horovod.comm.reduction import ReduceOp
+from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.handle import Handle, all_of
 from horovod.core.requests.tensor import Tensor
-from horovod.core.submission.collectives import prepared_allreduce, submit
+from horovod.core.submission.collectives import prepared_call, submit
 from horovod.core.submission.prepared import device_of
 
 
@@ -62,12 +63,21 @@ class InPlaceReducer:
         try:
             for number, members in enumerate(cut):
                 own = [tensors[i] for i in members]
-                described = [(names[i], tensors[i].data_type, tensors[i].shape) for i in members]
                 called = f"{name}.{op.label}.{number}"
-                prepared = prepared_allreduce(
-                    called, described, op, how.prescale, how.postscale, settings.line, device, alike
+                call = prepared_call(
+                    Operation.ALLREDUCE,
+                    "",
+                    called,
+                    own,
+                    op,
+                    how.prescale,
+                    how.postscale,
+                    device=device,
+                    line=settings.line,
+                    labels=[names[i] for i in members],
+                    alike=alike,
                 )
-                handles.append(submit(settings.process_set.process_set_id, prepared.request, own, own))
+                handles.append(submit(settings.process_set.process_set_id, call.request, own, own))
         finally:
             try:
                 all_of(handle.wait for handle in handles)

@@ -15,7 +15,8 @@ from horovod._bindings.sharding.shares import rank_and_size
 from horovod._models import contents
 from horovod.comm.reduction import ReduceOp
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
-from horovod.core.submission.collectives import allreduce_request, submit
+from horovod.core.negotiation.messages import Operation
+from horovod.core.submission.collectives import make_request, submit
 from horovod.observe.call_site import caller
 
 _NAME = "evaluate"
@@ -52,12 +53,11 @@ def evaluate(
     sums = [each.astype(np.float64) for each in kept]
     if sums:
         tensors = [contents.described(each) for each in sums]
-        specs = [
-            (f"{_NAME}.{metric}.{number}", tensor.data_type, tensor.shape)
-            for number, ((metric, _), tensor) in enumerate(zip(variables, tensors, strict=True))
-        ]
+        labels = [f"{_NAME}.{metric}.{number}" for number, (metric, _) in enumerate(variables)]
         line += f", where the metrics are {', '.join(sorted(own))}"
-        request = allreduce_request(_NAME, specs, ReduceOp.SUM, line=line, transient=True)
+        request = make_request(
+            Operation.ALLREDUCE, _NAME, tensors, ReduceOp.SUM, line=line, labels=labels, transient=True
+        )
         submit(process_set.process_set_id, request, tensors, tensors).wait()
     of_all = [each.astype(old.dtype) for each, old in zip(sums, kept, strict=True)]
     contents.write([variable for _, variable in variables], of_all)

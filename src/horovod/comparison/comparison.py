@@ -20,9 +20,10 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.tuned import TunedSettings
 from horovod.core.lifecycle.context import running
+from horovod.core.negotiation.messages import Operation, TensorSpec
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Tensor
-from horovod.core.submission.collectives import allgather, prepared_allreduce
+from horovod.core.submission.collectives import allgather, prepared_call
 from horovod.core.submission.prepared import Prepared
 
 _ROW = struct.Struct("<II")
@@ -91,10 +92,9 @@ class Comparison:
         self._sent = terms(held) + numbers
         own = np.frombuffer(bytearray(self._sent), np.int64)
         self._largest = np.empty_like(own)
-        prepared: Prepared = prepared_allreduce(
-            name, [(name, DataType.INT64, own.shape)], ReduceOp.MAX, prescale=1.0, postscale=1.0, line=line
-        )
-        self._handle: Handle = prepared.submit(process_set_id, [own], [self._largest], awaited)
+        terms_of_all = [TensorSpec(name, DataType.INT64, own.shape)]
+        call: Prepared = prepared_call(Operation.ALLREDUCE, "", name, terms_of_all, ReduceOp.MAX, line=line)
+        self._handle: Handle = call.submit(process_set_id, [own], [self._largest], awaited)
         self._rows: Handle | None = None
         self._gathered: list[Array] = []
         self._members: int | None = None

@@ -80,15 +80,11 @@ def on_behalf_of(line: str) -> Iterator[None]:
         _override.line = before
 
 
-def caller(above: int = 0) -> str:
-    """``file:line`` of the user's code that led to this call.
-
-    Args:
-        above: how many of the innermost frames, beginning with the caller's, are known not to be the user's.
-    """
+def caller() -> str:
+    """``file:line`` of the user's code that led to this call."""
     if _override.line:
         return _override.line
-    frame = sys._getframe(1 + above)
+    frame = sys._getframe(1)
     while _users.get(frame.f_code.co_filename) is False and (outer := frame.f_back) is not None:
         frame = outer
     code = frame.f_code

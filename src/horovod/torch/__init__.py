@@ -20,7 +20,7 @@ from horovod.common.util import check_extension
 from horovod.torch import elastic, mpi_ops
 from horovod.torch.compression import Compression
 from horovod.torch.compression.bucket_compression import BucketCompressor
-from horovod.torch.distributed.registration import register
+from horovod.torch.distributed import register
 from horovod.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from horovod.torch.mpi_ops import *  # noqa: F403  this module exports all of them
 from horovod.torch.optimizer import DistributedOptimizer

@@ -8,7 +8,7 @@ import torch
 
 from horovod.comm.shm import huge_pages
 from horovod.comm.spans import address_of
-from horovod.torch.distributed.plain import elements_of, results_into
+from horovod.torch.distributed.flat_tensors import elements_of, results_into
 
 
 class Subclass(torch.Tensor):

@@ -31,30 +31,19 @@ from horovod.core.negotiation.messages import Operation, Request
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.core.submission.arguments import full_name, whole_numbers
-from horovod.core.submission.prepared import device_of, submit, submit_arrays, submit_to
-from horovod.core.submission.requests import (
-    allreduce_call,
-    allreduce_request,
-    broadcast_call,
-    check_reduction,
-    factors,
-    labelled,
-    make_request,
-    prepared_allreduce,
-)
+from horovod.core.submission.prepared import device_of, submit, submit_arrays
+from horovod.core.submission.requests import checked_root, factors, make_request, prepared_call
 from horovod.observe.call_site import caller
 
 __all__ = [
     "allgather",
     "allreduce",
-    "allreduce_call",
-    "allreduce_request",
     "alltoall",
     "barrier",
     "broadcast",
-    "broadcast_call",
     "join",
-    "prepared_allreduce",
+    "make_request",
+    "prepared_call",
     "reducescatter",
     "submit",
     "submit_arrays",
@@ -78,8 +67,9 @@ def allreduce(
     Shapes, types, ``op`` and both factors must agree on all ranks. An output may be its input. Several tensors form a group:
     they become ready together.
     """
-    request = allreduce_call(prefix, name, inputs, op, prescale, postscale, device_of(inputs))
-    return submit(process_set_id, request, inputs, outputs, awaited=awaited)
+    prescale, postscale = factors(prescale, postscale)
+    call = prepared_call(Operation.ALLREDUCE, prefix, name, inputs, op, prescale, postscale, device=device_of(inputs))
+    return submit(process_set_id, call.request, inputs, outputs, awaited=awaited)
 
 
 def allgather(
@@ -94,8 +84,8 @@ def allgather(
 
     Types and all dimensions but the first must agree.
     """
-    request = make_request(Operation.ALLGATHER, prefix, name, inputs, device=device_of(inputs))
-    return submit(process_set_id, request, inputs, allocate=allocate, awaited=awaited)
+    call = prepared_call(Operation.ALLGATHER, prefix, name, inputs, device=device_of(inputs))
+    return submit(process_set_id, call.request, inputs, allocate=allocate, awaited=awaited)
 
 
 def broadcast(
@@ -110,9 +100,10 @@ def broadcast(
 
     Shapes, types and root must agree.
     """
-    worker = worker_of(process_set_id, Operation.BROADCAST)
-    request = broadcast_call(prefix, name, tensors, root, worker.ranks, device_of(tensors))
-    return submit_to(worker, process_set_id, request, outputs=tensors, awaited=awaited)
+    ranks = worker_of(process_set_id, Operation.BROADCAST).ranks
+    root = checked_root(root, ranks, full_name(prefix, name) or prefix)
+    call = prepared_call(Operation.BROADCAST, prefix, name, tensors, root=root, device=device_of(tensors))
+    return submit(process_set_id, call.request, outputs=tensors, awaited=awaited)
 
 
 def alltoall(
@@ -130,8 +121,7 @@ def alltoall(
     dimensions but the first must agree. ``splits=None`` deals the rows evenly.
     """
     called = full_name(prefix, name) or prefix
-    worker = worker_of(process_set_id, Operation.ALLTOALL)
-    size = len(worker.ranks)
+    size = len(worker_of(process_set_id, Operation.ALLTOALL).ranks)
     rows = source.shape[0] if source.shape else 0
     splits = None if splits is None else whole_numbers(splits, "splits")
     if not splits:
@@ -151,8 +141,9 @@ def alltoall(
         raise ValueError(
             f"Sum of splits entries is greater than the first dimension of tensor. {called!r}: {sum(splits)} > {rows}."
         )
-    request = make_request(Operation.ALLTOALL, prefix, name, [source], splits=tuple(splits), device=device_of([source]))
-    return submit_to(worker, process_set_id, request, [source], allocate=allocate, awaited=awaited)
+    sources = [source]
+    call = prepared_call(Operation.ALLTOALL, prefix, name, sources, splits=splits, device=device_of(sources))
+    return submit(process_set_id, call.request, sources, allocate=allocate, awaited=awaited)
 
 
 def reducescatter(
@@ -175,23 +166,13 @@ def reducescatter(
         raise HorovodInternalError(
             f"Reducescatter currently only supports AVERAGE and SUM. {called!r} asked for {op.label}."
         )
-    named = labelled(called, inputs)
-    for label, tensor in named:
-        if not tensor.shape:
-            raise ValueError(f"Reducescatter does not support scalar inputs: {label!r}.")
+    if not all(tensor.shape for tensor in inputs):
+        raise ValueError(f"Reducescatter does not support scalar inputs: {called!r}.")
     prescale, postscale = factors(prescale, postscale)
-    check_reduction("Reducescatter", [(each, tensor.data_type) for each, tensor in named], op, prescale, postscale)
-    request = make_request(
-        Operation.REDUCESCATTER,
-        prefix,
-        name,
-        inputs,
-        reduce_op=op,
-        prescale=prescale,
-        postscale=postscale,
-        device=device_of(inputs),
+    call = prepared_call(
+        Operation.REDUCESCATTER, prefix, name, inputs, op, prescale, postscale, device=device_of(inputs)
     )
-    return submit(process_set_id, request, inputs, outputs, awaited=awaited)
+    return submit(process_set_id, call.request, inputs, outputs, awaited=awaited)
 
 
 def barrier(process_set_id: int | None = 0, awaited: bool = False) -> Handle:

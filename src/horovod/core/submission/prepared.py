@@ -1,4 +1,4 @@
-"""Submits checked requests, and keeps those that a training step submits again and again.
+"""Submits checked requests, and recognises those that a training step submits again and again.
 
 A :class:`Prepared` collective is made once for an operation, a name, a layout and parameters. It is submitted many times with
 nothing but the addresses of its tensors. The ranks announce one request object in full once, and as a small integer afterwards.
@@ -20,7 +20,6 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.devices import DeviceReadiness, members_of, of_members
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor, Transfer
-from horovod.core.worker.worker import WorkerThread
 
 
 class Prepared(msgspec.Struct, eq=False, gc=False):
@@ -64,26 +63,27 @@ class Prepared(msgspec.Struct, eq=False, gc=False):
 
 _CAPACITY = 4096
 
-_by_name: dict[Hashable, Prepared] = {}
+_known: dict[Hashable, Prepared] = {}
 
 
-def recall(name: Hashable, key: object) -> Prepared | None:
-    """The prepared collective of the last call by this name, if it was made of the same ``key``.
+def recall(place: Hashable, key: object) -> Prepared | None:
+    """The prepared collective of the last call at this place, if it was made of the same ``key``.
 
-    Calls without a name may be remembered by their keys.
+    Args:
+        place: the name of a call; of a call without a name, its key.
     """
-    found = _by_name.get(name)
+    found = _known.get(place)
     return found if found is not None and found.key == key else None
 
 
-def remember(name: Hashable, prepared: Prepared) -> Prepared:
-    """Keep a prepared collective for :func:`recall` instead of an older one of that name. Returns it.
+def remember(place: Hashable, prepared: Prepared) -> Prepared:
+    """Keep a prepared collective for :func:`recall` instead of an older one of that place. Returns it.
 
     A script that never repeats a name fills the table; then the table is emptied.
     """
-    if len(_by_name) >= _CAPACITY:
-        _by_name.clear()
-    _by_name[name] = prepared
+    if len(_known) >= _CAPACITY:
+        _known.clear()
+    _known[place] = prepared
     return prepared
 
 
@@ -106,21 +106,9 @@ def submit_arrays(
         ValueError: the name is in flight, or this rank is not a member of the process set.
         HorovodInternalError: the job has failed or was shut down.
     """
-    worker = worker_of(process_set_id, request.operation)
-    return _submit_arrays(worker, request, inputs, outputs, allocate, awaited, owner)
-
-
-def _submit_arrays(
-    worker: WorkerThread,
-    request: Request,
-    inputs: Vectors,
-    outputs: Vectors,
-    allocate: Allocate | None,
-    awaited: bool,
-    owner: object = None,
-) -> Handle:
     handle = Handle()
-    worker.submit(Entry(request, inputs, outputs, allocate, handle, time.monotonic(), owner), awaited=awaited)
+    worker = worker_of(process_set_id, request.operation)
+    worker.submit(Entry(request, inputs, outputs, allocate, handle, time.monotonic(), owner), False, awaited)
     return handle
 
 
@@ -133,29 +121,16 @@ def submit(
     awaited: bool = False,
 ) -> Handle:
     """Submit a checked request for tensors, also on a device or being copied from one. Raises as :func:`submit_arrays`."""
-    worker = worker_of(process_set_id, request.operation)
-    return submit_to(worker, process_set_id, request, inputs, outputs, allocate, awaited)
-
-
-def submit_to(
-    worker: WorkerThread,
-    process_set_id: int | None,
-    request: Request,
-    inputs: Sequence[Tensor] = (),
-    outputs: Sequence[Tensor] = (),
-    allocate: Allocate | None = None,
-    awaited: bool = False,
-) -> Handle:
-    """:func:`submit` if the worker of the process set is known already."""
-    first = (inputs or outputs)[:1]
-    if first and first[0].ready is not None:
-        return _submit_on_device(worker, process_set_id, request, inputs, outputs, allocate, first[0].ready)
-    transfer = _transfer(inputs or outputs)
+    first = next(iter(inputs or outputs), None)
+    if first is not None and first.ready is not None:
+        return _submit_on_device(process_set_id, request, inputs, outputs, allocate, first.ready)
     arrays = [tensor.array for tensor in inputs]
     targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
-    if transfer is None:
-        return _submit_arrays(worker, request, arrays, targets, allocate, awaited)
+    if first is None or first.transfer is None:
+        return submit_arrays(process_set_id, request, arrays, targets, allocate, awaited)
+    transfer = first.transfer
     handle = Handle(transfer.end)
+    worker = worker_of(process_set_id, request.operation)
     entry = Entry(request, arrays, targets, allocate, handle, time.monotonic())
     try:
         worker.submit(entry, held=True)
@@ -167,7 +142,6 @@ def submit_to(
 
 
 def _submit_on_device(
-    worker: WorkerThread,
     process_set_id: int | None,
     request: Request,
     inputs: Sequence[Tensor],
@@ -176,6 +150,7 @@ def _submit_on_device(
     ready: DeviceReadiness,
 ) -> Handle:
     """Submit a request for device memory that an engine moves. The coordinator of all ranks gets those of all process sets."""
+    worker = worker_of(process_set_id, request.operation)
     members = members_of(worker.ranks, process_set_id)
     if members:
         request = of_members(request, members, worker.registration)
@@ -194,11 +169,8 @@ def _device_memory(tensors: Sequence[Tensor]) -> Vectors:
 
 def device_of(tensors: Sequence[Tensor]) -> str:
     """The kind of device that the tensors lie on."""
-    if tensors and tensors[0].ready is not None:
-        return tensors[0].ready.device
-    transfer = _transfer(tensors)
-    return HOST if transfer is None else transfer.device
-
-
-def _transfer(tensors: Sequence[Tensor]) -> Transfer | None:
-    return tensors[0].transfer if tensors else None
+    for tensor in tensors[:1]:
+        where: DeviceReadiness | Transfer | None = tensor.ready or tensor.transfer
+        if where is not None:
+            return where.device
+    return HOST

@@ -1,4 +1,4 @@
-"""Makes requests: names them, checks everything that can be checked on one rank, and refuses requests that cannot be sent.
+"""Makes requests: recognises the calls that were made before, and checks, names and describes the others.
 
 Everything here runs in the thread that calls a collective, before anything is sent. A request that is refused fails that call
 on that rank, and nothing else.
@@ -17,55 +17,101 @@ from horovod.core.submission.arguments import full_name, real_number, whole_numb
 from horovod.core.submission.prepared import Prepared, recall, remember
 from horovod.observe.call_site import caller
 
-Described = tuple[str, DataType, tuple[int, ...]]
-"""A tensor's name, type and shape."""
-
 LONGEST_REQUEST = 8 << 20
 """The largest size of one encoded request, in bytes. One control message may hold eight of them."""
 
+_REDUCING = {Operation.ALLREDUCE: "Allreduce", Operation.ADASUM: "Allreduce", Operation.REDUCESCATTER: "Reducescatter"}
 
-def allreduce_request(
-    name: str,
-    tensors: Sequence[Described],
+
+def prepared_call(
+    operation: Operation,
+    prefix: str,
+    name: str | None,
+    tensors: Sequence[Tensor | TensorSpec],
     op: ReduceOp = ReduceOp.AVERAGE,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    line: str = "",
-    transient: bool = False,
+    root: int = -1,
+    splits: Sequence[int] = (),
     device: str = HOST,
-) -> Request:
-    """The request of an allreduce of one or more tensors (name, type, shape), for :func:`submit`.
+    line: str | None = None,
+    labels: Sequence[str] = (),
+    alike: str = "",
+) -> Prepared:
+    """The prepared collective of one call: that of the last call with the same arguments, or a new one.
+
+    A call with a name is recognised by its name, one without by everything else. Only the tensors' types and shapes are used.
 
     Args:
+        prefix, name: ``<prefix>.<name>`` identifies the call; without a prefix, ``name`` does. Without a name, the calls of a
+            prefix are counted.
+        prescale, postscale: finite floats.
         device: the kind of device that the tensors lie on.
+        line: the line of the user's script; None for the one that has led to this call.
+        labels: the names of the tensors in errors, one for each; empty for names made from that of the call.
+        root, splits, alike: as of :class:`~horovod.core.negotiation.messages.Request`.
 
     Raises:
         TypeError, ValueError: the operation has no meaning for a tensor's type, or the request cannot be sent.
     """
-    return _allreduce(name, tensors, op, *factors(prescale, postscale), line, device, transient)
+    called = full_name(prefix, name) if prefix else name or ""
+    if line is None:
+        line = caller()
+    described = tuple([(each.data_type, each.shape) for each in tensors])
+    splits, labels = tuple(splits), tuple(labels)
+    key = (operation, prefix, described, op, prescale, postscale, root, splits, device, line, labels, alike)
+    place = called or key
+    prepared = recall(place, key)
+    if prepared is None:
+        request = make_request(
+            operation,
+            called or prefix + UNNAMED,
+            tensors,
+            op,
+            prescale,
+            postscale,
+            root,
+            splits,
+            device,
+            line,
+            labels,
+            alike,
+            transient=not called,
+            unnamed=not called,
+        )
+        prepared = remember(place, Prepared(key, request))
+    return prepared
 
 
-def _allreduce(
+def make_request(
+    operation: Operation,
     name: str,
-    tensors: Sequence[Described],
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    line: str,
-    device: str,
+    tensors: Sequence[Tensor | TensorSpec],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    root: int = -1,
+    splits: tuple[int, ...] = (),
+    device: str = HOST,
+    line: str = "",
+    labels: Sequence[str] = (),
+    alike: str = "",
     transient: bool = False,
     unnamed: bool = False,
-    alike: str = "",
 ) -> Request:
-    """The same, of finite factors.
-
-    Args:
-        alike: as of :class:`~horovod.core.negotiation.messages.Request`.
-    """
-    called = [(name.partition(UNNAMED)[0] if unnamed else each, data_type) for each, data_type, _ in tensors]
-    check_reduction("Allreduce", called, op, prescale, postscale)
-    specs = tuple(TensorSpec(each, data_type, shape) for each, data_type, shape in tensors)
-    operation = Operation.ADASUM if op == ReduceOp.ADASUM else Operation.ALLREDUCE
+    """The checked request of one collective. The arguments and errors are those of :func:`prepared_call`, and the attributes of
+    :class:`~horovod.core.negotiation.messages.Request`."""
+    if not labels:
+        count = len(tensors)
+        labels = [name] if count == 1 else [f"{name}_{number}of{count}" for number in range(1, count + 1)]
+    if operation in _REDUCING:
+        prescale, postscale = factors(prescale, postscale)
+        shown = [(label.partition(UNNAMED)[0] if unnamed else label) for label in labels]
+        types = [each.data_type for each in tensors]
+        check_reduction(_REDUCING[operation], [*zip(shown, types, strict=True)], op, prescale, postscale)
+        if op == ReduceOp.ADASUM:
+            operation = Operation.ADASUM
+    specs = tuple([TensorSpec(label, each.data_type, each.shape) for label, each in zip(labels, tensors, strict=True)])
     return sendable(
         Request(
             operation,
@@ -74,7 +120,9 @@ def _allreduce(
             op,
             prescale,
             postscale,
-            device=device,
+            root,
+            splits,
+            device,
             caller=line,
             transient=transient,
             unnamed=unnamed,
@@ -83,128 +131,23 @@ def _allreduce(
     )
 
 
-def allreduce_call(
-    prefix: str,
-    name: str | None,
-    tensors: Sequence[Tensor | TensorSpec],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    device: str = HOST,
-) -> Request:
-    """The request of one call of ``allreduce``. Only the tensors' types and shapes are used.
-
-    A call with a name gets the request of the last call of that name, if its arguments are the same.
-
-    Raises:
-        ValueError: the operation has no meaning for a tensor's type.
-    """
-    called, line = full_name(prefix, name), caller()
-    prescale, postscale = factors(prescale, postscale)
-    if called:
-        return prepared_allreduce(called, _described(called, tensors), op, prescale, postscale, line, device).request
-    called = prefix + UNNAMED
-    return _allreduce(called, _described(called, tensors), op, prescale, postscale, line, device, True, unnamed=True)
-
-
-def prepared_allreduce(
-    name: str,
-    tensors: Sequence[Described],
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    line: str,
-    device: str = HOST,
-    alike: str = "",
-) -> Prepared:
-    """The prepared collective of the last call with these arguments; made like :func:`allreduce_request` if there is none.
-
-    Args:
-        tensors: must not be changed afterwards.
-        prescale, postscale: finite floats.
-        alike: as of :class:`~horovod.core.negotiation.messages.Request`.
-    """
-    key = (tensors, op, prescale, postscale, line, device, alike)
-    prepared = recall(name, key)
-    if prepared is None:
-        request = _allreduce(name, tensors, op, prescale, postscale, line, device, alike=alike)
-        prepared = remember(name, Prepared(key, request))
-    return prepared
-
-
-def _described(name: str, tensors: Sequence[Tensor | TensorSpec]) -> list[Described]:
-    return [(label, tensor.data_type, tensor.shape) for label, tensor in labelled(name, tensors)]
-
-
-def broadcast_call(
-    prefix: str,
-    name: str | None,
-    tensors: Sequence[Tensor | TensorSpec],
-    root: int,
-    ranks: Sequence[int],
-    device: str = HOST,
-) -> Request:
-    """The request of one call of ``broadcast``, to be submitted later. Only the tensors' types and shapes are used.
+def checked_root(root: int, ranks: Sequence[int], called: str) -> int:
+    """The root of a broadcast.
 
     Args:
         ranks: the members of the process set.
+        called: the name of the call, for errors.
 
     Raises:
-        ValueError: the root is not one of them.
+        TypeError, ValueError: it is not one of them.
     """
-    called, root = full_name(prefix, name) or prefix, whole_number(root, "root_rank")
+    root = whole_number(root, "root_rank")
     if root not in ranks:
         raise ValueError(
             f"broadcast received invalid root rank {root} for provided process set: {called!r} can come from "
             f"ranks {list(ranks)}"
         )
-    return make_request(Operation.BROADCAST, prefix, name, tensors, root=root, device=device)
-
-
-def labelled(name: str, tensors: Sequence[Tensor | TensorSpec]) -> list[tuple[str, Tensor | TensorSpec]]:
-    """Each tensor with its name: that of the request if it is alone, ``<name>_<i>of<n>`` in a group."""
-    if len(tensors) == 1:
-        return [(name, tensors[0])]
-    return [(f"{name}_{number}of{len(tensors)}", tensor) for number, tensor in enumerate(tensors, 1)]
-
-
-def make_request(
-    operation: Operation,
-    prefix: str,
-    name: str | None,
-    tensors: Sequence[Tensor | TensorSpec],
-    reduce_op: ReduceOp = ReduceOp.AVERAGE,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    root: int = -1,
-    splits: tuple[int, ...] = (),
-    device: str = HOST,
-) -> Request:
-    """The request of one call: named, described and checked for being sendable. Parameters are the caller's to check.
-
-    A call with a name gets the request of the last call of that name, if they are the same.
-    """
-    given = full_name(prefix, name)
-    called = given or prefix + UNNAMED
-    specs = tuple(TensorSpec(label, each.data_type, each.shape) for label, each in labelled(called, tensors))
-    request = Request(
-        operation,
-        called,
-        specs,
-        reduce_op,
-        prescale,
-        postscale,
-        root,
-        splits,
-        device,
-        caller=caller(),
-        transient=not given,
-        unnamed=not given,
-    )
-    if not given:
-        return sendable(request)
-    prepared = recall(called, request) or remember(called, Prepared(request, sendable(request)))
-    return prepared.request
+    return root
 
 
 def factors(prescale: float, postscale: float) -> tuple[float, float]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
-from horovod.core.submission.collectives import allreduce_call
+from horovod.core.negotiation.messages import Operation
+from horovod.core.submission.collectives import prepared_call
 from horovod.mxnet.ops.arguments import MXNetReductionArguments, reducing
 from horovod.mxnet.ops.arrays import empty
 from horovod.mxnet.ops.errors import of_both_kinds
@@ -16,15 +17,9 @@ PREFIX = "horovod_allreduce"
 
 
 def _start(reads: Sequence[Any], writes: Sequence[Any], name: str | None, how: MXNetReductionArguments) -> None:
-    request = allreduce_call(
-        PREFIX,
-        name,
-        specs(reads, name or PREFIX),
-        how.op,
-        how.prescale,
-        how.postscale,
-    )
-    submit(how.process_set, request, reads, writes, how.priority)
+    tensors = specs(reads, name or PREFIX)
+    call = prepared_call(Operation.ALLREDUCE, PREFIX, name, tensors, how.op, how.prescale, how.postscale)
+    submit(how.process_set, call.request, reads, writes, how.priority)
 
 
 def _reduced(arrays: Sequence[Any], name: str | None, how: MXNetReductionArguments) -> list[Any]:

@@ -7,7 +7,8 @@ from typing import Any
 from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation
-from horovod.core.submission.collectives import broadcast_call
+from horovod.core.submission.arguments import full_name
+from horovod.core.submission.requests import checked_root, prepared_call
 from horovod.mxnet.ops.arguments import whole
 from horovod.mxnet.ops.errors import of_both_kinds
 from horovod.mxnet.ops.submission import in_place, specs, submit
@@ -53,6 +54,7 @@ def broadcast_(
         root, priority = whole(root_rank, "root_rank"), whole(priority, "priority")
         described = specs([tensor], name or PREFIX)
         ranks = worker_of(process_set.process_set_id, Operation.BROADCAST).ranks
-        request = broadcast_call(PREFIX, name, described, root, ranks)
-        in_place([tensor], lambda hosts: submit(process_set, request, [], hosts, priority))
+        root = checked_root(root, ranks, full_name(PREFIX, name) or PREFIX)
+        call = prepared_call(Operation.BROADCAST, PREFIX, name, described, root=root)
+        in_place([tensor], lambda hosts: submit(process_set, call.request, [], hosts, priority))
     return tensor

@@ -31,9 +31,8 @@ from horovod.comparison.guard import (
 )
 from horovod.comparison.samples import part_of
 from horovod.core.lifecycle.process_set import ProcessSet
-from horovod.core.negotiation.messages import Request
-from horovod.core.submission.collectives import prepared_allreduce
-from horovod.core.submission.requests import Described
+from horovod.core.negotiation.messages import Operation, Request, TensorSpec
+from horovod.core.submission.collectives import prepared_call
 from horovod.mxnet.ops.allreduce import PREFIX
 from horovod.mxnet.ops.arguments import factor, whole
 from horovod.mxnet.ops.errors import of_both_kinds
@@ -136,7 +135,7 @@ class Gradients:
                 self._guard.see(name, gradient.asnumpy())
         with of_both_kinds():
             tensors = [
-                (f"{PREFIX}.{name}", spec.data_type, spec.shape)
+                TensorSpec(f"{PREFIX}.{name}", spec.data_type, spec.shape)
                 for name, gradient in zip(names, gradients, strict=True)
                 for spec in specs([gradient], f"gradient of {name}")
             ]
@@ -144,19 +143,27 @@ class Gradients:
             prescale, _ = settings.scales()  # the update multiplies by rescale_grad, in place of the postscale factor
             for number, members in enumerate(self._cut(tensors)):
                 described = [tensors[index] for index in members]
-                called = f"{own}.{names[0]}.{number}"
-                request = prepared_allreduce(called, described, Sum, prescale, 1.0, settings.line).request
-                self._submit(request, [gradients[index] for index in members], -min(members))
+                call = prepared_call(
+                    Operation.ALLREDUCE,
+                    "",
+                    f"{own}.{names[0]}.{number}",
+                    described,
+                    Sum,
+                    prescale,
+                    line=settings.line,
+                    labels=[each.name for each in described],
+                )
+                self._submit(call.request, [gradients[index] for index in members], -min(members))
 
-    def _cut(self, tensors: Sequence[Described]) -> list[list[int]]:
+    def _cut(self, tensors: Sequence[TensorSpec]) -> list[list[int]]:
         groups = self._settings.groups
         if not isinstance(groups, int):
-            sizes = [(data_type, data_type.itemsize * prod(shape)) for _, data_type, shape in tensors]
+            sizes = [(each.data_type, each.data_type.itemsize * prod(each.shape)) for each in tensors]
             return cut(sizes, bucket_limit(on_processor=True))
         of_one_type: dict[object, list[int]] = {}
         for number, members in enumerate(cut_by_groups(range(len(tensors)), groups)):
             for index in members:
-                of_one_type.setdefault((number, tensors[index][1]), []).append(index)
+                of_one_type.setdefault((number, tensors[index].data_type), []).append(index)
         return list(of_one_type.values())
 
     def _submit(self, request: Request, gradients: list[Any], priority: int) -> None:

@@ -21,9 +21,10 @@ from horovod._bindings.scalars import real, whole_if_number
 from horovod.comparison import agreed, missing_gradients
 from horovod.core.errors import MismatchError
 from horovod.core.negotiation.agreement import MISMATCHED
+from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.handle import Handle
 from horovod.core.submission.arguments import set_id
-from horovod.core.submission.collectives import prepared_allreduce, submit
+from horovod.core.submission.collectives import prepared_call, submit
 from horovod.core.submission.prepared import device_of
 from horovod.observe.call_site import caller
 from horovod.tensorflow.compression import Compression, Compressor
@@ -368,12 +369,21 @@ class ReduceGradients(Collective, frozen=True):
         memory = memory_of(inputs, how)
         views = memory.read(inputs)
         rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
-        described = [(label, each.data_type, each.shape) for label, each in zip(self.labels, views, strict=True)]
-        prepared = prepared_allreduce(
-            self.name, described, how.op, how.prescale, how.postscale, self.line, device_of(views), self.alike
+        call = prepared_call(
+            Operation.ALLREDUCE,
+            "",
+            self.name,
+            views,
+            how.op,
+            how.prescale,
+            how.postscale,
+            device=device_of(views),
+            line=self.line,
+            labels=self.labels,
+            alike=self.alike,
         )
         targets = [room.described() for room in rooms]
-        handle = submit(how.process_set.process_set_id, prepared.request, views, targets, awaited=awaited)
+        handle = submit(how.process_set.process_set_id, call.request, views, targets, awaited=awaited)
         return handle, lambda: memory.results(handle, rooms)
 
 

@@ -1,6 +1,5 @@
 """A back end of ``torch.distributed`` over Horovod's engines: ``torch.distributed.init_process_group("horovod")``.
 
-    registration    gives PyTorch the back end's name
     making          makes a group when PyTorch asks for one
     store           exchanges data among the ranks of a group through the group's store
     membership      makes a group a process set of the runtime, and starts the runtime if it does not run
@@ -12,11 +11,30 @@
     operations      each operation of c10d as a collective of the core: reductions, movements; sparse has the sum of sparse
                     tensors
     arguments       the forms and names of the operations' arguments
-    submission      makes requests of tensors, and submits them
+    submission      submits tensors
     flat_tensors    how tensors are passed to the core, and results to the caller's tensors
-    plain           a shorter path for plain tensors in host memory
     work, futures   the return values of calls
     point_to_point  send and recv, which involve only two ranks
 
 Calls have no names. A group counts all calls together, so ranks that call different operations get an error at once.
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+NAME = "horovod"
+
+
+def register() -> None:
+    """Give PyTorch the name of the back end, if this PyTorch has ``torch.distributed`` and no entry point has done so."""
+    if dist.is_available() and NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _make(options: Any, _: Any = None) -> Any:
+    from horovod.torch.distributed.making import make  # a script that makes no group need not import it
+
+    return make(options)

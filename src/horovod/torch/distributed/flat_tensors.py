@@ -1,4 +1,9 @@
-"""Flat tensors: what the core reads and writes of the caller's tensors, and how results get to the caller's tensors."""
+"""Flat tensors: what the core reads and writes of the caller's tensors, and how results get to the caller's tensors.
+
+A plain tensor (dense, contiguous, of a type that the core supports) in host memory is passed as it lies there
+(:func:`plain_view`). Other tensors are flattened, copied or staged first (:func:`flat`). Both make the same requests, so
+ranks may differ in this.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,120 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from horovod.comm.datatypes import Array
+from horovod.comm.shm import huge_pages
+from horovod.comm.spans import address_of
 from horovod.core.errors import MismatchError
 from horovod.core.requests.handle import Handle
+from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.torch.device.base import TorchMemory
 from horovod.torch.device.memory import host_memory
 from horovod.torch.distributed.arguments import ArgumentError
-from horovod.torch.distributed.plain import check_room, room_in
 from horovod.torch.distributed.work import Finish
 from horovod.torch.tensors import DATA_TYPES, flat_array, plain
 
 _WHERE = "torch.distributed"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By element size in bytes, the type as which elements of other types are sent. They cannot be reduced."""
+
+
+_PLAIN_TYPES = frozenset(each for each in DATA_TYPES if not each.is_complex)
+_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
+
+SMALL_BYTES = 64 << 10
+"""Lists of tensors of at most this size in all are passed as they lie in host memory. For larger ones it saves nothing."""
+
+
+def elements_of(tensor: torch.Tensor) -> Array | None:
+    """A flat view of the tensor's own memory; None if the tensor is not plain (contiguous, dense, of a type that the core
+    supports, of no other subclass of Tensor than Parameter) or not in host memory."""
+    if (
+        tensor.__class__ not in _PLAIN_CLASSES
+        or not tensor.is_cpu
+        or tensor.dtype not in _PLAIN_TYPES
+        or tensor.layout is not _STRIDED
+        or not tensor.is_contiguous()
+    ):
+        return None
+    try:
+        return flat_array(tensor)
+    except (RuntimeError, ValueError):  # lazily negated: checking beforehand would take longer
+        return None
+
+
+def plain_view(tensor: torch.Tensor) -> Tensor | None:
+    """A plain tensor in host memory, flat, for the core; None for others, see :func:`elements_of`."""
+    elements = elements_of(tensor)
+    return None if elements is None else Tensor(elements, DATA_TYPES[tensor.dtype], elements.shape)
+
+
+def small_views(tensors: Sequence[torch.Tensor]) -> list[Tensor] | None:
+    """:func:`plain_view` of each tensor; None if one is not plain, or if they are not small together."""
+    found = []
+    left = SMALL_BYTES
+    for tensor in tensors:
+        view = plain_view(tensor)
+        if view is None or (left := left - view.array.nbytes) < 0:
+            return None
+        found.append(view)
+    return found
+
+
+def scratch_like(view: Tensor) -> Tensor:
+    """New memory for a result that this rank does not need."""
+    return Tensor(np.empty_like(view.array), view.data_type, view.shape)
+
+
+def joined(parts: Sequence[Tensor], like: Tensor) -> Tensor:
+    """All parts as one flat tensor; without parts an empty one, of the type of ``like``."""
+    array = np.concatenate([part.array for part in parts]) if parts else like.array[:0]
+    return Tensor(array, like.data_type, array.shape)
+
+
+def divided(parts: Sequence[Tensor], like: Tensor) -> tuple[Array, Finish]:
+    """New memory for flat results, and a function that copies them from there to ``parts``."""
+    target = np.empty(sum(part.array.size for part in parts), like.array.dtype)
+
+    def finish(_: Any) -> None:
+        start = 0
+        for part in parts:
+            part.array[:] = target[start : start + part.array.size]
+            start += part.array.size
+
+    return target, finish
+
+
+def results_into(target: Array, row_elements: int = 1) -> Allocate:
+    """A function that provides ``target`` as the output of an allgather or alltoall. It raises ValueError if the size differs.
+
+    Args:
+        target: the flat output.
+        row_elements: the number of elements of one row of the request.
+    """
+
+    def allocate(index: int, rows: int) -> Array:
+        check_room(rows * row_elements, target.size)
+        return room_in(target)
+
+    return allocate
+
+
+def check_room(elements: int, room: int) -> None:
+    """Raise ValueError if the ranks send more or fewer elements than the output has room for."""
+    if elements != room:
+        raise ValueError(f"the ranks send {elements} elements, and the output has room for {room}")
+
+
+def room_in(target: Array) -> Array:
+    """Return ``target``, an output that is about to be filled. It is often new memory, so huge pages are requested if it is
+    large, as for results that the core allocates."""
+    if target.nbytes >= huge_pages.LEAST_BYTES:
+        huge_pages.prefer_huge(address_of(target), target.nbytes)
+    return target
 
 
 def flat(tensor: torch.Tensor, reduced: bool = False) -> torch.Tensor:

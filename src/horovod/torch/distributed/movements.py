@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from horovod.comm.datatypes import Array
 from horovod.core.negotiation.messages import Operation
 from horovod.torch.device.memory import memory_of
 from horovod.torch.distributed.arguments import (
@@ -24,9 +23,17 @@ from horovod.torch.distributed.arguments import (
     same_kind,
     same_types,
 )
-from horovod.torch.distributed.flat_tensors import apart, as_flat, expects, flat, writes_back
-from horovod.torch.distributed.plain import arrays_in, divided, elements_of, joined, results_into
-from horovod.torch.distributed.submission import Submitter, both, is_awaited
+from horovod.torch.distributed.flat_tensors import (
+    apart,
+    as_flat,
+    divided,
+    flat,
+    plain_view,
+    results_into,
+    small_views,
+    writes_back,
+)
+from horovod.torch.distributed.submission import Submitter
 from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.tensors import empty_like
 from horovod.torch.uncompiled import uncompiled
@@ -59,18 +66,15 @@ class Movements:
             if not 0 <= which < len(tensors):
                 raise ArgumentError(f"broadcast: invalid root tensor: {which}")
             same_kind("broadcast", tensors)
-        elif (elements := elements_of(tensors[0])) is not None:
-            work = submitter.start_plain(
-                "broadcast", Operation.BROADCAST, tensors[0], elements.shape, (), [elements], tensors, opts, root=at
-            )
-            if work is not None:
-                return work
+        elif (view := plain_view(tensors[0])) is not None:
+            return submitter.start("broadcast", Operation.BROADCAST, (), [view], tensors, opts, root=at)
         target = flat(tensors[which])
         memory = memory_of([target])
         views = memory.read([target]) if submitter.index == at else memory.write([target])
-        handle = submitter.submit(Operation.BROADCAST, (), views, root=at, awaited=is_awaited(opts))
         finish = writes_back(tensors, [target] * len(tensors))
-        return submitter.work(handle, memory, tensors, "broadcast", finish, opts)
+        return submitter.start(
+            "broadcast", Operation.BROADCAST, (), views, tensors, opts, root=at, finish=finish, memory=memory
+        )
 
     def allgather(
         self,
@@ -122,23 +126,12 @@ class Movements:
                     f"{what}: invalid tensor size at index {index} (expected {source.numel()} elements, as in this rank's "
                     f"input, got {parts[index].numel()})"
                 )
-        if len(inputs) == 1 and (small := arrays_in([*inputs, *outputs[0]])) is not None:
-            own = small[0]
-            target, finish = divided(small[1:], own)
-            work = self._submitter.start_plain(
-                what,
-                Operation.ALLGATHER,
-                inputs[0],
-                own.shape,
-                [own],
-                (),
-                outputs[0],
-                opts,
-                allocate=results_into(target),
-                finish=finish,
+        if len(inputs) == 1 and (small := small_views([*inputs, *outputs[0]])) is not None:
+            target, finish = divided(small[1:], small[0])
+            allocate = results_into(target)
+            return self._submitter.start(
+                what, Operation.ALLGATHER, small[:1], (), outputs[0], opts, allocate=allocate, finish=finish
             )
-            if work is not None:
-                return work
         targets = [_room(parts[:size], source) for parts, source in zip(outputs, inputs, strict=True)]
         every = [part for parts in outputs for part in parts]
         pieces = [
@@ -150,21 +143,12 @@ class Movements:
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HorovodWork:
         opts = options_of(c10d.AllgatherOptions, opts)
-        source, target = elements_of(input), elements_of(output)
-        if source is not None and target is not None and output.dtype is input.dtype:
-            work = self._submitter.start_plain(
-                "all_gather",
-                Operation.ALLGATHER,
-                input,
-                source.shape,
-                [source],
-                (),
-                [output],
-                opts,
-                allocate=results_into(target),
+        source, target = plain_view(input), plain_view(output)
+        if source is not None and target is not None and source.data_type is target.data_type:
+            allocate = results_into(target.array)
+            return self._submitter.start(
+                "all_gather", Operation.ALLGATHER, [source], (), [output], opts, allocate=allocate
             )
-            if work is not None:
-                return work
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> HorovodWork:
@@ -191,11 +175,9 @@ class Movements:
         tensor = only("gather", "input tensor", listed("gather", input_tensors, input_tensor))
         parts = self._at_root("gather", "output", nested(output_tensors), at)
         same_types("gather", parts, tensor)
-        if (small := arrays_in([tensor, *parts])) is not None:
-            splits = tuple([small[0].size if rank == at else 0 for rank in range(submitter.size)])
-            work = self._exchange_small("gather", tensor, small[:1], small[1:], parts, splits, opts, at)
-            if work is not None:
-                return work
+        if (small := small_views([tensor, *parts])) is not None:
+            sent = [small[0].array.size if rank == at else 0 for rank in range(submitter.size)]
+            return submitter.exchange_small("gather", small[0], small[:1], small[1:], parts, sent, opts, at)
         source, target = flat(tensor), _room(parts, tensor)
         counts = [source.numel() if rank == at else 0 for rank in range(submitter.size)]
         finish = writes_back(parts, _pieces(target, parts))
@@ -216,11 +198,9 @@ class Movements:
         output = only("scatter", "output tensor", listed("scatter", output_tensors, output_tensor))
         parts = self._at_root("scatter", "input", nested(input_tensors), at)
         same_types("scatter", parts, output)
-        if (small := arrays_in([output, *parts])) is not None:
-            counts = tuple([part.size for part in small[1:]]) or (0,) * submitter.size
-            work = self._exchange_small("scatter", output, small[1:], small[:1], [output], counts, opts, at)
-            if work is not None:
-                return work
+        if (small := small_views([output, *parts])) is not None:
+            sent = [part.array.size for part in small[1:]] or [0] * submitter.size
+            return submitter.exchange_small("scatter", small[0], small[1:], small[:1], [output], sent, opts, at)
         target = flat(output)
         splits = _sizes(parts) or [0] * submitter.size
         finish = writes_back([output], [target])
@@ -239,54 +219,15 @@ class Movements:
         inputs, outputs = listed("all_to_all", input_tensors), listed("all_to_all", output_tensors)
         for which, tensors in (("input", inputs), ("output", outputs)):
             same_types("all_to_all", for_each_rank("all_to_all", which, tensors, submitter.size), inputs[0])
-        if (small := arrays_in([*inputs, *outputs])) is not None:
+        if (small := small_views([*inputs, *outputs])) is not None:
             sources, targets = small[: submitter.size], small[submitter.size :]
-            splits = tuple([each.size for each in sources])
-            work = self._exchange_small("all_to_all", inputs[0], sources, targets, outputs, splits, opts)
-            if work is not None:
-                return work
+            sent = [each.array.size for each in sources]
+            return submitter.exchange_small("all_to_all", small[0], sources, targets, outputs, sent, opts)
         target = _room(outputs, outputs[0])
         finish = writes_back(outputs, _pieces(target, outputs))
         source = as_flat(inputs, inputs[0])
         return submitter.exchange(
             "all_to_all", source, _sizes(inputs), target, outputs, opts, finish, received=_sizes(outputs)
-        )
-
-    def _exchange_small(
-        self,
-        what: str,
-        tensor: torch.Tensor,
-        sources: Sequence[Array],
-        targets: Sequence[Array],
-        outputs: Tensors,
-        splits: tuple[int, ...],
-        opts: Any,
-        root: int = -1,
-    ) -> HorovodWork | None:
-        """:meth:`Submitter.exchange` of small plain tensors, on the shorter path; None if it does not apply.
-
-        Args:
-            tensor: one of the tensors, for its type and device.
-            sources, targets: what this rank sends and receives, as many elements of each target as one rank sends.
-        """
-        like = elements_of(tensor)
-        assert like is not None
-        source, size = joined(sources, like), len(splits)
-        target, finish = divided(targets, like)
-        check = expects(what, [each.size for each in targets]) if len(targets) == size > 1 else None
-        return self._submitter.start_plain(
-            what,
-            Operation.ALLTOALL,
-            tensor,
-            source.shape,
-            [source],
-            (),
-            outputs,
-            opts,
-            root=root,
-            splits=splits,
-            allocate=results_into(target),
-            finish=both(check, finish),
         )
 
     def all_to_all_single(
@@ -325,22 +266,20 @@ class Movements:
     def _all_to_all_evenly(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> HorovodWork | None:
         """Alltoall of plain tensors without splits, on the shorter path; None if it does not apply."""
         size = self._submitter.size
-        source, target = elements_of(input), elements_of(output)
-        if source is None or target is None or not source.size or output.dtype is not input.dtype:
+        source, target = plain_view(input), plain_view(output)
+        if source is None or target is None or not source.array.size or source.data_type is not target.data_type:
             return None
         if (input.shape[0] if input.dim() else 1) % size or (output.shape[0] if output.dim() else 1) % size:
             return None  # all_to_all_single() raises the error
-        return self._submitter.start_plain(
+        return self._submitter.start(
             "all_to_all_single",
             Operation.ALLTOALL,
-            input,
-            source.shape,
             [source],
             (),
             [output],
             opts,
-            splits=(source.size // size,) * size,
-            allocate=results_into(target),
+            splits=(source.array.size // size,) * size,
+            allocate=results_into(target.array),
         )
 
     # Older names of the same operations.

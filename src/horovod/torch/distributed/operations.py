@@ -11,11 +11,9 @@ from typing import Any
 import torch.distributed as dist
 
 from horovod.core.negotiation.messages import Operation
-from horovod.torch.device.memory import host_memory
 from horovod.torch.distributed.arguments import options_of
 from horovod.torch.distributed.movements import Movements
 from horovod.torch.distributed.reductions import Reductions
-from horovod.torch.distributed.submission import is_awaited
 from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.uncompiled import uncompiled
 
@@ -33,5 +31,4 @@ class Operations(Reductions, Movements):
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> HorovodWork:
         opts = options_of(dist.distributed_c10d.BarrierOptions, opts, timeout)
-        handle = self._submitter.submit(Operation.BARRIER, (), awaited=is_awaited(opts))
-        return self._submitter.work(handle, host_memory, [], "barrier", None, opts)
+        return self._submitter.start("barrier", Operation.BARRIER, (), (), [], opts)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
 from horovod.core.negotiation.messages import Operation
+from horovod.core.requests.tensor import Tensor
 from horovod.torch.device.memory import memory_of
 from horovod.torch.distributed.arguments import (
     ArgumentError,
@@ -26,10 +26,9 @@ from horovod.torch.distributed.arguments import (
     same_kind,
     same_types,
 )
-from horovod.torch.distributed.flat_tensors import apart, as_flat, flat, writes_back
-from horovod.torch.distributed.plain import arrays_in, elements_of
+from horovod.torch.distributed.flat_tensors import apart, as_flat, flat, plain_view, writes_back
 from horovod.torch.distributed.sparse import allreduce_sparse
-from horovod.torch.distributed.submission import Submitter, checked_reduction, is_awaited
+from horovod.torch.distributed.submission import Submitter, checked_reduction
 from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.uncompiled import uncompiled
 
@@ -58,13 +57,6 @@ class Reductions:
             return allreduce_sparse(self._submitter, only("all_reduce", "sparse tensor", tensors), how, opts)
         if len(tensors) > 1:
             return self._allreduce_several(tensors, how, opts)
-        if (elements := elements_of(tensors[0])) is not None:
-            (tensor,), vectors = tensors, [elements]
-            work = self._submitter.start_plain(
-                "all_reduce", Operation.ALLREDUCE, tensor, elements.shape, vectors, vectors, tensors, opts, how
-            )
-            if work is not None:
-                return work
         return self._submitter.reduce("all_reduce", tensors, how, opts)
 
     def _allreduce_several(self, tensors: Sequence[torch.Tensor], how: ReductionArguments, opts: Any) -> HorovodWork:
@@ -97,13 +89,6 @@ class Reductions:
         opts = options_of(c10d.ReduceOptions, opts, root, op, timeout)
         found = only("reduce", "tensor", listed("reduce", tensors, tensor))
         at, how = root_of("reduce", opts, self._submitter.size), checked_reduction(opts.reduceOp)
-        if (small := arrays_in([found])) is not None:
-            targets = small if at == self._submitter.index else [np.empty_like(small[0])]
-            work = self._submitter.start_plain(
-                "reduce", Operation.ALLREDUCE, found, small[0].shape, small, targets, [found], opts, how, at
-            )
-            if work is not None:
-                return work
         return self._submitter.reduce("reduce", [found], how, opts, at)
 
     def reduce_scatter_single(
@@ -111,26 +96,17 @@ class Reductions:
     ) -> HorovodWork:
         opts = options_of(c10d.ReduceScatterOptions, opts)
         size, how = self._submitter.size, checked_reduction(opts.reduceOp)
-        source, target = elements_of(inputTensor), elements_of(outputTensor)
+        source, target = plain_view(inputTensor), plain_view(outputTensor)
         if (
             source is not None
             and target is not None
-            and source.size == target.size * size > 0
-            and outputTensor.dtype is inputTensor.dtype
+            and source.data_type is target.data_type
+            and source.array.size == target.array.size * size > 0
         ):
-            work = self._submitter.start_plain(
-                "reduce_scatter",
-                Operation.REDUCESCATTER,
-                inputTensor,
-                (size, target.size),
-                [source],
-                [target],
-                [outputTensor],
-                opts,
-                how,
+            rows = Tensor(source.array, source.data_type, (size, target.array.size))
+            return self._submitter.start(
+                "reduce_scatter", Operation.REDUCESCATTER, [rows], [target], [outputTensor], opts, how
             )
-            if work is not None:
-                return work
         return self.reduce_scatter_single_coalesced([outputTensor], [inputTensor], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> HorovodWork:
@@ -150,11 +126,17 @@ class Reductions:
         ]
         targets = apart([flat(output, reduced=True) for output in outputs])
         memory = memory_of(sources, how)
-        handle = submitter.submit(
-            Operation.REDUCESCATTER, memory.read(sources), memory.write(targets), how=how, awaited=is_awaited(opts)
+        return submitter.start(
+            "reduce_scatter",
+            Operation.REDUCESCATTER,
+            memory.read(sources),
+            memory.write(targets),
+            outputs,
+            opts,
+            how,
+            finish=writes_back(outputs, targets),
+            memory=memory,
         )
-        finish = writes_back(outputs, targets)
-        return self._submitter.work(handle, memory, outputs, "reduce_scatter", finish, opts)
 
     def reduce_scatter(
         self,

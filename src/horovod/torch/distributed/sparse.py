@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.handle import Handle
 from horovod.torch.device.memory import memory_of
-from horovod.torch.distributed.submission import Submitter, is_awaited
+from horovod.torch.distributed.submission import Submitter
 from horovod.torch.distributed.work import HorovodWork
 
 
@@ -31,8 +30,6 @@ def allreduce_sparse(submitter: Submitter, tensor: torch.Tensor, how: ReductionA
     memory = memory_of(parts)
     made: dict[int, torch.Tensor] = {}
     grow = memory.grow(parts, made)
-    # One request: both become ready together, so indices and values always belong to the same call.
-    handle = submitter.submit(Operation.ALLGATHER, memory.read(parts), allocate=grow, awaited=is_awaited(options))
 
     def finish(_: Handle) -> None:
         total = torch.sparse_coo_tensor(made[0].t(), made[1], tensor.shape).coalesce()
@@ -40,5 +37,15 @@ def allreduce_sparse(submitter: Submitter, tensor: torch.Tensor, how: ReductionA
             total = total / submitter.size
         tensor.copy_(total)
 
-    done: Callable[[Handle], None] = finish
-    return submitter.work(handle, memory, [tensor], "allreduce", done, options)
+    # One request: both become ready together, so indices and values always belong to the same call.
+    return submitter.start(
+        "allreduce",
+        Operation.ALLGATHER,
+        memory.read(parts),
+        (),
+        [tensor],
+        options,
+        allocate=grow,
+        finish=finish,
+        memory=memory,
+    )

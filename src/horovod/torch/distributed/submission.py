@@ -1,4 +1,4 @@
-"""Makes requests from the tensors that PyTorch passes to a group, and submits them to the group's process set."""
+"""Submits the tensors that PyTorch passes to a group to the group's process set."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ import torch
 import torch.distributed as dist
 
 from horovod._bindings.reductions import ReductionArguments
-from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp
-from horovod.core.negotiation.messages import HOST, Operation, Request, TensorSpec
+from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
-from horovod.core.submission.prepared import device_of, submit, submit_arrays
-from horovod.core.submission.requests import check_reduction, make_request
-from horovod.observe.call_site import caller
+from horovod.core.submission.prepared import device_of, submit
+from horovod.core.submission.requests import prepared_call
 from horovod.torch.device.base import TorchMemory
 from horovod.torch.device.memory import host_memory, memory_of
 from horovod.torch.distributed.arguments import ArgumentError
-from horovod.torch.distributed.flat_tensors import Results, apart, expects, flat, writes_back
+from horovod.torch.distributed.flat_tensors import (
+    Results,
+    apart,
+    divided,
+    expects,
+    flat,
+    joined,
+    plain_view,
+    results_into,
+    scratch_like,
+    writes_back,
+)
 from horovod.torch.distributed.futures import Origin, present_origin
 from horovod.torch.distributed.membership import GroupMembership
-from horovod.torch.distributed.plain import Key, key_of
 from horovod.torch.distributed.work import Finish, HorovodWork
-from horovod.torch.tensors import DATA_TYPES
 
 PREFIX = "torch.distributed"
 """The first part of the names of all calls. The calls of a group share one counter, so all ranks must make the same calls in
@@ -47,8 +54,6 @@ _OPERATIONS = {
 _NO_LIMIT = timedelta(0)
 _MOVED = ReductionArguments()
 """The reduction arguments of a collective that reduces nothing."""
-_REMEMBERED = 1024
-"""How many requests of each of both kinds, general and plain, a group keeps."""
 _FOLDER = str(Path(__file__).parent)
 
 
@@ -85,11 +90,6 @@ def limit_of(options: Any) -> float:
     return timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > _NO_LIMIT else -1
 
 
-def is_awaited(options: Any) -> bool:
-    """Whether the caller will wait for the operation at once."""
-    return not getattr(options, "asyncOp", True)
-
-
 class Submitter:
     """Submits the calls of one group.
 
@@ -113,133 +113,65 @@ class Submitter:
         self.index = membership.worker.index
         self.calls = membership.calls
         self._futures = Origin("after")
-        self._requests: dict[Any, Request] = {}
-        self._plain: dict[Key, tuple[ReductionArguments, Request]] = {}
 
-    def submit(
+    def start(
         self,
+        what: str,
         operation: Operation,
         inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor] = (),
-        allocate: Allocate | None = None,
+        outputs: Sequence[Tensor],
+        results: Sequence[torch.Tensor],
+        options: Any,
         how: ReductionArguments = _MOVED,
         root: int = -1,
         splits: Sequence[int] = (),
-        awaited: bool = False,
-    ) -> Handle:
-        """Submit one collective. Every rank of the group must submit the same.
+        allocate: Allocate | None = None,
+        finish: Finish | None = None,
+        memory: TorchMemory = host_memory,
+    ) -> HorovodWork:
+        """Submit one collective. Every rank of the group must submit the same. Call it before the operation's method returns:
+        the stack shows whether Python code has called the group.
 
         Args:
+            what: the operation, for error messages.
             inputs: the memory to read; empty for a broadcast.
             outputs: the memory to write, if its sizes are known.
-            allocate: makes the outputs, if their sizes are known only once the ranks have agreed.
+            results: the tensors with the results for the caller.
+            options: the options of the call.
             how: the reduction.
             root: the rank in the group that receives or sends the data; -1 if there is none. All ranks must agree.
             splits: of an alltoall: the number of rows for each rank.
-            awaited: whether the caller will wait for the handle at once.
+            allocate: makes the outputs, if their sizes are known only once the ranks have agreed.
+            finish: copies the results to ``results``; None if the collective writes there.
+            memory: the memory of the tensors.
 
         Raises:
-            ArgumentError: the reduction does not support a type.
+            ValueError: the reduction does not support a type.
             HorovodInternalError: the runtime that the group belongs to has ended, or the job has failed.
             NotImplementedError: a callback whose calls cannot be named has called this.
         """
         membership = self.membership
         membership.check()
         origin = present_origin()
-        described = tuple([(tensor.data_type, tensor.shape) for tensor in inputs or outputs])
-        device = device_of(inputs or outputs)
-        key = (operation, described, how, root, tuple(splits), device, caller())
-        request = self._requests.get(key) if origin is None else None
-        if request is None:
-            name = None if origin is None else origin.next()
-            request = self._make(operation, inputs or outputs, how, root, tuple(splits), device, name)
-            if origin is None:
-                if len(self._requests) >= _REMEMBERED:
-                    self._requests.clear()
-                self._requests[key] = request
-        handle = submit(membership.number, request, inputs, outputs, allocate, awaited)
+        tensors = inputs or outputs
+        call = prepared_call(
+            operation,
+            PREFIX,
+            None if origin is None else origin.next(),
+            tensors,
+            how.op,
+            how.prescale,
+            how.postscale,
+            root if root < 0 else membership.ranks[root],
+            splits,
+            device_of(tensors),
+        )
+        awaited = not getattr(options, "asyncOp", True)  # whether the caller will wait for the operation at once
+        handle = submit(membership.number, call.request, inputs, outputs, allocate, awaited)
         if origin is None:
             self.calls.made += 1
-        return handle
-
-    def start_plain(
-        self,
-        what: str,
-        operation: Operation,
-        tensor: torch.Tensor,
-        shape: tuple[int, ...],
-        inputs: Sequence[Array],
-        outputs: Sequence[Array],
-        results: Sequence[torch.Tensor],
-        options: Any,
-        how: ReductionArguments = _MOVED,
-        root: int = -1,
-        splits: tuple[int, ...] = (),
-        allocate: Allocate | None = None,
-        finish: Finish | None = None,
-    ) -> HorovodWork | None:
-        """Submit a call with a plain tensor in host memory, on the shorter path. Call it directly in the operation's method.
-
-        Args:
-            what: the operation, for error messages.
-            tensor: the tensor that the request describes, as one of ``shape``.
-            inputs, outputs: the memory to read and to write.
-            results: the tensors with the results for the caller.
-            options: the options of the call.
-            how, root, splits, allocate: as in :meth:`submit`.
-            finish: copies the results to ``results``; None if the collective writes there.
-
-        Returns:
-            None inside a callback of a future; then nothing was submitted.
-
-        Raises:
-            as :meth:`submit`.
-        """
-        if present_origin() is not None:
-            return None
-        membership = self.membership
-        membership.check()
-        key = key_of(what, tensor, root, splits, caller(above=2))
-        known = self._plain.get(key)
-        if known is None or known[0] is not how:
-            spec = TensorSpec("", DATA_TYPES[tensor.dtype], shape)
-            if len(self._plain) >= _REMEMBERED:
-                self._plain.clear()
-            known = self._plain[key] = how, self._make(operation, [spec], how, root, splits, HOST, None)
-        handle = submit_arrays(membership.number, known[1], inputs, outputs, allocate, is_awaited(options))
-        self.calls.made += 1
-        return self.work(handle, host_memory, results, what, finish, options)
-
-    def _make(
-        self,
-        operation: Operation,
-        tensors: Sequence[Tensor | TensorSpec],
-        how: ReductionArguments,
-        root: int,
-        splits: tuple[int, ...],
-        device: str,
-        name: str | None,
-    ) -> Request:
-        """Make the request of a call. It has no number yet, so calls of one line with tensors of one kind share it."""
-        if operation in (Operation.ALLREDUCE, Operation.REDUCESCATTER):
-            named = [(PREFIX, tensor.data_type) for tensor in tensors]
-            check_reduction(operation.name.capitalize(), named, how.op, how.prescale, how.postscale)
-        root = root if root < 0 else self.membership.ranks[root]
-        return make_request(operation, PREFIX, name, tensors, how.op, how.prescale, how.postscale, root, splits, device)
-
-    def work(
-        self,
-        handle: Handle,
-        memory: TorchMemory,
-        outputs: Sequence[torch.Tensor],
-        what: str,
-        finish: Finish | None,
-        options: Any,
-    ) -> HorovodWork:
-        """The return value of a call. Call this before the operation's method returns: the stack shows whether Python code has
-        called the group."""
         follow = self._follow if self._names_callbacks and _is_called_by_python() else None
-        return HorovodWork(handle, memory, outputs, what, finish, limit_of(options), follow)
+        return HorovodWork(handle, memory, results, what, finish, limit_of(options), follow)
 
     def _follow(self) -> Origin:
         """The origin for callbacks of the future of a call that is made now."""
@@ -262,15 +194,31 @@ class Submitter:
             results: the tensors with the results for the caller, if they are others than ``tensors``.
             finish: copies the results to them.
         """
-        sources = apart([flat(tensor, reduced=True) for tensor in tensors])
-        targets = sources if root in (-1, self.index) else [torch.empty_like(source) for source in sources]
-        memory = memory_of(sources, how)
-        read, written = memory.reduce(sources, targets)
-        awaited = is_awaited(options)
-        handle = self.submit(Operation.ALLREDUCE, read, written, how=how, root=root, awaited=awaited)
-        if targets is sources:
-            finish = both(writes_back(tensors, sources), finish)
-        return self.work(handle, memory, results or tensors, what, finish, options)
+        receives = root in (-1, self.index)
+        plain = plain_view(tensors[0]) if len(tensors) == 1 else None
+        memory: TorchMemory = host_memory
+        if plain is not None:
+            read = [plain]
+            written = read if receives else [scratch_like(plain)]
+        else:
+            sources = apart([flat(tensor, reduced=True) for tensor in tensors])
+            targets = sources if receives else [torch.empty_like(source) for source in sources]
+            memory = memory_of(sources, how)
+            read, written = memory.reduce(sources, targets)
+            if receives:
+                finish = both(writes_back(tensors, sources), finish)
+        return self.start(
+            what,
+            Operation.ALLREDUCE,
+            read,
+            written,
+            results or tensors,
+            options,
+            how,
+            root,
+            finish=finish,
+            memory=memory,
+        )
 
     def gather(
         self,
@@ -290,10 +238,17 @@ class Submitter:
         sources = [flat(tensor) for tensor in inputs]
         memory = memory_of(sources)
         results = Results(memory, sources, targets)
-        handle = self.submit(
-            Operation.ALLGATHER, memory.read(sources), allocate=results.allocate, awaited=is_awaited(options)
+        return self.start(
+            what,
+            Operation.ALLGATHER,
+            memory.read(sources),
+            (),
+            outputs,
+            options,
+            allocate=results.allocate,
+            finish=both(results.finish, finish),
+            memory=memory,
         )
-        return self.work(handle, memory, outputs, what, both(results.finish, finish), options)
 
     def exchange(
         self,
@@ -312,21 +267,56 @@ class Submitter:
         Args:
             outputs: the tensors with the results for the caller.
             finish: copies the results from ``target`` to ``outputs``; None if they share memory.
-            root: see :meth:`submit`.
+            root: see :meth:`start`.
             received: the number of elements that this rank expects from each; empty: any.
         """
         memory = memory_of([source])
         results = Results(memory, [source], [target])
-        handle = self.submit(
+        return self.start(
+            what,
             Operation.ALLTOALL,
             memory.read([source]),
-            allocate=results.allocate,
-            splits=splits,
+            (),
+            outputs,
+            options,
             root=root,
-            awaited=is_awaited(options),
+            splits=splits,
+            allocate=results.allocate,
+            finish=both(expects(what, received), both(results.finish, finish)),
+            memory=memory,
         )
-        finish = both(results.finish, finish)
-        return self.work(handle, memory, outputs, what, both(expects(what, received), finish), options)
+
+    def exchange_small(
+        self,
+        what: str,
+        like: Tensor,
+        sources: Sequence[Tensor],
+        targets: Sequence[Tensor],
+        outputs: Sequence[torch.Tensor],
+        splits: Sequence[int],
+        options: Any,
+        root: int = -1,
+    ) -> HorovodWork:
+        """:meth:`exchange` of small plain tensors, which are copied to one and from one.
+
+        Args:
+            like: one of the tensors, for its type.
+            sources, targets: what this rank sends and receives, as many elements of each target as one rank sends.
+        """
+        target, finish = divided(targets, like)
+        check = expects(what, [each.array.size for each in targets]) if len(targets) == self.size > 1 else None
+        return self.start(
+            what,
+            Operation.ALLTOALL,
+            [joined(sources, like)],
+            (),
+            outputs,
+            options,
+            root=root,
+            splits=splits,
+            allocate=results_into(target),
+            finish=both(check, finish),
+        )
 
 
 _CALLER = dist.distributed_c10d.__file__

@@ -14,9 +14,8 @@ import torch
 from horovod._bindings.reductions import ReductionArguments, checked_reduction
 from horovod.comm.spans import Spans, Vectors
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
-from horovod.core.negotiation.messages import TensorSpec
+from horovod.core.negotiation.messages import Operation, TensorSpec
 from horovod.core.submission import collectives
-from horovod.core.submission.arguments import full_name
 from horovod.core.submission.prepared import Prepared, device_of, recall, remember
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compression, Compressor, NoneCompressor
@@ -63,7 +62,7 @@ def _start_again(tensor: torch.Tensor, name: str | None, how: ReductionArguments
 
     It does the same as :func:`_start` in fewer steps, which take most of the time of a small allreduce.
     """
-    line = caller(above=3)  # this function, _start() and the function that calls it are not the user's
+    line = caller()
     key = (name, tensor.__class__, tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
     prepared = recall(name or key, key)
     if prepared is None or not is_plain(tensor):
@@ -87,13 +86,10 @@ def _prepare(
     tensor: torch.Tensor, name: str | None, key: tuple[object, ...], how: ReductionArguments, line: str
 ) -> Prepared:
     """Check a tensor, and prepare its allreduce. Raises as :func:`check`."""
-    called, data_type, shape = full_name(_SINGLE, name), check(tensor), tuple(tensor.shape)
-    if called:
-        described = [(called, data_type, shape)]
-        request = collectives.allreduce_request(called, described, how.op, how.prescale, how.postscale, line)
-    else:
-        specs = [TensorSpec("", data_type, shape)]
-        request = collectives.allreduce_call(_SINGLE, None, specs, how.op, how.prescale, how.postscale)
+    spec = TensorSpec("", check(tensor), tuple(tensor.shape))
+    request = collectives.prepared_call(
+        Operation.ALLREDUCE, _SINGLE, name, [spec], how.op, how.prescale, how.postscale, line=line
+    ).request
     return remember(name or key, Prepared(key, request, layout_of([tensor])))
 
 
@@ -250,12 +246,19 @@ def grouped_allreduce_alike(
     """
     memory = memory_of(tensors, how)
     sources, targets = memory.reduce(tensors, tensors)
-    described = [(label, each.data_type, each.shape) for label, each in zip(labels, sources, strict=True)]
-    called = full_name(_GROUP, name)
-    request = collectives.prepared_allreduce(
-        called, described, how.op, how.prescale, how.postscale, caller(), device_of(sources), alike
-    ).request
-    handle = collectives.submit(how.process_set.process_set_id, request, sources, targets)
+    call = collectives.prepared_call(
+        Operation.ALLREDUCE,
+        _GROUP,
+        name,
+        sources,
+        how.op,
+        how.prescale,
+        how.postscale,
+        device=device_of(sources),
+        labels=labels,
+        alike=alike,
+    )
+    handle = collectives.submit(how.process_set.process_set_id, call.request, sources, targets)
     return register(handle, memory, tuple(tensors))
 
 

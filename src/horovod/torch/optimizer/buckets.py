@@ -18,9 +18,9 @@ import torch
 
 from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.spans import Vectors
-from horovod.core.negotiation.messages import HOST
+from horovod.core.negotiation.messages import HOST, Operation
 from horovod.core.requests.handle import Handle
-from horovod.core.submission.collectives import allreduce_request, submit
+from horovod.core.submission.collectives import make_request, submit
 from horovod.core.submission.prepared import Prepared
 from horovod.torch.compression.bucket_compression import BucketReduction
 from horovod.torch.device.memory import memory_of
@@ -236,12 +236,16 @@ class Bucket:
             tensors = [tensor.data for tensor in tensors]
         sources, targets = memory.reduce(tensors, tensors)
         if prepared is None:
-            specs = [
-                (f"allreduce.{slot.name}", each.data_type, each.shape)
-                for slot, each in zip(slots, sources, strict=True)
-            ]
-            request = allreduce_request(
-                self.name, specs, how.op, how.prescale, how.postscale, line, device=memory.device
+            request = make_request(
+                Operation.ALLREDUCE,
+                self.name,
+                sources,
+                how.op,
+                how.prescale,
+                how.postscale,
+                device=memory.device,
+                line=line,
+                labels=[f"allreduce.{slot.name}" for slot in slots],
             )
             layout = layout_of(tensors) if memory.device == HOST and tensors else None
             key = (

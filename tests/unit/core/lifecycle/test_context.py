@@ -299,7 +299,8 @@ def test_names_for_calls_that_have_none_are_counted_per_kind() -> None:
     basics.init()
     worker = context.current().workers[0]
     calls = [
-        collectives.allreduce_call(prefix, None, [tensor(1)]) for prefix in ("allreduce", "allreduce", "broadcast")
+        collectives.prepared_call(Operation.ALLREDUCE, prefix, None, [tensor(1)]).request
+        for prefix in ("allreduce", "allreduce", "broadcast")
     ]
     names = [worker.number(call).name for call in calls]
     assert names == ["allreduce.noname.1", "allreduce.noname.2", "broadcast.noname.1"]

@@ -13,8 +13,7 @@ from horovod.core.requests.handle import Handle
 from horovod.observe.call_site import caller
 from horovod.torch.device.memory import host_memory
 from horovod.torch.distributed.arguments import check_peer, listed, only
-from horovod.torch.distributed.flat_tensors import flat, writes_back
-from horovod.torch.distributed.plain import elements_of
+from horovod.torch.distributed.flat_tensors import elements_of, flat, writes_back
 from horovod.torch.distributed.point_to_point.mailbox import Mailbox, mailbox_of
 from horovod.torch.distributed.point_to_point.matching import ANY, ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
@@ -41,9 +40,7 @@ class PointToPoint:
         data = _plain_bytes(tensor)
         if data is None:
             data = _bytes(flat(tensor).cpu())
-        envelope = Envelope(
-            submitter.membership.number, submitter.index, tag, _name(tensor.dtype), data.size, caller(above=1)
-        )
+        envelope = Envelope(submitter.membership.number, submitter.index, tag, _name(tensor.dtype), data.size, caller())
         handle = Handle(lambda error, _=data: error)  # type: ignore[misc]  # keeps the memory alive until it is done
         self._mailbox().send(submitter.membership.ranks[dstRank], envelope, data, handle)
         return HorovodWork(handle, host_memory, [tensor], "send", seconds=submitter.seconds)
@@ -66,7 +63,7 @@ class PointToPoint:
         handle = Handle()
         ranks = submitter.membership.ranks
         sources = tuple(ranks) if source == ANY else (ranks[source],)
-        receive = Receive(data, _name(tensor.dtype), caller(above=2), sources, handle)
+        receive = Receive(data, _name(tensor.dtype), caller(), sources, handle)
         self._mailbox().receive(ReceiveFilter(submitter.membership.number, source, tag), receive)
         return HorovodWork(handle, host_memory, [tensor], "recv", finish, submitter.seconds)
 
