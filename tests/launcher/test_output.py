@@ -8,6 +8,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from launcher.harness import LIMIT_SECONDS, Launcher, finish
 
 LABEL = re.compile(r"\[(\d+)\]<(stdout|stderr)>:")
@@ -129,3 +131,49 @@ def test_the_secret_is_not_visible(launcher: Launcher) -> None:
     assert secret not in subprocess.check_output(["ps", "-eo", "args"], text=True)
     process.terminate()
     assert secret not in finish(process).stderr
+
+
+DISAGREE = """
+import os, sys
+import numpy as np
+from horovod._models.contents import described
+from horovod.common.basics import init
+from horovod.core.submission.collectives import allreduce, broadcast
+init()
+what, *catch = sys.argv[1:]
+what = what if os.environ["HOROVOD_RANK"] == "1" else ""
+tensors = [described(np.zeros(3 if what == "shapes" else 2, "i4" if what == "types" else "f4"))]
+try:
+    if what == "operations":
+        broadcast("same", "x", tensors, 0).wait()
+    else:
+        allreduce("same", "x", tensors, tensors).wait()
+except RuntimeError as error:
+    if not catch:
+        raise
+    print(error, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("what", ["shapes", "types", "operations"])
+def test_an_error_of_all_ranks_is_shown_once_and_stands_in_every_file(
+    launcher: Launcher, tmp_path: Path, what: str
+) -> None:
+    (tmp_path / "train.py").write_text(DISAGREE)
+    done = launcher.run("-np", "3", "--output-filename", tmp_path / "out", "python", tmp_path / "train.py", what)
+    assert done.returncode == 1
+    kept = [(tmp_path / "out" / f"rank.{rank}" / "stderr").read_text() for rank in range(3)]
+    messages = {line for each in kept for line in re.findall(r"MismatchError: (.+)", each)}
+    assert len(messages) == 1 and what in messages.pop(), kept
+    assert done.stderr.count("as each rank submitted it") == 1, done.stderr
+    assert len(re.findall(r"\[\d\]<stderr>:.* as \[\d\] above", done.stderr)) == 2, done.stderr
+    assert [each.count("Traceback") for each in kept] == [1, 1, 1]
+    # The stack of a rank that has come there by another line is shown, too.
+    assert done.stderr.count("Traceback") == (2 if what == "operations" else 1), done.stderr
+    assert "Reason: MismatchError, as printed above\n" in done.stderr
+
+
+def test_an_error_that_scripts_catch_and_print_is_shown_of_every_rank(launcher: Launcher) -> None:
+    done = launcher.run("-np", "3", "python", "-c", DISAGREE, "shapes", "caught")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("as each rank submitted it") == 3, done.stderr

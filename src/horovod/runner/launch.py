@@ -164,7 +164,7 @@ def _carry_out(options: Options) -> tuple[int, str]:
             signals.ends_at_once = False
             outcome = job.run(stdout, stderr, signals)
             message = outcome.describe()
-            for text in (message, job.recorder_notice(outcome)):
+            for text in (outcome.describe(below_output=True), job.recorder_notice(outcome)):
                 if text:
                     stderr.write(text + "\n")
             return outcome.status, message

@@ -33,6 +33,7 @@ from horovod.runner.loop import Loop
 from horovod.runner.output import standard_input
 from horovod.runner.output.outcome import Outcome, ReportedFailure
 from horovod.runner.output.output import JobOutput, RankStream, ReaderGone
+from horovod.runner.output.tracebacks import HOLD_SECONDS
 from horovod.runner.policy import Decisions, EndAll, LookAtAll, Policy, Say, Wake
 from horovod.runner.signals import SecondSignal, SignalPipe
 
@@ -220,16 +221,23 @@ class Supervisor:
         stream = self._streams.get((rank, name))
         if stream is None:
             return
-        try:
-            if data:
-                stream.feed(data)
-            else:
-                del self._streams[rank, name]
-                stream.finish()
-        except ReaderGone:
-            self._do(self._policy.reader_gone())
+        held = stream.holds
+        if data:
+            self._write(partial(stream.feed, data))
+        else:
+            del self._streams[rank, name]
+            self._write(stream.finish)
+        if stream.holds and not held:
+            self._loop.after(("traceback", rank), HOLD_SECONDS, partial(self._write, stream.release))
         if rank == self._reader:
             self._expect_prompt(rank, name)
+
+    def _write(self, act: Callable[[], None]) -> None:
+        """Have a stream write; its reader may have gone."""
+        try:
+            act()
+        except ReaderGone:
+            self._do(self._policy.reader_gone())
 
     def _expect_prompt(self, rank: int, name: str) -> None:
         """Show the part of a line that is not completed soon: it may be a prompt that waits for an answer."""
@@ -237,14 +245,7 @@ class Supervisor:
         if stream is None or not stream.incomplete:
             self._loop.cancel(("prompt", name))
             return
-
-        def show() -> None:
-            try:
-                stream.show_incomplete()
-            except ReaderGone:
-                self._do(self._policy.reader_gone())
-
-        self._loop.after(("prompt", name), _PROMPT_SECONDS, show)
+        self._loop.after(("prompt", name), _PROMPT_SECONDS, partial(self._write, stream.show_incomplete))
 
     def _on_end(self, rank: int, end: Exit) -> None:
         self._departed(rank, end)

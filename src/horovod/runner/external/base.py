@@ -199,7 +199,7 @@ class ExternalJobOutcome(Outcome):
     def failed(self) -> bool:
         return bool(self.exit.code) or bool(self.interrupted)
 
-    def describe(self) -> str:
+    def describe(self, *, below_output: bool = False) -> str:
         message = Outcome(interrupted=self.interrupted, immortal=self.immortal, unheard=self.unheard).describe()
         lines = [message] if message else []
         if self.exit.code and not self.interrupted:

@@ -65,8 +65,12 @@ class Outcome:
         """The launcher's own exit status."""
         return 128 + self.interrupted if self.interrupted else self.exit.code or int(bool(self.stopped))
 
-    def describe(self) -> str:
-        """The final message about a job that failed or was interrupted; "" for one that succeeded."""
+    def describe(self, *, below_output: bool = False) -> str:
+        """The final message about a job that failed or was interrupted; "" for one that succeeded.
+
+        Args:
+            below_output: it is shown below the output of the ranks, so it does not repeat a reason that a traceback ended with.
+        """
         lines: list[str] = []
         if self.immortal:
             numbers = ", ".join(map(str, sorted(self.immortal)))
@@ -85,7 +89,8 @@ class Outcome:
             lines.append(f"horovodrun: the job ended: {self.stopped}.")
         elif self.culprit is not None:
             reason = self.exit.reason or self.reason  # first, because other ranks only saw its connections close
-            if self.tail and not _ends_with(self.tail, reason):
+            printed = _has_printed(self.tail, reason)
+            if self.tail and not printed:
                 lines.append(f"horovodrun: the end of {self.called} {self.culprit}'s stderr:")
                 lines += ["    " + line for line in self.tail]
             if self.stopped:
@@ -94,7 +99,8 @@ class Outcome:
                 f"horovodrun: the job failed. {self.called.capitalize()} {self.culprit} failed first ({self.location})."
             )
             if reason:
-                lines.append(f"Reason: {reason}")
+                shown = f"{reason.partition(':')[0]}, as printed above" if printed and below_output else reason
+                lines.append(f"Reason: {shown}")
             lines.append(f"Process name: {self.culprit}")
             whose = "" if self.victim is None else f", which is that of rank {self.victim}: it failed because of this"
             lines.append(f"Exit code: {self.exit.code if self.exit.reason else self.exit}{whose}")
@@ -110,6 +116,6 @@ class Outcome:
         return "\n".join(lines)
 
 
-def _ends_with(tail: Sequence[str], reason: str) -> bool:
-    """Whether the end of a rank's stderr only repeats the reason, as the traceback of a collective's error does."""
-    return bool(reason) and reason.splitlines()[-1].strip() in tail[-1]
+def _has_printed(tail: Sequence[str], reason: str) -> bool:
+    """Whether the end of a rank's stderr has the reason, as the traceback of a collective's error does."""
+    return bool(reason) and any(reason.splitlines()[-1].strip() in line for line in tail)

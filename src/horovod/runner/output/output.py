@@ -17,6 +17,7 @@ from typing import TextIO
 
 from horovod.runner.errors import UsageError
 from horovod.runner.output.lines import LineSplitter
+from horovod.runner.output.tracebacks import ShownTracebacks, TracebackFilter
 from horovod.runner.signals import SignalPipe
 
 TAIL_LINES = 20
@@ -175,14 +176,28 @@ class FileSink(Sink):
 
 
 class RankStream:
-    """One stream of one rank on its way to its sinks."""
+    """One stream of one rank on its way to its sinks.
+
+    Args:
+        label: what each line begins with.
+        sinks: shared with other streams.
+        own_sinks: get every line.
+        tracebacks: what the shared sinks are not to repeat; None for nothing.
+    """
 
     def __init__(
-        self, label: str, sinks: Sequence[Sink], *, timestamps: bool, own_sinks: Sequence[FileSink] = ()
+        self,
+        label: str,
+        sinks: Sequence[Sink],
+        *,
+        timestamps: bool,
+        own_sinks: Sequence[FileSink] = (),
+        tracebacks: TracebackFilter | None = None,
     ) -> None:
         self._label = label
-        self._sinks = (*own_sinks, *sinks)
+        self._sinks = sinks
         self._own_sinks = own_sinks
+        self._tracebacks = tracebacks
         self._timestamps = timestamps
         self._splitter = LineSplitter()
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -201,10 +216,21 @@ class RankStream:
         """Show the part of a line that has arrived, such as a prompt."""
         self._show([self._splitter.take_incomplete()])
 
+    @property
+    def holds(self) -> bool:
+        """Whether a traceback waits for its end, and for :meth:`release`."""
+        return self._tracebacks is not None and self._tracebacks.holds
+
+    def release(self) -> None:
+        """Show what waits."""
+        if self._tracebacks is not None:
+            self._write(self._sinks, self._tracebacks.release(time.monotonic()))
+
     def finish(self) -> None:
         """The rank has closed the stream."""
         try:
             self._show(self._splitter.finish())
+            self.release()
         finally:
             for sink in self._own_sinks:
                 sink.close()
@@ -217,8 +243,14 @@ class RankStream:
             if line.endswith("\n"):
                 self.tail.append(begun.removesuffix("\n")[:TAIL_LINE_CHARACTERS])
             self._begun = "" if line.endswith(("\r", "\n")) else begun[:TAIL_LINE_CHARACTERS]
+        self._write(self._own_sinks, lines)
+        if self._tracebacks is not None:
+            lines = self._tracebacks.feed(lines, time.monotonic())
+        self._write(self._sinks, lines)
+
+    def _write(self, sinks: Sequence[Sink], lines: Sequence[str]) -> None:
         stamp = time.asctime() if self._timestamps else ""
-        for sink in self._sinks:
+        for sink in sinks if lines else ():
             sink.show(self._label, lines, stamp)
 
 
@@ -239,6 +271,7 @@ class JobOutput:
         self._size = size
         self._folder = None if folder is None else Path(folder)
         self._timestamps = timestamps
+        self._shown = ShownTracebacks()
         if self._folder is not None:
             try:
                 self._keep_earlier(self._folder)
@@ -258,8 +291,12 @@ class JobOutput:
             except OSError as error:
                 raise UsageError(f"cannot write {path}: {error.strerror}") from None
         return RankStream(
-            f"[{rank}]<{name}>:", [self._console[name]], timestamps=self._timestamps, own_sinks=files
-        )  # fmt: skip
+            f"[{rank}]<{name}>:",
+            [self._console[name]],
+            timestamps=self._timestamps,
+            own_sinks=files,
+            tracebacks=TracebackFilter(f"[{rank}]", self._shown) if name == "stderr" else None,
+        )
 
     def say(self, text: str) -> None:
         """Show a message of the launcher."""

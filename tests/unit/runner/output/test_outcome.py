@@ -42,8 +42,12 @@ def test_the_end_of_stderr_is_not_shown_where_it_repeats_the_reason() -> None:
         "  rank 0: [64]",
         "  rank 1: [100]",
     ]
-    shown = Outcome(culprit=1, exit=Exit(1), location="localhost", reason=reason, tail=tail).describe()
-    assert shown.count("rank 1: [100]") == 1 and "the end of rank 1's stderr" not in shown
+    for after in ([], ["a line of an exit function"]):
+        outcome = Outcome(culprit=1, exit=Exit(1), location="localhost", reason=reason, tail=[*tail, *after])
+        shown = outcome.describe()
+        assert shown.count("rank 1: [100]") == 1 and "the end of rank 1's stderr" not in shown
+        below = outcome.describe(below_output=True)
+        assert below == shown.replace(reason, "MismatchError, as printed above")
 
 
 @pytest.mark.parametrize("last", ["bdb.BdbQuit", "EOFError: EOF when reading a line"])
