@@ -6,6 +6,8 @@
 On CPUs, Accelerate accepts only Gloo, but it uses an existing process group, so the script makes one first. With the second
 command, Accelerate makes the group, and ``--torch-backend`` replaces Gloo by Horovod. The script trains on scikit-learn's
 handwritten digits, and prints the accuracy on test digits.
+
+Needs the extras ``torch``, ``examples`` and ``integrations``. Takes less than a minute on two cores.
 """
 
 import argparse
@@ -15,9 +17,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 
-from pytorch_digits import TRAINING, images, labels
+TRAINING = 1437
+"""The number of digits for training, from the start; the other 360 are for testing."""
 
 
 def main() -> None:
@@ -30,6 +34,7 @@ def main() -> None:
         dist.init_process_group(options.backend)
     accelerator = Accelerator(cpu=True)
     set_seed(1)
+    images, labels = load()
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     seen = DataLoader(TensorDataset(images[:TRAINING], labels[:TRAINING]), batch_size=32, shuffle=True)
@@ -50,6 +55,12 @@ def main() -> None:
     ranks, backend = accelerator.num_processes, dist.get_backend()
     accelerator.print(f"accuracy {torch.cat(right).mean():.3f} on {ranks} ranks by {backend}")
     dist.destroy_process_group()
+
+
+def load() -> tuple[torch.Tensor, torch.Tensor]:
+    """1,797 handwritten digits: images, float32 (1797, 64), from -1 (paper) to 1 (ink), and labels, int64 (1797,)."""
+    images, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(images).float() / 8 - 1, torch.from_numpy(labels)
 
 
 if __name__ == "__main__":

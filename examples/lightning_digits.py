@@ -4,6 +4,8 @@
     python examples/lightning_digits.py
 
 Without a launcher, Lightning starts the second process itself. The script trains on scikit-learn's handwritten digits.
+
+Needs the extras ``torch``, ``examples`` and ``integrations``. Takes less than a minute on two cores.
 """
 
 import argparse
@@ -12,9 +14,11 @@ import lightning
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.strategies import DDPStrategy
+from sklearn.datasets import load_digits
 from torch.utils.data import DataLoader, TensorDataset
 
-from pytorch_digits import TRAINING, images, labels
+TRAINING = 1437
+"""The number of digits for training, from the start; the other 360 are for testing."""
 
 
 class Digits(lightning.LightningModule):
@@ -43,6 +47,7 @@ def main() -> None:
     options = parser.parse_args()
 
     lightning.seed_everything(1, verbose=False)
+    images, labels = load()
     seen = DataLoader(TensorDataset(images[:TRAINING], labels[:TRAINING]), batch_size=32, shuffle=True)
     unseen = DataLoader(TensorDataset(images[TRAINING:], labels[TRAINING:]), batch_size=60)
     trainer = lightning.Trainer(
@@ -61,6 +66,12 @@ def main() -> None:
     if trainer.is_global_zero:
         backend = torch.distributed.get_backend()
         print(f"accuracy {found['accuracy']:.3f} on {trainer.world_size} ranks by {backend}")
+
+
+def load() -> tuple[torch.Tensor, torch.Tensor]:
+    """1,797 handwritten digits: images, float32 (1797, 64), from -1 (paper) to 1 (ink), and labels, int64 (1797,)."""
+    images, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(images).float() / 8 - 1, torch.from_numpy(labels)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ The numbered lines are what a checkpoint for an exact resume needs beyond parame
 ranks the result is the same to the bit. With another number each step still has the same images, but sums are rounded in
 another order, and random numbers are drawn by other ranks.
 
-The data are the 1,797 handwritten digits that come with scikit-learn (see pytorch_digits.py).
+The data are the 1,797 handwritten digits that come with scikit-learn; no network is needed.
+
+Needs the extras ``torch`` and ``examples``. Takes less than a minute on two cores.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 
 import horovod.torch as hvd
-from pytorch_digits import TRAINING, images, labels, score
 
+TRAINING = 1437
+"""The number of digits for training, from the start; the other 360 are for testing."""
 SEED = 1
 
 
@@ -43,6 +47,7 @@ def main() -> None:
         signal.signal(number, lambda *_: stop.fill_(1))
 
     torch.manual_seed(SEED)
+    images, labels = load_data()
     model = torch.nn.Sequential(
         torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 10)
     )
@@ -79,8 +84,10 @@ def main() -> None:
     save(options.checkpoint, step, model, parts)
     model.eval()
     if hvd.rank() == 0:
+        with torch.no_grad():
+            right = (model(images).argmax(dim=1) == labels)[TRAINING:].float().mean()
         digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-        print(f"step {step}: reads {score(model)[1]:.1%}, parameters {digest[:16]}", flush=True)
+        print(f"step {step}: reads {right:.1%}, parameters {digest[:16]}", flush=True)
 
 
 def save(path: Path | None, step: int, model: torch.nn.Module, parts: dict[str, Any]) -> None:
@@ -112,6 +119,12 @@ def load(path: Path | None, model: torch.nn.Module, parts: dict[str, Any]) -> in
     for name, part in parts.items():
         part.load_state_dict(state[name])
     return int(state["step"])
+
+
+def load_data() -> tuple[torch.Tensor, torch.Tensor]:
+    """1,797 handwritten digits: images, float32 (1797, 64), from -1 (paper) to 1 (ink), and labels, int64 (1797,)."""
+    images, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(images).float() / 8 - 1, torch.from_numpy(labels)
 
 
 if __name__ == "__main__":

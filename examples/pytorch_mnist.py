@@ -13,6 +13,8 @@ width) and ``y`` (labels from 0).
 ``--batch-size`` counts images per rank, so more ranks mean a larger global batch; the learning rate grows with it, after
 a warm-up. With ``--fixed-global-batch`` it counts the images of the whole batch, which is divided among the ranks. Then every
 step computes the same gradient for any number of ranks, and the losses of two runs can be compared.
+
+Needs the extras ``torch`` and ``examples``. Takes less than a minute on two cores.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@
 
 A step uses 64 digits for any number of ranks: each rank accumulates its share. The numbered lines make the program elastic.
 Without an elastic launcher it trains with the ranks that it was started with, to the same result.
+The data are the 1,797 handwritten digits that come with scikit-learn; no network is needed.
+
+Needs the extras ``torch`` and ``examples``. Takes less than a minute on two cores.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 
 import horovod.torch as hvd
-from pytorch_digits import TRAINING, images, labels, score
+
+TRAINING = 1437
+"""The number of digits for training, from the start; the other 360 are for testing."""
 
 
 def main() -> None:
@@ -31,6 +37,7 @@ def main() -> None:
 
     hvd.init()
     torch.manual_seed(1)
+    images, labels = load()
     model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30, gamma=0.9)
@@ -60,11 +67,20 @@ def main() -> None:
                 state.commit()  # 5: a failure only loses the work after this line
             state.epoch += 1
             sampler.set_epoch(state.epoch)  # at the end of an epoch
-            loss, right = score(model)
+            with torch.no_grad():
+                scores = model(images)
+            loss = F.cross_entropy(scores[:TRAINING], labels[:TRAINING])
+            right = (scores.argmax(dim=1) == labels)[TRAINING:].float().mean()
             if hvd.rank() == 0:
                 print(f"epoch {state.epoch}, {hvd.size()} ranks: loss {loss:.4f}, reads {right:.1%}", flush=True)
 
     train(state)
+
+
+def load() -> tuple[torch.Tensor, torch.Tensor]:
+    """1,797 handwritten digits: images, float32 (1797, 64), from -1 (paper) to 1 (ink), and labels, int64 (1797,)."""
+    images, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(images).float() / 8 - 1, torch.from_numpy(labels)
 
 
 if __name__ == "__main__":

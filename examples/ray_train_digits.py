@@ -4,6 +4,8 @@
 
 Ray starts the ranks, and gives them the store for the group. The script trains on scikit-learn's handwritten digits, and prints
 the accuracy on test digits.
+
+Needs the extras ``torch`` and ``examples``, and ``pip install 'ray[train]'``. Takes less than a minute on two cores.
 """
 
 import argparse

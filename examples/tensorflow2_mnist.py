@@ -4,6 +4,8 @@
 
 The numbered lines make it a distributed program. The data are the 1,797 digits of 8 x 8 pixels that come
 with scikit-learn; no network is needed.
+
+Needs the extras ``tensorflow`` and ``examples``. Takes less than a minute on two cores.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@
 
 It is examples/tensorflow2_mnist.py made elastic; the numbered lines are new. Without an elastic launcher it trains with the
 processes that it was started with.
+
+Needs the extras ``tensorflow`` and ``examples``. Takes less than a minute on two cores.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import argparse
 from typing import Any
 
 import tensorflow as tf
+from sklearn.datasets import load_digits
 
 import horovod.tensorflow as hvd
-from tensorflow2_mnist import TRAINING, load
+
+TRAINING = 1437
 
 
 def main() -> None:
@@ -81,6 +85,12 @@ def main() -> None:
                 )
 
     train(state)
+
+
+def load() -> tuple[tf.Tensor, tf.Tensor]:
+    """Images, float32 (1797, 8, 8, 1), from 0 to 1, and their labels, int64 (1797,)."""
+    digits = load_digits()
+    return tf.constant(digits.images[..., None] / 16, tf.float32), tf.constant(digits.target, tf.int64)
 
 
 if __name__ == "__main__":

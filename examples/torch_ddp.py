@@ -4,6 +4,8 @@
     torchrun --nproc-per-node 2 torch_ddp.py
 
 The script trains on scikit-learn's handwritten digits, and prints the accuracy on test digits. Compare with ``--backend gloo``.
+
+Needs the extras ``torch`` and ``examples``. Takes less than a minute on two cores.
 """
 
 import argparse

@@ -6,15 +6,20 @@
 On CPUs, the Trainer accepts only Gloo, but it uses an existing process group, so the script makes one first. With the second
 command, the Trainer makes the group, and ``--torch-backend`` replaces Gloo by Horovod. The script trains on scikit-learn's
 handwritten digits, and prints the accuracy on test digits.
+
+Needs the extras ``torch``, ``examples`` and ``integrations``. Takes less than a minute on two cores.
 """
 
 import argparse
 import tempfile
 
+import torch
 import torch.distributed as dist
+from sklearn.datasets import load_digits
 from transformers import EvalPrediction, Trainer, TrainingArguments, ViTConfig, ViTForImageClassification, set_seed
 
-from pytorch_digits import TRAINING, images, labels
+TRAINING = 1437
+"""The number of digits for training, from the start; the other 360 are for testing."""
 
 
 def accuracy(found: EvalPrediction) -> dict[str, float]:
@@ -30,6 +35,7 @@ def main() -> None:
     if options.backend != "gloo":
         dist.init_process_group(options.backend)
     set_seed(1)
+    images, labels = load()
     model = ViTForImageClassification(
         ViTConfig(
             image_size=8, patch_size=2, num_channels=1, num_labels=10, hidden_size=48, intermediate_size=96,
@@ -64,6 +70,12 @@ def main() -> None:
         ranks, backend = trainer.args.world_size, dist.get_backend()
         print(f"accuracy {found['eval_accuracy']:.3f} on {ranks} ranks by {backend}")
     dist.destroy_process_group()
+
+
+def load() -> tuple[torch.Tensor, torch.Tensor]:
+    """1,797 handwritten digits: images, float32 (1797, 64), from -1 (paper) to 1 (ink), and labels, int64 (1797,)."""
+    images, labels = load_digits(return_X_y=True)
+    return torch.from_numpy(images).float() / 8 - 1, torch.from_numpy(labels)
 
 
 if __name__ == "__main__":

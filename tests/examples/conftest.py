@@ -1,8 +1,12 @@
-"""Runs examples on ranks that exist already, as ``horovodrun python SCRIPT`` would, and looks at what they came to."""
+"""Runs examples on ranks that exist already, as ``horovodrun python SCRIPT`` would, and looks at what they came to.
+
+Each runs as a copy in a folder without anything else, since its readers may have only this one file.
+"""
 
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -28,13 +32,17 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture
-def example(ranks: Callable[..., RankPool]) -> Callable[..., list[Ended]]:
-    """``example("pytorch_x.py --epochs 2", size=2)``: run an example to its end on every rank; by rank, how it ended."""
+def example(ranks: Callable[..., RankPool], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Ended]]:
+    """``example("pytorch_x.py --epochs 2", size=2)``: run an example to its end on every rank; by rank, how it ended.
 
-    def run(command: str, size: int = 2) -> list[Ended]:
+    ``backend`` is that of Keras.
+    """
+
+    def run(command: str, size: int = 2, backend: str = "tensorflow") -> list[Ended]:
         script, *arguments = shlex.split(command)
-        framework, env = ("torch", None) if script.startswith("pytorch") else ("keras", env_of("tensorflow"))
-        return ranks(size, env, framework).run(_run_script, str(EXAMPLES / script), framework, arguments, timeout=120)
+        framework, env = ("torch", None) if script.startswith("pytorch") else ("keras", env_of(backend))
+        alone = shutil.copy(EXAMPLES / script, tmp_path_factory.mktemp("alone"))
+        return ranks(size, env, framework).run(_run_script, str(alone), framework, arguments, timeout=120)
 
     return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ pytest.importorskip("sklearn")
 Example = Callable[..., list[Any]]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SCRIPTS = sorted(path.name for path in EXAMPLES.glob("pytorch_*.py") if path.stem != "pytorch_digits")
+SCRIPTS = sorted(path.name for path in EXAMPLES.glob("pytorch_*.py"))
 
 
 def numbers(label: str, text: str) -> list[float]:
@@ -159,3 +160,22 @@ def test_every_example_has_help_that_says_how_it_is_run(example: Example) -> Non
         (ended,) = example(f"{script} --help", size=1)
         assert ended.printed.startswith(f"usage: {script} [-h]"), ended.printed
         assert f"horovodrun -np 2 python examples/{script}" in (EXAMPLES / script).read_text()
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_imports_no_other_and_names_what_it_needs(path: Path) -> None:
+    text = path.read_text()
+    imported = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imported |= {each.name.split(".")[0] for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+    assert not imported & {each.stem for each in EXAMPLES.iterdir()}, "it runs alone"
+    (needs,) = re.findall(r"^Needs the extras? (.+?)\. .*less than a minute", text, re.MULTILINE)
+    extras = re.findall(r"``(\w+)``", needs)
+    row = rf"^\| \[`{path.name}`\]\({path.name}\) \| .+ \| (.+) \|$"
+    listed = re.findall(row, (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert [re.findall(r"`(\w+)`", row) for row in listed] == [extras]
+    project = (EXAMPLES.parent / "pyproject.toml").read_text()
+    assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in extras)

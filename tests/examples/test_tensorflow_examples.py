@@ -32,3 +32,12 @@ def test_two_processes_learn(example: Callable[..., list[Any]], script: str, acc
     assert len(accuracies) == 3 and accuracies[-1] > least, first
     assert losses[-1] < 0.5 * losses[0], first
     assert second == "", "one process speaks"
+
+
+def test_the_example_of_keras_learns_and_writes_its_model_on_one_rank(
+    example: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    first, second = (ended.printed for ended in example(f"keras_digits.py --model {tmp_path / 'model.keras'}"))
+    (accuracy,) = re.findall(r"test accuracy ([\d.]+)%", first)
+    assert float(accuracy) > 75 and second == "", first
+    assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
