@@ -6,6 +6,7 @@ The fixture checks the last part for every test: ``launcher`` fails if a process
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -120,6 +121,49 @@ def test_a_guilty_rank_that_hangs_is_named_and_the_exit_code_is_its_victims(laun
     assert done.returncode == 5
     assert "Process 0 exit with status code 5. Rank 1 failed first." in done.stderr
     assert "Process name: 1\nExit code: 5, which is that of rank 0" in done.stderr
+
+
+def test_every_exit_status_that_the_documents_list(launcher: Launcher, tmp_path: Path) -> None:
+    """Each row of the table in docs/operations.md: a job that ends so, its status, and what the row says of it."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+    section = text.split("## Exit statuses of horovodrun\n")[1].split("\n## ")[0]
+    told = dict(re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)[1:])
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/bash\nexec /bin/sh -c "${@: -1}"\n')
+    ssh.chmod(0o755)
+
+    def job(*words: str, **extra: str) -> subprocess.Popen[str]:
+        return launcher.start("-np", "2", *words, **extra)
+
+    def on_rank_1(program: str, before: tuple[str, ...] = (), **extra: str) -> subprocess.Popen[str]:
+        return job(*before, "sh", "-c", f"if [ $HOROVOD_RANK = 1 ]; then {program}; fi; sleep 1000", **extra)
+
+    interrupted, unread = job("sh", "-c", "echo ready; sleep 1000"), job("yes")
+    jobs = {
+        "all ranks have ended with 0": (job("true"), 0, "0"),
+        "a rank has ended with a status other than 0": (on_rank_1("exit 7"), 7, "that status"),
+        "a rank was ended by a signal": (on_rank_1("kill -KILL $$"), 137, r"128 \+ .*: 137 for SIGKILL"),
+        "the rank that failed first does not end by itself": (
+            job("python", "-c", ACCUSE, "never"), 5, "that of the first rank that failed because of it"
+        ),
+        "a signal has ended `horovodrun`": (interrupted, 143, r"128 \+ .* 143 for SIGTERM"),
+        "the reader of its output has gone": (unread, 141, "141"),
+        "a host cannot take part": (job("-H", "beta:2", "true", HOROVOD_SSH_COMMAND="false"), 1, "1"),
+        "the command line or the configuration is wrong": (job("--no-such-flag", "true"), 2, "2"),
+        "the agent of a host is lost": (
+            on_rank_1("kill -KILL $PPID", ("-H", "localhost:1,beta:1"), HOROVOD_SSH_COMMAND=quote(str(ssh))), 255, "255"
+        ),
+    }  # fmt: skip
+    launcher.await_line(interrupted, "ready")
+    interrupted.terminate()
+    assert unread.stdout is not None
+    launcher.await_line(unread, "y")
+    unread.stdout.close()
+    assert len(told) == len(jobs)
+    for begin, (process, status, words) in jobs.items():
+        (row,) = [each for each in told if each.startswith(begin)]
+        assert re.match(words, told[row]), row
+        assert process.wait(LIMIT_SECONDS) == status, row
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
