@@ -225,7 +225,7 @@ def in_turns(size: int) -> str:
     return ("abc" * size)[:size]
 
 
-def _hierarchical(
+def hierarchical(
     hosts: str, timeout: timedelta, cross: Factory, piece_bytes: int = HIERARCHICAL_PIECE_BYTES
 ) -> list[Communicator]:
     size = len(hosts)
@@ -245,15 +245,15 @@ def _hierarchical(
 
 
 def _hierarchical_blocks(size: int, timeout: timedelta) -> list[Communicator]:
-    return _hierarchical(blocks(size), timeout, _tcp)
+    return hierarchical(blocks(size), timeout, _tcp)
 
 
 def _hierarchical_in_turns(size: int, timeout: timedelta) -> list[Communicator]:
-    return _hierarchical(in_turns(size), timeout, _tcp, piece_bytes=_SMALL_PIECE)
+    return hierarchical(in_turns(size), timeout, _tcp, piece_bytes=_SMALL_PIECE)
 
 
 def _hierarchical_gloo(size: int, timeout: timedelta) -> list[Communicator]:
-    return _hierarchical(blocks(size), timeout, _gloo)
+    return hierarchical(blocks(size), timeout, _gloo)
 
 
 def _mpich(size: int, timeout: timedelta) -> list[Communicator]:

@@ -23,7 +23,7 @@ def results(text: str) -> list[str]:
 
 
 ENGINES = ("tcp", *GLOO)
-KINDS = [*((engine, how) for how in ("in rank order", "in steps") for engine in ENGINES), ("tcp", "of PyTorch")]
+KINDS = [*((engine, how) for how in ("all ranks at once", "in steps") for engine in ENGINES), ("tcp", "of PyTorch")]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def trainings(shared_cluster: Cluster) -> dict[tuple[str, str], list[Outcome]]:
 def test_a_training_on_two_hosts_has_the_bits_of_one_host(
     trainings: dict[tuple[str, str], list[Outcome]], one_host: Outcome, engine: str
 ) -> None:
-    assert trainings[engine, "in rank order"] == [("4 2", one_host.digest, one_host.norm)] * 4
+    assert trainings[engine, "all ranks at once"] == [("4 2", one_host.digest, one_host.norm)] * 4
 
 
 @pytest.mark.parametrize("between", ENGINES)

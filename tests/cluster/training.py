@@ -54,8 +54,8 @@ def train(steps=20):
 
 os.environ.setdefault("HOROVOD_HIERARCHICAL_ALLREDUCE", "0")
 """
-"""To be followed by calls of ``train()``. Gradients are added in the order of ranks, unless the environment says otherwise: in
-steps, what the hosts contribute is added host by host, and the last bits may differ."""
+"""To be followed by calls of ``train()``. Gradients are added by an engine of all ranks, unless the environment says otherwise:
+in steps, what the hosts contribute is added host by host, and the last bits may differ."""
 
 PYTORCH = """
 import hashlib, os, torch, horovod.torch as hvd

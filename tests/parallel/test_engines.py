@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from functools import lru_cache, partial, reduce, wraps
+from functools import lru_cache, partial, wraps
 from itertools import pairwise
 from typing import Any, ParamSpec, TypeVar
 
@@ -24,6 +24,7 @@ from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.datatypes import COMPLEX, Array, DataType
 from horovod.comm.reduction import ReduceOp, can_fold
 from horovod.comm.spans import Layout, Spans, Vectors
+from rank_tree import in_tree
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -92,10 +93,10 @@ def scaled(array: Array, factor: float) -> Array:
 def reduced(
     op: ReduceOp, arrays: Sequence[Array], prescale: float = 1.0, postscale: float = 1.0, hosts: str = ""
 ) -> Array:
-    """The fold in rank order; 16-bit floats in float32, rounded once.
+    """In the tree over the ranks; 16-bit floats in float32, rounded once.
 
     Args:
-        hosts: by rank, a host; then in rank order on each host, and the hosts' results in the order of hosts.
+        hosts: by rank, a host; then in a tree over the ranks of each host, and the hosts' results in one over the hosts.
     """
     if hosts:
         by_host = [
@@ -106,7 +107,7 @@ def reduced(
     dtype = arrays[0].dtype
     if dtype in (np.float16, ml_dtypes.bfloat16):
         return reduced(op, [array.astype(np.float32) for array in arrays], prescale, postscale).astype(dtype)
-    return scaled(reduce(FOLD[op], [scaled(array, prescale) for array in arrays]), postscale)
+    return scaled(in_tree(FOLD[op], [scaled(array, prescale) for array in arrays]), postscale)
 
 
 @partial(once, most=4096)

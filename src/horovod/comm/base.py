@@ -114,10 +114,10 @@ class Communicator(ABC):
     """One engine bound to one group of ranks.
 
     Every rank of the group must call every collective. Reductions compute ``postscale * reduce(prescale * x)``, scaling as
-    :func:`horovod.comm.reduction.scale` does. An engine for host memory reduces each element in rank order, in any batch.
-    16-bit floats accumulate in 32 bits and are rounded once. The hierarchical engine reduces in rank order on each host, and
-    then in the order of hosts, and rounds 16-bit floats twice. An engine for device memory may reduce in any order. With
-    every engine all ranks get the same bits.
+    :func:`horovod.comm.reduction.scale` does. An engine for host memory combines each element in the tree of
+    :mod:`horovod.comm.reduction`, in any batch. 16-bit floats accumulate in 32 bits and are rounded once. The hierarchical
+    engine has a tree for each host and one for the hosts, and rounds 16-bit floats twice. An engine for device memory may
+    reduce in any order. With every engine all ranks get the same bits.
 
     A collective of an engine for host memory raises :class:`PeerFailure` when a peer is gone, and reports a peer that makes no
     progress to the communicator's :data:`OnStall`. An engine for device memory raises :class:`DeviceFailure`, or the

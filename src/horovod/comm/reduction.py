@@ -1,10 +1,22 @@
-"""Reduces and scales elements in host memory, for all engines for host memory. So their results have the same bits, except
+r"""Reduces and scales elements in host memory, for all engines for host memory. So their results have the same bits, except
 those of ``hierarchical``, which adds host by host. (``nccl`` reduces on the device; :mod:`horovod.comm.adasum` combines
 vectors.)
 
-``reduce_into`` folds the contributions to one shard in rank order. 16-bit floats are widened to float32, folded, scaled and
-rounded once. A loaded framework may provide faster kernels (:func:`use_halves`). These round to nearest-even as well, so
-results do not depend on which kernels are used.
+The contributions to an element are the leaves, in rank order, of a complete binary tree: all levels are full, except the last
+one, which is filled from the left::
+
+    0   1   2    3   4        five ranks: ((0 + 1) + 2) + (3 + 4)
+     \ /    |     \ /
+      01    2      34
+        \  /      /
+         012     /
+           \    /
+           01234
+
+So who computes which node changes no bit: one rank all of them (``reduce_into``), or each rank those between its leaf and the
+root (:mod:`horovod.comm.exchange.tree_reduction`). 16-bit floats are widened to float32, combined, scaled and rounded once. A
+loaded framework may provide faster kernels (:func:`use_halves`). These round to nearest-even as well, so results do not depend
+on which kernels are used.
 """
 
 from __future__ import annotations
@@ -174,6 +186,40 @@ _AT_ONCE = 1 << 20
 """Bytes to reduce at a time if the reduction needs scratch memory; this bounds that memory."""
 
 
+def left_leaves(leaves: int) -> int:
+    """How many leaves of a complete binary tree are below the left child of its root, if it has at least two."""
+    half = 1 << leaves.bit_length() - 2  # of those of the last full level
+    return min(2 * half, leaves - half)
+
+
+def partial_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type of partial results: float32 for 16-bit floats, else ``dtype`` itself."""
+    return _FLOAT32 if dtype in HALVES else dtype
+
+
+def enter(contribution: Array, partial: Array, prescale: float) -> None:
+    """``partial = prescale * contribution``: a leaf of the tree. The arrays share no memory."""
+    if contribution.dtype in HALVES:
+        _widen(contribution, partial)
+    else:
+        np.copyto(partial, contribution)
+    scale(partial, prescale)
+
+
+def combine(op: ReduceOp, left: Array, right: Array, partial: Array) -> None:
+    """Write the node above two nodes of the tree, over one of them or elsewhere."""
+    _FOLD[op](left, right, out=partial)
+
+
+def leave(partial: Array, target: Array, postscale: float) -> None:
+    """``target = postscale * partial``, rounded once: from the root of the tree to the result. Overwrites ``partial``."""
+    scale(partial, postscale)
+    if target.dtype in HALVES:
+        _narrow(partial, target)
+    else:
+        np.copyto(target, partial)
+
+
 def reduce_into(
     target: Array,
     contributions: Sequence[Array],
@@ -182,79 +228,84 @@ def reduce_into(
     postscale: float,
     workspace: Workspace,
 ) -> None:
-    """``target = postscale * fold(op, [prescale * x for x in contributions])``, element by element, in the given order.
+    """``target = postscale * reduce(op, [prescale * x for x in contributions])``, element by element, in the tree.
 
     Args:
         target: the result; may be the memory of one of the contributions, but must not overlap one in part.
         contributions: one vector per rank, in rank order, of the target's length and dtype.
         op: any reduction but AVERAGE and ADASUM.
         prescale, postscale: factors as in :func:`scale`; 16-bit floats are multiplied in float32, before they are rounded.
-        workspace: scratch memory of the calling thread.
+        workspace: scratch memory of the calling thread. Its vectors with negative numbers are used.
     """
-    fold, half = _FOLD[op], target.dtype in HALVES
-    if target.nbytes > _AT_ONCE and (len(contributions) > 2 or prescale != 1.0 or half):
+    count, half = len(contributions), target.dtype in HALVES
+    entered = half or prescale != 1.0  # else the leaves are the contributions themselves
+    if target.nbytes > _AT_ONCE and (count > 2 or entered):
         most = _AT_ONCE // target.itemsize
         for start in range(0, target.size, most):
             parts = [contribution[start : start + most] for contribution in contributions]
             reduce_into(target[start : start + most], parts, op, prescale, postscale, workspace)
         return
-    if half:
-        _reduce_half_precision(target, contributions, fold, prescale, postscale, workspace)
+    if half and prescale == 1.0 and op is ReduceOp.SUM and _combined_at_once(target, contributions, postscale):
         return
-    first = contributions[0]
-    if prescale != 1.0:
-        scaled = workspace.array(0, target.dtype, target.size)
-        accumulator = workspace.array(1, target.dtype, target.size)
-        np.copyto(accumulator, first)
-        scale(accumulator, prescale)
-        for contribution in contributions[1:]:
-            np.copyto(scaled, contribution)
-            scale(scaled, prescale)
-            fold(accumulator, scaled, out=accumulator)
-        np.copyto(target, accumulator)
-    elif len(contributions) == 1:
-        np.copyto(target, first)
-    elif len(contributions) == 2:
-        fold(first, contributions[1], out=target)
+    # The target may be the memory of any contribution, so only the root is written there.
+    if half:
+        leave(_node(contributions, op, prescale, _FLOAT32, workspace, 0), target, postscale)
+        return
+    if count == 1:
+        np.copyto(target, _node(contributions, op, prescale, target.dtype, workspace, 0))
+    elif count == 2 and not entered:
+        combine(op, contributions[0], contributions[1], target)
     else:
-        # The target may be the memory of a later contribution, so only the last fold writes it.
-        accumulator = workspace.array(0, target.dtype, target.size)
-        fold(first, contributions[1], out=accumulator)
-        for contribution in contributions[2:-1]:
-            fold(accumulator, contribution, out=accumulator)
-        fold(accumulator, contributions[-1], out=target)
+        combine(op, *_children(contributions, op, prescale, target.dtype, workspace, 0), target)
     scale(target, postscale)
 
 
-def _reduce_half_precision(
-    target: Array,
+def _node(
     contributions: Sequence[Array],
-    fold: Callable[..., Any],
+    op: ReduceOp,
     prescale: float,
-    postscale: float,
+    dtype: np.dtype[Any],
     workspace: Workspace,
-) -> None:
-    if len(contributions) == 2 and fold is np.add and prescale == 1.0:
-        first, second = contributions
-        if postscale == 1.0 and _sum(first, second, target):
-            return
-        # A mean that returns False has overwritten its target, so the target must not be the memory of a contribution.
-        if postscale == 0.5 and not _overlaps(target, contributions) and _mean(first, second, target):
-            return
-    accumulator = workspace.array(0, _FLOAT32, target.size)
-    wide = workspace.array(1, _FLOAT32, target.size)
-    _widen(contributions[0], accumulator)
-    scale(accumulator, prescale)
-    for contribution in contributions[1:]:
-        _widen(contribution, wide)
-        scale(wide, prescale)
-        fold(accumulator, wide, out=accumulator)
-    scale(accumulator, postscale)
-    _narrow(accumulator, target)
+    depth: int,
+) -> Array:
+    """The node above these contributions, in the scratch memory of its depth; a leaf itself if it can be used as it is."""
+    first = contributions[0]
+    if len(contributions) == 1 and prescale == 1.0 and first.dtype == dtype:
+        return first
+    partial = workspace.array(~depth, dtype, first.size)
+    if len(contributions) == 1:
+        enter(first, partial, prescale)
+    else:
+        combine(op, *_children(contributions, op, prescale, dtype, workspace, depth), partial)
+    return partial
 
 
-def _overlaps(target: Array, contributions: Sequence[Array]) -> bool:
-    return any(np.may_share_memory(target, contribution) for contribution in contributions)
+def _children(
+    contributions: Sequence[Array],
+    op: ReduceOp,
+    prescale: float,
+    dtype: np.dtype[Any],
+    workspace: Workspace,
+    depth: int,
+) -> tuple[Array, Array]:
+    """The nodes below the one above these contributions, in the scratch memory of its depth and of the next one."""
+    middle = left_leaves(len(contributions))
+    return (
+        _node(contributions[:middle], op, prescale, dtype, workspace, depth),
+        _node(contributions[middle:], op, prescale, dtype, workspace, depth + 1),
+    )
+
+
+def _combined_at_once(target: Array, contributions: Sequence[Array], postscale: float) -> bool:
+    """Write the sum or mean of two vectors of 16-bit floats with a single rounding, if there is a kernel for it."""
+    if len(contributions) != 2:
+        return False
+    first, second = contributions
+    if postscale == 1.0:
+        return _sum(first, second, target)
+    # A mean that returns False has overwritten its target, so the target must not be the memory of a contribution.
+    shared = np.may_share_memory(target, first) or np.may_share_memory(target, second)
+    return postscale == 0.5 and not shared and _mean(first, second, target)
 
 
 def neutral(op: ReduceOp, dtype: np.dtype[Any]) -> Any:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import reduce
 
 import ml_dtypes
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 
 from horovod.comm import reduction
 from horovod.comm.datatypes import Array, DataType
-from horovod.comm.reduction import OF_BITS, ReduceOp, Workspace, can_fold, can_scale, reduce_into, scale
+from horovod.comm.reduction import OF_BITS, ReduceOp, Workspace, can_fold, can_scale, left_leaves, reduce_into, scale
+from rank_tree import in_tree
 
 FOLD = {
     ReduceOp.SUM: np.add,
@@ -54,13 +57,13 @@ numbers = st.floats(width=32, allow_nan=False)
 
 
 @given(
-    st.lists(st.lists(numbers, min_size=5, max_size=5), min_size=1, max_size=6),
+    st.lists(st.lists(numbers, min_size=5, max_size=5), min_size=1, max_size=14),
     st.sampled_from([op for op in FOLD if op not in OF_BITS]),
     st.sampled_from([1.0, 0.5, 0.3]),
     st.sampled_from([1.0, 1 / 3]),
-    st.integers(0, 6),
+    st.integers(0, 14),
 )
-def test_floats_fold_in_rank_order(
+def test_floats_combine_in_the_tree(
     rows: list[list[float]], op: ReduceOp, prescale: float, postscale: float, aliased: int
 ) -> None:
     """Also when the result goes over any one of the contributions; the others stay as they are."""
@@ -68,7 +71,7 @@ def test_floats_fold_in_rank_order(
     copies = [row.copy() for row in contributions]
     target = contributions[aliased] if aliased < len(contributions) else np.empty(5, np.float32)
     with np.errstate(all="ignore"):
-        expected = reduce(FOLD[op], [row * np.float32(prescale) if prescale != 1.0 else row for row in copies])
+        expected = in_tree(FOLD[op], [row * np.float32(prescale) if prescale != 1.0 else row for row in copies])
         expected = expected * np.float32(postscale) if postscale != 1.0 else expected
         reduce_into(target, contributions, op, prescale, postscale, workspace)
     np.testing.assert_array_equal(target, expected)
@@ -84,6 +87,37 @@ def test_the_order_matters_and_is_that_of_the_ranks() -> None:
     assert target[0] == 1.0
     reduce_into(target, contributions[::-1], ReduceOp.SUM, 1.0, 1.0, workspace)
     assert target[0] == 0.0
+
+
+def test_ranks_of_equal_hosts_are_in_one_tree_with_the_hosts() -> None:
+    """A tree on each host and one over the hosts are one tree if each host has the same power of two of ranks."""
+
+    def pair(left: object, right: object) -> object:
+        return left, right
+
+    for hosts in range(1, 40):
+        for each in (1, 2, 4, 8):
+            of_hosts = [in_tree(pair, range(first, first + each)) for first in range(0, hosts * each, each)]
+            assert in_tree(pair, of_hosts) == in_tree(pair, range(hosts * each))
+
+
+def test_contributions_are_free_when_they_are_reduced() -> None:
+    """Not only after a collection of garbage: they may be views of memory that is to be unmapped."""
+    contributions = [np.ones(5, np.float16) for _ in range(5)]
+    left = [weakref.ref(each) for each in contributions]
+    gc.disable()
+    try:
+        reduce_into(np.empty(5, np.float16), contributions, ReduceOp.SUM, 0.5, 1.0, workspace)
+        contributions.clear()
+        assert not [each for each in left if each() is not None]
+    finally:
+        gc.enable()
+
+
+def test_the_left_child_of_the_root() -> None:
+    for leaves in range(2, 300):
+        left, right = in_tree(lambda one, other: (sum(one), sum(other)), [(1,)] * leaves)  # type: ignore[arg-type]
+        assert (left, right) == (left_leaves(leaves), leaves - left_leaves(leaves))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

@@ -1,10 +1,11 @@
 """Every collective of the contract over a library of collectives on bytes: what ``gloo`` and ``ccl`` have in common.
 
 The library moves bytes, and Horovod reduces. So all data types work, 16-bit floats accumulate in 32 bits, every element is
-reduced in rank order, and results have the same bits as with Horovod's own engines. An allreduce of a piece has three steps,
+combined in the same tree (:mod:`horovod.comm.reduction`), and results have the same bits as with Horovod's own engines. An
+allreduce of a piece has three steps,
 
     exchange    each rank gets all ranks' contributions to its share of the piece
-    reduce      each rank reduces its share in rank order
+    reduce      each rank reduces its share
     gather      all ranks get all shares
 
 which together move as many bytes as a ring allreduce. The next piece travels while one is reduced. The size of pieces bounds

@@ -1,13 +1,14 @@
 """Every collective over a transport that moves bytes between any two ranks: what ``tcp`` and ``mpi`` have in common.
 
-Large reductions stream through ``comm.exchange.sharded_reduction``. In small ones each rank sends its whole vector to every
-other rank, which takes one latency instead of two. Other collectives move data directly between the callers' arrays. Every
-element is reduced in rank order on both paths, so the path never changes a result.
+An allreduce takes one of three ways (:class:`Way`), by the number of ranks and bytes. Every element is combined in the tree of
+:mod:`horovod.comm.reduction` on all ways, so the way never changes a result. A reducescatter streams through
+``comm.exchange.sharded_reduction``. Other collectives move data directly between the callers' arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum, auto
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ import numpy as np
 from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
 from horovod.comm.exchange.base import CollectiveKind, PeerExchange
-from horovod.comm.exchange.sharded_reduction import ShardedReduction, Staging, as_bytes
+from horovod.comm.exchange.sharded_reduction import ShardedReduction
+from horovod.comm.exchange.staging import Staging, as_bytes
+from horovod.comm.exchange.tree_reduction import MESSAGE_BYTES, TreeReduction
 from horovod.comm.ranges import Range, split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target
@@ -28,8 +31,37 @@ between 2 ranks of one host: 256 KB take 50 us whole, and 110 us in shards."""
 DIRECT_EXCESS_BYTES = 32 << 10
 """The most bytes that a rank may send in such an allreduce beyond those of an allreduce in shards: more bytes cost more than
 the latency that they save."""
+FEW_RANKS = 8
+"""Among at most so many ranks, each sends messages to all others in every allreduce: they cost no more than the latencies of a
+tree."""
+TREE_BYTES = 8 << 20
+"""How many bytes are reduced in a tree at a time, which bounds its staging memory."""
 RELAY_BYTES = 256 << 10
 """How many bytes a rank passes on at a time in a broadcast."""
+
+
+class Way(Enum):
+    """How an allreduce is carried out."""
+
+    DIRECT = auto()
+    """Each rank sends its whole vector to every other rank, and reduces all vectors: one latency."""
+    TREE = auto()
+    """A number of messages that grows with the logarithm of the ranks (``comm.exchange.tree_reduction``)."""
+    SHARDS = auto()
+    """Each rank reduces one shard, for which it exchanges messages with every other rank (``comm.exchange.sharded_reduction``):
+    the fewest bytes."""
+
+
+def way_of(size: int, nbytes: int, message_bytes: int = MESSAGE_BYTES) -> Way:
+    """How ``size`` ranks carry out an allreduce of ``nbytes``; the same on all of them.
+
+    Args:
+        message_bytes: shards of at least so many bytes are worth a message each.
+    """
+    if size > FEW_RANKS:
+        return Way.TREE if nbytes < size * message_bytes else Way.SHARDS
+    excess = (size - 1) * nbytes * (size - 2) // size
+    return Way.DIRECT if nbytes <= DIRECT_BYTES and excess <= DIRECT_EXCESS_BYTES else Way.SHARDS
 
 
 class ExchangeCommunicator(Communicator):
@@ -41,10 +73,17 @@ class ExchangeCommunicator(Communicator):
         piece_bytes: bytes that a rank sends to one other rank at a time while a reduction streams; the same on all ranks.
         relays: whether two ranks broadcast in pieces, too, so that a transport with several connections to a peer uses all of
             them; the same on all ranks.
+        message_bytes: how many bytes cost as much as a message; the same on all ranks.
     """
 
     def __init__(
-        self, rank: int, size: int, exchange: PeerExchange[Any], piece_bytes: int = PIECE_BYTES, relays: bool = False
+        self,
+        rank: int,
+        size: int,
+        exchange: PeerExchange[Any],
+        piece_bytes: int = PIECE_BYTES,
+        relays: bool = False,
+        message_bytes: int = MESSAGE_BYTES,
     ) -> None:
         super().__init__(rank, size)
         self._relays = relays
@@ -54,6 +93,8 @@ class ExchangeCommunicator(Communicator):
         self._peers = [(rank + distance) % self.size for distance in range(1, self.size)]
         self._workspace = Workspace()
         self._staging = Staging()
+        self._message_bytes = message_bytes
+        self._tree = TreeReduction(exchange, self._staging, rank, size, message_bytes)
 
     # Reductions
 
@@ -63,9 +104,16 @@ class ExchangeCommunicator(Communicator):
         length = source.length
         if not length:
             return
-        combine = self._arithmetic(op, prescale, postscale)
         dtype = source.dtype
-        if self._is_direct(length * dtype.itemsize):
+        way = way_of(self.size, length * dtype.itemsize, self._message_bytes)
+        if way is Way.TREE:
+            step = TREE_BYTES // dtype.itemsize
+            for start in range(0, length, step):
+                stop = min(start + step, length)
+                self._tree.run(Range(source, start, stop), Range(target, start, stop), op, prescale, postscale)
+            return
+        combine = self._arithmetic(op, prescale, postscale)
+        if way is Way.DIRECT:
             self._allreduce_direct(source, target, dtype, combine)
             return
         step = self._piece_bytes // dtype.itemsize
@@ -76,11 +124,6 @@ class ExchangeCommunicator(Communicator):
             self._exchange, self._staging, self.rank, dtype, step, shares, results[self.rank], results, combine
         ).run()
 
-    def _is_direct(self, size: int) -> bool:
-        """Whether sending all ``size`` bytes to every rank is faster than reducing in shards."""
-        excess = (self.size - 1) * size * (self.size - 2) // self.size
-        return size <= DIRECT_BYTES and excess <= DIRECT_EXCESS_BYTES
-
     def _allreduce_direct(
         self,
         source: Spans,
@@ -88,7 +131,7 @@ class ExchangeCommunicator(Communicator):
         dtype: np.dtype[Any],
         combine: Callable[[Array, Sequence[Array]], None],
     ) -> None:
-        """Every rank sends its whole vector to every other rank, and reduces all vectors."""
+        """Carry out an allreduce on the way ``DIRECT``."""
         exchange, length = self._exchange, source.length
         contributions = [self._staging.array("direct", 0, r, dtype, length) for r in range(self.size)]
         own = source.whole(0, length)

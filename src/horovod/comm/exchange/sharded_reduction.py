@@ -1,7 +1,7 @@
 """A reduction streamed over a ``PeerExchange``: how ``comm.exchange.communicator`` carries out allreduce and reducescatter.
 
 Every rank owns one part of the batch. In round k each rank sends piece k of every other rank's part to its owner. The owner
-reduces the contributions to piece k in rank order and, for an allreduce, sends the result to all other ranks. Between any two
+reduces the contributions to piece k and, for an allreduce, sends the result to all other ranks. Between any two
 ranks the order of the transfers is: contributions 0, contributions 1, results 0, contributions 2, results 1, ... So the next
 piece travels while one is reduced.
 
@@ -19,27 +19,8 @@ import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.exchange.base import Mark, PeerExchange
+from horovod.comm.exchange.staging import Staging, as_bytes
 from horovod.comm.ranges import Range
-
-
-def as_bytes(array: Array) -> memoryview:
-    """The memory of a contiguous vector of any data type."""
-    return array.view(np.uint8).data
-
-
-class Staging:
-    """Staging memory by use, slot and rank. It grows as needed, and all data types share it."""
-
-    def __init__(self) -> None:
-        self._memory: dict[tuple[str, int, int], Array] = {}
-
-    def array(self, use: str, slot: int, rank: int, dtype: np.dtype[Any], length: int) -> Array:
-        """A vector with arbitrary contents; the same ``use``, ``slot`` and ``rank`` get the same memory."""
-        size = length * dtype.itemsize
-        memory = self._memory.get((use, slot, rank))
-        if memory is None or memory.size < size:
-            memory = self._memory[use, slot, rank] = np.empty(size, np.uint8)
-        return memory[:size].view(dtype)
 
 
 class ShardedReduction:
@@ -54,7 +35,7 @@ class ShardedReduction:
         inputs: by rank, the part of this rank's input that the rank owns; the lengths are the same on all ranks.
         target: receives the result of this rank's own part; as long as ``inputs[rank]``.
         outputs: by rank, receives the result of the part that the rank owns; empty if results stay with their owners.
-        combine: ``combine(target, contributions)`` reduces contributions in rank order, as ``reduction.reduce_into``.
+        combine: ``combine(target, contributions)`` reduces contributions, by rank, as ``reduction.reduce_into``.
     """
 
     def __init__(

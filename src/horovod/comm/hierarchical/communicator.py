@@ -11,8 +11,8 @@ within the host, since links between hosts are slow and should never be idle. Al
 too, which are carried out one after another, so the memory that they need beside the tensors is bounded.
 
 In an allreduce the link of a host carries the data of one rank, instead of the data of every rank of the host. Contributions
-are folded in rank order within a host, and then in the order of hosts. 16-bit floats accumulate in 32 bits in both steps,
-and are rounded after each.
+are combined in a tree over the ranks of a host, and then in one over the hosts (:mod:`horovod.comm.reduction`). 16-bit floats
+accumulate in 32 bits in both steps, and are rounded after each.
 
 Barriers take the same steps. Alltoall and reducescatter use an engine of all ranks: three steps would not reduce their traffic
 between hosts. If that engine is ``tcp``, it connects at its first collective (:mod:`horovod.comm.late`).

@@ -3,7 +3,7 @@
 A reduction streams through the arena in pieces small enough for the cache. Every rank owns one shard of each piece::
 
     pack     copy the shards that others own from the tensors into my contribution          then count "packed"
-    reduce   fold all ranks' contributions to my shard, in rank order, into the result      then count "reduced"
+    reduce   reduce all ranks' contributions to my shard into the result                    then count "reduced"
     unpack   copy the whole result into the tensors
 
 A rank reads its own contribution to its own shard directly from the tensors, unless they are so small that the kernel gathers
@@ -15,7 +15,7 @@ one. Piece k uses slot k mod 2 (:mod:`horovod.comm.shm.counters`). No slot is ov
 * A rank writes its shard of the result of piece k after every peer has packed piece k. A peer packs piece k after it has
   unpacked piece k-2.
 
-In a small reduction every rank packs its whole vector, waits once, and folds the whole vectors of all ranks. The other
+In a small reduction every rank packs its whole vector, waits once, and reduces the whole vectors of all ranks. The other
 operations wait once per piece.
 
 Large collectives can bypass the arena if the kernel lets ranks read one another's memory (:mod:`horovod.comm.shm.direct`). Then
@@ -44,7 +44,7 @@ from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spa
 from horovod.comm.tuned import TunedSettings
 
 SMALL = 32 << 10
-"""Largest reduction, in bytes, in which every rank folds the whole vector after a single wait."""
+"""Largest reduction, in bytes, in which every rank reduces the whole vectors after a single wait."""
 
 MANY = 32
 """Smallest number of vectors for which an allreduce always streams, so that the kernel copies them in one call, even if they

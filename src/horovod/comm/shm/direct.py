@@ -4,7 +4,7 @@ No data is copied to shared memory, so each byte is copied at most once before i
 or three times in a collective of any size, not for every piece. An allreduce::
 
     exchange   every rank sends its tensors' addresses, and whether others can read them; if some cannot be read, stop here
-    reduce     read the others' parts of my shard, some hundred kilobytes at a time, and fold them in rank order with mine
+    reduce     read the others' parts of my shard, some hundred kilobytes at a time, and reduce them with mine
     exchange   every rank has reduced its shard, and no rank reads the others' parts any more
     gather     read the others' shards into my tensors
     exchange   no rank reads my tensors any more

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from horovod.comm.base import OnStall, give_up
 from horovod.comm.exchange.communicator import PIECE_BYTES, ExchangeCommunicator
+from horovod.comm.exchange.tree_reduction import MESSAGE_BYTES
 from horovod.comm.tcp.transport import TcpExchange
 
 
@@ -23,6 +24,7 @@ class TcpCommunicator(ExchangeCommunicator):
         stall_timeout: how long a peer may make no progress inside a collective.
         on_stall: called when a peer has made no progress for ``stall_timeout``.
         piece_bytes: bytes that a rank sends to one other rank at a time during a reduction; the same on all ranks.
+        message_bytes: how many bytes cost as much as a message; the same on all ranks.
         more: further connections to other ranks, over further networks, by index; both ends have them in the same order.
     """
 
@@ -35,7 +37,8 @@ class TcpCommunicator(ExchangeCommunicator):
         stall_timeout: timedelta,
         on_stall: OnStall = give_up,
         piece_bytes: int = PIECE_BYTES,
+        message_bytes: int = MESSAGE_BYTES,
         more: Mapping[int, Sequence[socket.socket]] | None = None,
     ) -> None:
         exchange = TcpExchange(sockets, stall_timeout, on_stall, more or {})
-        super().__init__(rank, len(sockets) + 1, exchange, piece_bytes, relays=bool(more))
+        super().__init__(rank, len(sockets) + 1, exchange, piece_bytes, bool(more), message_bytes)
