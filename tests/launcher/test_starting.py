@@ -180,7 +180,7 @@ def test_a_rank_that_is_only_late_is_waited_for(launcher: Launcher) -> None:
         ("HOROVOD_CPU_OPERATIONS", "Pigeon", "available are shm, hierarchical, tcp"),
         ("HOROVOD_GPU_OPERATIONS", "nccl", "only horovod.torch"),
         ("HOROVOD_GPU_OPERATIONS", "Pigeon", "available are nccl for the memory of GPUs"),
-        ("HOROVOD_CONTROLLER", "MPI", "available is gloo"),
+        ("HOROVOD_CONTROLLER", "MPI", "use gloo"),
     ],
 )
 def test_what_is_forced_and_does_not_exist_is_an_error_on_every_rank(

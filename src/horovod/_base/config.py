@@ -188,7 +188,7 @@ def _one_of(*choices: str) -> Callable[[str], str]:
 def _controller(text: str) -> None:
     if text.lower() != "gloo":
         raise ValueError(
-            "there is no such controller in this version; available is gloo, which needs no MPI and serves under mpirun, too"
+            "there is no such controller in this version: use gloo, which needs no MPI and also works under mpirun"
         )
 
 
@@ -238,8 +238,9 @@ class Config:
     cycle_time: timedelta = _setting(CYCLE_TIME, timedelta(0), _seconds(0, unit=1e-3), common=True)
     """How long the coordinator waits for more requests after the first that is ready; 0: not at all."""
     cache_capacity: int = _setting(CACHE_CAPACITY, 1024, _integer(0), common=True)
-    relay_threshold: int = _setting(RELAY_THRESHOLD, 8, _integer(0), common=True)
     """How many requests the announcements of a rank abbreviate; 0: none."""
+    relay_threshold: int = _setting(RELAY_THRESHOLD, 8, _integer(0), common=True)
+    """The number of connections that relays must save the first rank of a process set; if they save fewer, there are none."""
     disable_group_fusion: bool = _setting(DISABLE_GROUP_FUSION, False, _flag, common=True)
     dynamic_process_sets: bool = _setting(DYNAMIC_PROCESS_SETS, False, _flag, common=True)
     cpu_operations: str = _setting(CPU_OPERATIONS, "", str.lower)

@@ -1,14 +1,12 @@
-"""Aligns the clocks of ranks on several hosts by the collectives that they had in common. Pure.
-
-A collective is agreed on only after every rank has submitted it. So for any two ranks, the submission on one is not later than
-the agreement on the other. Each collective bounds the difference of the two clocks from both sides; many bound it closely.
-"""
+"""Aligns the clocks of ranks on several hosts by the collectives that they had in common. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from horovod.observe.clock_offset import ClockOffset, Moments
 from horovod.observe.dump import RankDump
 
 
@@ -36,26 +34,22 @@ def offsets(dumps: Mapping[int, RankDump]) -> dict[int, Offset]:
 
 
 def _between(reference: list[RankDump], others: list[RankDump]) -> Offset:
-    low, high = float("-inf"), float("inf")
+    offset = ClockOffset()
     for here in reference:
         for there in others:
             ours, theirs = _moments(here), _moments(there)
             for key in ours.keys() & theirs.keys():
-                submitted, agreed = ours[key]
-                submitted_there, agreed_there = theirs[key]
-                low = max(low, submitted - agreed_there)
-                high = min(high, agreed - submitted_there)
-    if low == float("-inf") or high == float("inf"):
+                offset.collective(ours[key], theirs[key])
+    if offset.error == math.inf:
         here, there = reference[0], others[0]
-        return Offset((here.monotonic - here.unix) - (there.monotonic - there.unix), float("inf"))
-    return Offset((low + high) / 2, abs(high - low) / 2)
+        return Offset((here.monotonic - here.unix) - (there.monotonic - there.unix), math.inf)
+    return Offset(offset.seconds, offset.error)
 
 
-def _moments(dump: RankDump) -> dict[tuple[int, ...], tuple[float, float]]:
-    """When this rank submitted each collective, and when it knew that all ranks had."""
+def _moments(dump: RankDump) -> dict[tuple[int, ...], Moments]:
     ranks = {each.id: each.ranks for each in dump.process_sets}
     return {
-        (*ranks[each.process_set], -1, each.order): (each.submitted, each.agreed)
+        (*ranks[each.process_set], -1, each.order): Moments(each.submitted, each.agreed)
         for each in dump.collectives
         if each.order and each.agreed is not None and each.process_set in ranks
     }

@@ -1,8 +1,9 @@
 """Finds the rank that delays the others, and where in a step it loses the time. Pure.
 
-Every rank waits for the last one that submits a collective. The cost of that rank is the time by which it is later than the
-second last; it was lost since the previous collective. If ranks submit several collectives without waiting, a rank that is late
-with each costs its greatest delay, not the sum.
+Every rank waits for the last one that submits a collective. If ranks submit several collectives without waiting, a rank waits
+the longest of these times, not the sum. :func:`horovod.observe.stragglers.slowest` names the rank by these waits, as it does in
+the log. That rank loses its time before the collectives that it is the last to submit: as much as it is later than the second
+last.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from typing import NamedTuple
 from horovod.diagnose.dumped_job import DumpedJob, describe_ranks
 from horovod.diagnose.finding import Finding
 from horovod.observe.dump import CollectiveRecord
+from horovod.observe.stragglers import LEAST_SHARE, slowest
 
-LEAST_SHARE = 0.05
-"""The share of the time that a rank must cost the others, more than any other rank does, to be named."""
 LEAST_COLLECTIVES = 20
 
 
@@ -48,38 +48,56 @@ class Submissions(NamedTuple):
     ended: Mapping[int, float]
 
 
-def lost_time(collectives: Iterable[Submissions]) -> dict[int, dict[str, float]]:
-    """By rank, and by name of a collective, the total of the seconds that the others lose because of this rank before it.
+class RankDelays(NamedTuple):
+    """What the ranks have waited, and lost.
+
+    Attributes:
+        waited: by rank, the seconds in which it waited for other ranks.
+        lost: by rank, and by name of a collective, the seconds that the others lose because of this rank before it.
+    """
+
+    waited: dict[int, float]
+    lost: dict[int, dict[str, float]]
+
+
+def delays(collectives: Iterable[Submissions]) -> RankDelays:
+    """The ranks' waits and losses.
 
     Args:
         collectives: collectives of the same ranks, in the order in which they were carried out.
     """
+    waited: dict[int, float] = defaultdict(float)
     lost: dict[int, dict[str, float]] = {}
     latest: dict[int, float] = {}  # by rank, how late it was at most since `since`
+    longest: dict[int, float] = {}  # by rank, how long it has waited at most since then
     since = -math.inf  # when the ranks last had everything before done
     before: Mapping[int, float] | None = None  # when the previous collective was over
     for name, submitted, ended in collectives:
         if before and all(rank in before and before[rank] <= at for rank, at in submitted.items()):
-            latest, since = {}, max(before.values())
+            latest, longest, since = {}, {}, max(before.values())
         last = max(submitted, key=lambda rank: submitted[rank])
         others = max((at for rank, at in submitted.items() if rank != last), default=submitted[last])
         late = max(0.0, submitted[last] - max(others, since))
         of_rank = lost.setdefault(last, defaultdict(float))
         of_rank[name] += max(0.0, late - latest.get(last, 0.0))
         latest[last] = max(late, latest.get(last, 0.0))
+        for rank, at in submitted.items():
+            wait = max(0.0, submitted[last] - max(at, since))
+            waited[rank] += max(0.0, wait - longest.get(rank, 0.0))
+            longest[rank] = max(wait, longest.get(rank, 0.0))
         before = ended
-    return lost
+    return RankDelays(dict(waited), lost)
 
 
 def findings(job: DumpedJob) -> list[Finding]:
     """The rank that delays the others, if one does."""
-    delays = [
+    found = [
         delay
         for number, ranks in job.members().items()
         if len(ranks) > 1 and all(rank in job.dumps for rank in ranks)
         if (delay := delay_of(job, number, ranks)) is not None
     ]
-    return [_finding(job, max(delays, key=lambda each: each.share))] if delays else []
+    return [_finding(job, max(found, key=lambda each: each.share))] if found else []
 
 
 def delay_of(job: DumpedJob, process_set: int, ranks: list[int]) -> Delay | None:
@@ -88,16 +106,18 @@ def delay_of(job: DumpedJob, process_set: int, ranks: list[int]) -> Delay | None
     common = sorted(set.intersection(*(set(each) for each in known.values())))
     if len(common) < LEAST_COLLECTIVES:
         return None
-    lost = lost_time(_submissions(job, {rank: known[rank][order] for rank in ranks}) for order in common)
+    waited, lost = delays(_submissions(job, {rank: known[rank][order] for rank in ranks}) for order in common)
     whole = job.time(ranks[0], known[ranks[0]][common[-1]].submitted) - job.time(
         ranks[0], known[ranks[0]][common[0]].submitted
     )
     if whole <= 0:
         return None
-    shares = sorted(((sum(lost.get(rank, {}).values()) / whole, rank) for rank in ranks), reverse=True)
-    if shares[0][0] - shares[1][0] < LEAST_SHARE:
+    named = slowest({rank: waited[rank] / whole for rank in ranks}, LEAST_SHARE)
+    if named is None:
         return None
-    share, rank = shares[0]
+    rank, share = named
+    if rank not in lost:
+        return None  # it was never the last: others delay it, and one another, in turn
     most = max(lost[rank], key=lambda name: lost[rank][name])
     names = [known[rank][order].name for order in common]
     after = Counter(one for one, two in pairwise(names) if two == most).most_common(1)

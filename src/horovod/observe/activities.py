@@ -2,7 +2,6 @@
 
 Those tools know the engines MPI, NCCL, oneCCL and Gloo. Horovod's own engines do what Gloo does in jobs without MPI, so their
 activities have Gloo's names. The event's arguments name the engine itself.
-Source: the contract of the public interface for the runtime, section 6.
 """
 
 from __future__ import annotations

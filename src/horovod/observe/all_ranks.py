@@ -9,12 +9,12 @@ has submitted and waits for are asynchronous events.
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from horovod.observe.clock_offset import ClockOffset, Moments
 from horovod.observe.flight_recorder import Record
 from horovod.observe.progress import Ring
 from horovod.observe.step_clock import STEP, PhaseSpan
@@ -118,17 +118,12 @@ def _collective(process_set: int, record: Record) -> RankCollective:
 
 
 class Clocks:
-    """Converts the ranks' times to rank 0's clock. Pure.
-
-    A collective is agreed on after every rank has submitted it, so each one bounds the difference of two clocks from both
-    sides. Before there is one, the quickest message bounds it.
-    """
+    """Converts the ranks' times to rank 0's clock. Pure."""
 
     def __init__(self) -> None:
         self._boot = ""
-        self._known: OrderedDict[tuple[int, int], tuple[float, float]] = OrderedDict()
-        self._bounds: dict[int, tuple[float, float]] = {}
-        self._lag: dict[int, float] = {}
+        self._known: OrderedDict[tuple[int, int], Moments] = OrderedDict()
+        self._offsets: dict[str, ClockOffset] = {}  # by system, whose ranks have one clock
 
     def offset(self, rank: int, part: TimelinePart, received: float) -> float:
         """The offset to add to the times of a part.
@@ -140,20 +135,19 @@ class Clocks:
             self._boot = part.boot
             for each in part.collectives:
                 if each.order and each.agreed:
-                    self._known[each.process_set, each.order] = each.submitted, each.agreed
+                    self._known[each.process_set, each.order] = Moments(each.submitted, each.agreed)
             while len(self._known) > _KNOWN:
                 self._known.popitem(last=False)
             return 0.0
         if part.boot and part.boot == self._boot:
             return 0.0
-        lag = self._lag[rank] = min(received - part.sent, self._lag.get(rank, math.inf))
-        low, high = self._bounds.get(rank, (-math.inf, math.inf))
+        offset = self._offsets.setdefault(part.boot or f"rank {rank}", ClockOffset())
+        offset.message(part.sent, received)
         for each in part.collectives:
             here = self._known.get((each.process_set, each.order))
             if here is not None and each.agreed:
-                low, high = max(low, here[0] - each.agreed), min(high, here[1] - each.submitted)
-        self._bounds[rank] = low, high
-        return (low + high) / 2 if math.isfinite(low + high) else lag
+                offset.collective(here, Moments(each.submitted, each.agreed))
+        return offset.seconds
 
 
 class AllRanksTimeline:

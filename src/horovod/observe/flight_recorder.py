@@ -51,6 +51,30 @@ class Record(msgspec.Struct, eq=False, gc=False):
         self.error = str(error) or type(error).__name__
 
 
+class ReportTimer:
+    """Has the first submission after a progress report is due start it, on whatever process set.
+
+    Attributes:
+        due: when, by ``time.monotonic``; infinity: not yet known.
+    """
+
+    __slots__ = ("_start", "due")
+
+    def __init__(self) -> None:
+        self.due = math.inf
+        self._start: Callable[[], None] = lambda: None
+
+    def set(self, due: float, start: Callable[[], None]) -> None:
+        """Have ``start`` called once from ``due`` on, under the lock of the requests in flight."""
+        self._start = start
+        self.due = due
+
+    def start(self) -> None:
+        """A submission has come after :attr:`due`."""
+        self.due = math.inf
+        self._start()
+
+
 class FlightRecorder:
     """The last collectives of one process set on this rank.
 
@@ -59,22 +83,21 @@ class FlightRecorder:
 
     Args:
         size: the number of records that are kept.
+        reports: is told of a submission after a report is due; None: reports are not made.
 
     Attributes:
         ring: the records, oldest first.
         count: the number of collectives that were submitted.
         carried_out: the number of collectives that the process set has carried out.
-        due, on_due: the first submission from ``due`` on calls ``on_due``, under that lock, and sets ``due`` to infinity.
     """
 
-    __slots__ = ("_occurrences", "carried_out", "count", "due", "on_due", "ring")
+    __slots__ = ("_occurrences", "_reports", "carried_out", "count", "ring")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, reports: ReportTimer | None = None) -> None:
         self.ring: deque[Record] = deque(maxlen=size)
         self.count = 0
         self.carried_out = 0
-        self.due = math.inf
-        self.on_due: Callable[[], None] = lambda: None
+        self._reports = reports or ReportTimer()
         self._occurrences: dict[str, int] = {}
 
     def submitted(self, request: Any, now: float) -> Record:
@@ -89,9 +112,8 @@ class FlightRecorder:
         number = self.count = self.count + 1
         record = Record(request, number, occurrence, now)
         self.ring.append(record)
-        if now >= self.due:
-            self.due = math.inf
-            self.on_due()
+        if now >= self._reports.due:
+            self._reports.start()
         return record
 
     def begins(self, batch: Iterable[tuple[object, Any]], engine: str, agreed: float) -> None:

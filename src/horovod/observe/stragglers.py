@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from horovod._base.config import Config
 from horovod.observe.progress import PHASES, StepProgress
 
+LEAST_SHARE = Config.straggler_percent / 100
+"""The share of their time that a rank must cost the others to be named, if the user does not choose another."""
 STEPS = 100
 """Over how many steps the ranks are compared."""
 _AGAIN_SECONDS = 600.0
@@ -45,7 +48,7 @@ class Straggler(NamedTuple):
 
     Attributes:
         share: the share of their time that the others lose because of it.
-        phase: the phase (of :data:`PHASES`) in which it takes longer than the others; "" if there is none.
+        phase: the phase (of :data:`PHASES`) that explains at least half of what the others lose; "" if none does.
         longer: by how many seconds it takes longer in each step.
         step_seconds: the duration of a step in seconds.
         awaited, line: the collective that another rank waits for most, and the script's line there.
@@ -62,6 +65,20 @@ class Straggler(NamedTuple):
     line: str
 
 
+def slowest(waits: Mapping[int, float], least_share: float) -> tuple[int, float] | None:
+    """The rank that delays the others, and the share of their time that it costs them; None if none does.
+
+    Every reader of what ranks did names the rank by this rule: the log, the diagnosis and the summary of a timeline.
+
+    Args:
+        waits: by rank, the share of the time in which it has waited for other ranks.
+    """
+    if len(waits) < 2:
+        return None
+    (least, rank), (second, _) = sorted((share, rank) for rank, share in waits.items())[:2]
+    return (rank, second - least) if second - least > least_share else None
+
+
 def straggler(process_set: int, totals: Mapping[int, Total], least_share: float) -> Straggler | None:
     """The rank that delays the other ranks of a process set; None if none does.
 
@@ -70,10 +87,11 @@ def straggler(process_set: int, totals: Mapping[int, Total], least_share: float)
     """
     if len(totals) < 2 or any(each.steps == 0 or each.seconds <= 0 for each in totals.values()):
         return None
-    waits = sorted((each.waiting_by_set.get(process_set, 0.0) / each.seconds, rank) for rank, each in totals.items())
-    share, slow = waits[1][0] - waits[0][0], waits[0][1]
-    if share <= least_share:
+    waits = {rank: each.waiting_by_set.get(process_set, 0.0) / each.seconds for rank, each in totals.items()}
+    found = slowest(waits, least_share)
+    if found is None:
         return None
+    slow, share = found
     own = totals[slow]
     others = [each for rank, each in totals.items() if rank != slow]
     longer = [
@@ -81,14 +99,16 @@ def straggler(process_set: int, totals: Mapping[int, Total], least_share: float)
         for phase in range(len(PHASES))
     ]
     most = max(range(len(PHASES)), key=lambda phase: longer[phase])
-    waiter = totals[waits[-1][1]]
+    waiter = totals[max(waits, key=lambda rank: waits[rank])]
+    step_seconds = own.seconds / own.steps
+    explained = longer[most] >= share * step_seconds / 2
     return Straggler(
         process_set,
         slow,
         share,
-        PHASES[most] if longer[most] > 0 else "",
-        max(0.0, longer[most]),
-        own.seconds / own.steps,
+        PHASES[most] if explained else "",
+        longer[most] if explained else 0.0,
+        step_seconds,
         own.steps,
         waiter.awaited,
         waiter.line,
@@ -155,6 +175,6 @@ def describe(found: Straggler, host: str) -> str:
     at = f" They wait at '{found.awaited}'" + (f" ({found.line})." if found.line else ".") if found.awaited else ""
     group = f" of process set {found.process_set}" if found.process_set else ""
     return (
-        f"rank {found.rank} on host {host} holds up the other ranks{group}{where}{longer}. They lose {found.share:.0%} of the "
-        f"last {found.steps} steps by it, which took {found.step_seconds * 1e3:.1f} ms each.{at}"
+        f"rank {found.rank} on host {host} holds up the other ranks{group}{where}{longer}. It cost them {found.share:.0%} of "
+        f"the last {found.steps} steps, which took {found.step_seconds * 1e3:.1f} ms each.{at}"
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
@@ -16,10 +15,7 @@ from horovod.comm.datatypes import Array, DataType
 from horovod.core.requests.tensor import Tensor
 from horovod.tensorflow.errors import UnsupportedType
 
-DATA_TYPES: dict[tf.DType, DataType] = {
-    tf.as_dtype(data_type.numpy): data_type for data_type in DataType if data_type.numpy != np.dtype(ml_dtypes.bfloat16)
-}
-DATA_TYPES[tf.bfloat16] = DataType.BFLOAT16
+DATA_TYPES: dict[tf.DType, DataType] = {tf.as_dtype(each.label): each for each in DataType}
 
 _ALIGNMENT = 64
 """In bytes. TensorFlow takes over memory without a copy if its address is a multiple of this."""

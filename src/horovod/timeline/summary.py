@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from horovod.diagnose.stragglers import LEAST_COLLECTIVES, LEAST_SHARE, Submissions, lost_time
+from horovod.diagnose.stragglers import LEAST_COLLECTIVES, RankDelays, Submissions, delays
+from horovod.observe.stragglers import LEAST_SHARE, slowest
 from horovod.timeline.collectives import RecordedCollective
 
 Interval = tuple[float, float]
@@ -118,7 +119,7 @@ def summarize(found: Sequence[RecordedCollective]) -> Summary:
     running = union((each.begun, each.ended) for each in cut)
     busy = union((min(each.submitted.values(), default=each.begun), each.ended) for each in found)
     carried_out = length(running)
-    ranks = _ranks(cut)
+    ranks, straggler = _ranks(cut, seconds)
     return Summary(
         seconds,
         carried_out,
@@ -128,7 +129,7 @@ def summarize(found: Sequence[RecordedCollective]) -> Summary:
         _operations(cut),
         _tensors(found),
         ranks,
-        _straggler(ranks, seconds, len(cut)),
+        straggler,
     )
 
 
@@ -205,15 +206,17 @@ def _tensors(found: Iterable[RecordedCollective]) -> list[TensorTotal]:
     return sorted(totals, key=lambda each: -(each.waited + each.carried_out))
 
 
-def _ranks(cut: Sequence[Batch]) -> list[RankTotal]:
+def _ranks(cut: Sequence[Batch], seconds: float) -> tuple[list[RankTotal], int | None]:
+    """The totals by rank, and the rank that delays the others, if one does."""
     waited = waits(cut)
     # Ranks of smaller process sets count from zero as well: only batches of as many ranks as the largest have are compared.
     whole = [each for each in cut if len(each.submitted) == len(waited) > 1]
-    lost = lost_time(
+    found = delays(
         Submissions(each.tensors[0].tensor, each.submitted, dict.fromkeys(each.submitted, each.ended)) for each in whole
     )
+    lost = found.lost
     last = [max(each.submitted, key=lambda rank: each.submitted[rank]) for each in whole]
-    return [
+    totals = [
         RankTotal(
             rank,
             length(waited[rank]),
@@ -223,10 +226,11 @@ def _ranks(cut: Sequence[Batch]) -> list[RankTotal]:
         )
         for rank in waited
     ]
+    return totals, _straggler(found, seconds, len(cut))
 
 
-def _straggler(ranks: Sequence[RankTotal], seconds: float, count: int) -> int | None:
-    if len(ranks) < 2 or count < LEAST_COLLECTIVES or seconds <= 0:
+def _straggler(found: RankDelays, seconds: float, count: int) -> int | None:
+    if count < LEAST_COLLECTIVES or seconds <= 0:
         return None
-    first, second = sorted(ranks, key=lambda each: -each.lost)[:2]
-    return first.rank if (first.lost - second.lost) / seconds >= LEAST_SHARE else None
+    named = slowest({rank: waited / seconds for rank, waited in found.waited.items()}, LEAST_SHARE)
+    return named[0] if named is not None and named[0] in found.lost else None

@@ -16,22 +16,10 @@ from horovod.comm.spans import Layout
 from horovod.core.requests.tensor import Tensor
 
 DATA_TYPES: dict[torch.dtype, DataType] = {
-    torch.uint8: DataType.UINT8,
-    torch.int8: DataType.INT8,
-    torch.int16: DataType.INT16,
-    torch.int32: DataType.INT32,
-    torch.int64: DataType.INT64,
-    torch.float16: DataType.FLOAT16,
-    torch.bfloat16: DataType.BFLOAT16,
-    torch.float32: DataType.FLOAT32,
-    torch.float64: DataType.FLOAT64,
-    torch.bool: DataType.BOOL,
-    torch.complex64: DataType.COMPLEX64,
-    torch.complex128: DataType.COMPLEX128,
+    getattr(torch, each.label): each
+    for each in DataType
+    if hasattr(torch, each.label)  # PyTorch 2.3: wide unsigned types
 }
-for _name in ("uint16", "uint32", "uint64"):  # PyTorch 2.3 and newer
-    if hasattr(torch, _name):
-        DATA_TYPES[getattr(torch, _name)] = DataType[_name.upper()]
 
 REACHABLE = {"cuda"}
 """Kinds of devices, beside the CPU, whose tensors can be communicated. ROCm's devices are called ``cuda`` too."""

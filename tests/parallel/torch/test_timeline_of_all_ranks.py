@@ -25,7 +25,7 @@ def train(steps: int) -> None:
 
     hvd.init()
     if hvd.rank() == 0:
-        assert running().workers[0].role.timeline is None  # so recording leaves the fast path on
+        assert running().observer.timeline is None  # so recording leaves the fast path on
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     for _ in range(steps):

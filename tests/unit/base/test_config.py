@@ -199,8 +199,8 @@ def test_numbers_outside_their_limits_are_refused(variable: str, text: str) -> N
         (config.THREAD_AFFINITY, "0,,1", "whole number"),
         (config.STALL_CHECK_TIME, "soon", "expected a number"),
         (config.ELASTIC, "maybe", "0 or 1"),
-        (config.CONTROLLER, "mpi", "available is gloo"),
-        (config.CONTROLLER, "NCCL", "available is gloo"),
+        (config.CONTROLLER, "mpi", "use gloo"),
+        (config.CONTROLLER, "NCCL", "use gloo"),
     ],
 )
 def test_the_error_says_what_is_expected(variable: str, text: str, advice: str) -> None:

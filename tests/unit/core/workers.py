@@ -367,7 +367,7 @@ def is_asleep(worker: WorkerThread) -> bool:
 def await_decision(coordinator: Rank, members: int) -> Callable[[], None]:
     """Returns a function that waits until all members have announced the next request. Call it before they submit."""
     timeline = NotingTimeline()
-    coordinator.worker.role.timeline = timeline
+    coordinator.worker.role.observer.timeline = timeline
     return lambda: wait_until(lambda: timeline.calls.count("ready") >= members, "the decision")
 
 

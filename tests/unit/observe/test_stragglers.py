@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from horovod._base.config import Config
 from horovod.comm.datatypes import DataType
 from horovod.core.negotiation.messages import Operation, Request, TensorSpec
+from horovod.diagnose.stragglers import Submissions, delays
 from horovod.observe import step_clock
 from horovod.observe.flight_recorder import FlightRecorder
 from horovod.observe.progress import PHASES, ProgressMeter, StepProgress, merged, overlap
 from horovod.observe.step_clock import BACKWARD, DATA, FORWARD, REDUCTION, UPDATE, StepClock
-from horovod.observe.stragglers import STEPS, StragglerWatch, describe
+from horovod.observe.stragglers import LEAST_SHARE, STEPS, StragglerWatch, describe, slowest
 
 BUCKET_BYTES = 400
 REDUCED_IN = 0.002
@@ -236,6 +238,54 @@ def test_the_line_says_who_where_and_how_much(ranks_of: Callable[[int], list[Sim
     report(ranks, watch)
     (found,) = watch.found({0: [0, 1]}, 0.0)
     assert describe(found, "h7") == (
-        "rank 1 on host h7 holds up the other ranks in forward: it takes 10.0 ms longer there than they do. They lose 20% of "
-        "the last 100 steps by it, which took 50.0 ms each. They wait at 'bucket.0' (train.py:7)."
+        "rank 1 on host h7 holds up the other ranks in forward: it takes 10.0 ms longer there than they do. It cost them "
+        "20% of the last 100 steps, which took 50.0 ms each. They wait at 'bucket.0' (train.py:7)."
     )
+
+
+def submissions(ranks: Sequence[SimulatedRank]) -> list[Submissions]:
+    """What the recorders of all ranks say of each collective, by one clock."""
+    found = []
+    for records in zip(*(rank.recorder.ring for rank in ranks), strict=True):
+        by_rank = list(zip(ranks, records, strict=True))
+        found.append(
+            Submissions(
+                records[0].request.name,
+                {number: record.submitted - rank.offset for number, (rank, record) in enumerate(by_rank)},
+                {number: record.ended - rank.offset for number, (rank, record) in enumerate(by_rank)},
+            )
+        )
+    return found
+
+
+@settings(max_examples=20)
+@given(data=st.data(), count=st.integers(2, 4), hooks=st.booleans())
+def test_the_diagnosis_names_the_rank_that_the_log_names(data: st.DataObject, count: int, hooks: bool) -> None:
+    turns = data.draw(st.lists(st.lists(seconds, min_size=count, max_size=count), min_size=1, max_size=5))
+    with pytest.MonkeyPatch.context() as patch:
+        ranks = made_ranks(patch)(count)
+        for number in range(20):
+            steps = [Step(0.01, 0.01, 0.01, late) for late in turns[number % len(turns)]]
+            make_step(ranks, steps, 1, hooks)
+        waits = {rank: each.waiting_by_set.get(0, 0.0) for rank, each in enumerate(report(ranks, StragglerWatch(0.0)))}
+    waited = delays(submissions(ranks)).waited
+    assert waited == pytest.approx(waits, abs=1e-6)
+    log, diagnosis = (
+        slowest({rank: each / ranks[0].at for rank, each in found.items()}, LEAST_SHARE) for found in (waits, waited)
+    )
+    assert (log and log[0]) == (diagnosis and diagnosis[0])
+    assert Config().straggler_percent / 100 == LEAST_SHARE
+
+
+def test_a_phase_is_named_only_if_it_explains_the_loss(ranks_of: Callable[[int], list[SimulatedRank]]) -> None:
+    """Each phase of the slow rank takes a little longer, and none of them half of what the others lose."""
+    ranks, watch = ranks_of(2), StragglerWatch(0.10)
+    fast, slow = Step(0.01, 0.01, 0.01, 0.01), Step(0.014, 0.014, 0.014, 0.0145)
+    make_step(ranks, [fast, slow], 1)
+    report(ranks, watch)
+    for _ in range(STEPS):
+        make_step(ranks, [fast, slow], 1)
+    report(ranks, watch)
+    (found,) = watch.found({0: [0, 1]}, 0.0)
+    assert (found.rank, found.phase, found.longer) == (1, "", 0.0)
+    assert " holds up the other ranks. It cost them " in describe(found, "h")

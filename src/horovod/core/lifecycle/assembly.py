@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from horovod._base.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
+from horovod.autotune.tuner import Tuner
 from horovod.comm.base import Communicator, Stall
 from horovod.comm.engine import Bootstrap, EngineError, EngineGroup, EngineSettings, Gather, MpiRanks
 from horovod.comm.late import LateCommunicator
@@ -28,8 +29,10 @@ from horovod.control.mesh import ConnectionKey, Endpoint, data_connections
 from horovod.core.engines.engine_building import build_engine, build_proposals
 from horovod.core.engines.member_exchange import ExchangeOverConnections
 from horovod.core.lifecycle.late_connections import LateConnections, ListenerSettings, by_index
+from horovod.core.lifecycle.tuning import make_tuner
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.worker.cpu_affinity import CpuPlacement
+from horovod.core.worker.observer import Observer
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
 
@@ -78,6 +81,8 @@ def assemble(
     deadline: float,
     mpi: MpiRanks | None = None,
     listener_settings: ListenerSettings | None = None,
+    observer: Observer | None = None,
+    recuts: Callable[[], bool] = lambda: False,
 ) -> WorkerThread:
     """Build the worker thread of process set ``group`` on this rank, ready to start. Every member must call it.
 
@@ -89,6 +94,8 @@ def assemble(
         deadline: ``time.monotonic`` by which all members must have answered.
         mpi: by global rank, the rank's number in MPI.
         listener_settings: the settings for connections that the engine makes at its first use; None: it makes all now.
+        observer: what observes the workers of this rank.
+        recuts: for autotuning, see :class:`~horovod.autotune.tuner.Tuner`.
 
     Raises:
         EngineError: no engine can serve this group, or the one that was forced cannot.
@@ -99,8 +106,11 @@ def assemble(
     connections = {list(ranks).index(key.peer): sockets[key] for key in keys}
     builder = EngineBuilder(group, rank, placement, endpoints, connect, config, watch, deadline, mpi, listener_settings)
     communicator = builder.build(ranks, connections, DATA, tree=tree)
+    tuner: Tuner | None = None
     if config.autotune and group == GLOBAL:
         communicator = builder.with_alternatives(communicator, ranks, connections, tree)
+        if index == COORDINATOR and len(ranks) > 1:
+            tuner = make_tuner(config, communicator, [endpoint.host for endpoint in endpoints], recuts)
     try:
         proposals = build_proposals(
             EngineGroup(index, len(ranks), tuple(endpoints[member].host for member in ranks)),
@@ -114,7 +124,19 @@ def assemble(
         raise
     channels = {member: Channel(connection) for member, connection in connections.items()}
     return WorkerThread(
-        str(group), ranks, index, channels, communicator, config, watch, on_stopped, placement, proposals, tree
+        str(group),
+        ranks,
+        index,
+        channels,
+        communicator,
+        config,
+        watch,
+        on_stopped,
+        placement,
+        proposals,
+        tree,
+        observer,
+        tuner,
     )
 
 

@@ -55,8 +55,8 @@ from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.watching import LIVENESS, Watching, liveness_connections, liveness_tree
 from horovod.core.lifecycle.world import World, find_local_ranks
-from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
+from horovod.core.worker.observer import Observer
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
 
@@ -83,6 +83,7 @@ class Generation:
         workers: by process set id, the worker threads of the sets that this rank is a member of.
         termination: whether and how the generation has ended.
         recording: its timeline.
+        observer: observes the workers.
         secret: the secret of the job, for connections that are made later.
         objects: protects pickles on the data plane.
         watch: takes the worker threads' reports of failures.
@@ -108,7 +109,8 @@ class Generation:
         self.generation = earlier + 1
         self.workers: dict[int, WorkerThread] = {}
         self.termination = Termination(self.identity.rank, self.workers, config.timeout.total_seconds())
-        self.recording = Recording(config, self.identity.rank, self.workers)
+        self.observer = Observer()
+        self.recording = Recording(config, self.identity.rank, self.observer)
         self.process = os.getpid()
         self.secret = b""
         self.objects = ObjectProtection(b"", self.identity.rank)
@@ -312,6 +314,7 @@ class Generation:
             self.workers,
             self.termination,
             self.recording,
+            self.observer,
         )
 
         def connect(keys: list[ConnectionKey]) -> dict[ConnectionKey, Connection]:
@@ -343,15 +346,15 @@ class Generation:
                 deadline,
                 self.mpi,
                 self.listener_settings(),
+                self.observer,
+                lambda: self.buckets_are_tuned,
             )
         if self.device_engine:
             all_ranks = self.workers[0]
             all_ranks.executor.devices = DeviceEngines(
                 self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
-        self._tune()
-        self.recording.hosts = [endpoint.host for endpoint in self._endpoints]
-        self.recording.begin()
+        self.recording.begin([endpoint.host for endpoint in self._endpoints])
         watching.start()
         for worker in self.workers.values():
             worker.start()
@@ -374,20 +377,6 @@ class Generation:
 
         seconds = self.config.start_timeout.total_seconds()
         return ListenerSettings(identity.size, open_mesh, f"{self.generation}.late", self.secret, seconds)
-
-    def _tune(self) -> None:
-        """Start autotuning of the global process set on rank 0, if it is enabled."""
-        worker = self.workers[0]
-        if self.config.autotune and self.identity.size > 1 and isinstance(worker.role, Coordinator):
-            hosts = [endpoint.host for endpoint in self._endpoints]
-            worker.role.tuner = tuning.make_tuner(
-                self.config, worker.communicator, hosts, lambda: self.buckets_are_tuned
-            )
-
-    def report_progress_of(self, worker: WorkerThread) -> None:
-        """Include a worker that is added later in the progress reports."""
-        if self._watching is not None:
-            self._watching.follow(worker)
 
     def discard(self) -> None:
         """Release what a failed :meth:`start` has made. No thread runs yet."""

@@ -2,7 +2,7 @@
 
 A set is a list of ranks, the same on every rank; or an mpi4py communicator, of which each rank passes its own: each colour of a
 ``Split`` becomes a set. Numbers are 1, 2, ...: first the communicators in the order of the list, the groups of each in
-ascending order, then the lists of ranks. Source: the common contract of the public interface, section 2.
+ascending order, then the lists of ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Process sets of the public interface: subsets of the job's ranks that run collectives of their own.
 
 ``membership`` has the sets of the running generation, which fills it in. A :class:`ProcessSet` only reads it.
-Source: the common contract of the public interface, section 9.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from horovod.core.lifecycle.recording import Recording
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe import host_system
 from horovod.observe.all_ranks import PartMaker, TimelinePart
+from horovod.observe.flight_recorder import ReportTimer
 from horovod.observe.live import JobSnapshot, LiveJob
 from horovod.observe.progress import ProgressMeter, StepProgress
 from horovod.observe.step_clock import clock
@@ -41,7 +42,7 @@ _decoder = msgspec.msgpack.Decoder(StepProgress | TimelinePart)
 
 
 class ProgressReports:
-    """The progress reports of one generation on one rank. All methods but :meth:`follow` are for the thread that ``post`` uses.
+    """The progress reports of one generation on one rank. All methods are for the thread that ``post`` uses.
 
     Args:
         hosts: by rank.
@@ -49,6 +50,7 @@ class ProgressReports:
         least_share: the smallest share of the time by which a rank must delay the others to be named; 0: never name one.
         recoveries: the number of earlier generations.
         recording: gets the parts of the timeline of all ranks.
+        timer: starts reports.
         post: calls a function on that thread.
         send: sends a report to rank 0; called on every other rank.
     """
@@ -61,6 +63,7 @@ class ProgressReports:
         least_share: float,
         recoveries: int,
         recording: Recording,
+        timer: ReportTimer,
         post: Callable[[Callable[[], None]], None],
         send: Callable[[bytes], None],
     ) -> None:
@@ -78,13 +81,11 @@ class ProgressReports:
         self._watch = StragglerWatch(least_share)
         self._live = LiveJob(hosts, self._last, recoveries)
         self._lock = threading.Lock()  # guards the state of the job, which the live view reads
+        self._timer = timer
+        self._set_timer()
 
-    def follow(self, worker: WorkerThread) -> None:
-        """Make a report when a submission to this worker comes and one is due."""
-        recorder = worker.recorder
-        if recorder is not None:
-            recorder.on_due = lambda: self._post(self._report)
-            recorder.due = self._last + self._period
+    def _set_timer(self) -> None:
+        self._timer.set(self._last + self._period, lambda: self._post(self._report))
 
     def take(self, rank: int, body: bytes, received: float) -> None:
         """On rank 0: take the report of a rank.
@@ -114,8 +115,7 @@ class ProgressReports:
         now = time.monotonic()
         if now - self._last >= self._period:
             self._send_now(now)
-        for worker in list(self._workers.values()):
-            self.follow(worker)
+        self._set_timer()
 
     def _send_now(self, now: float) -> None:
         self._last = now

@@ -6,11 +6,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from horovod._base.config import DYNAMIC, TIMELINE, Config
-from horovod.core.worker.coordinator import Coordinator
-from horovod.core.worker.worker import WorkerThread
+from horovod.core.worker.observer import Observer
 from horovod.observe.all_ranks import AllRanksTimeline, TimelinePart
 from horovod.observe.timeline import Timeline
 
@@ -22,25 +21,28 @@ class Recording:
 
     Args:
         rank: this rank.
-        workers: by process set id; the sets that this rank coordinates are recorded.
+        observer: gets the timeline; the process sets that this rank coordinates are recorded.
 
     Attributes:
         of_all_ranks: whether the timeline shows all ranks.
-        hosts: by rank, for such a timeline; set before it begins.
     """
 
-    def __init__(self, config: Config, rank: int, workers: Mapping[int, WorkerThread]) -> None:
+    def __init__(self, config: Config, rank: int, observer: Observer) -> None:
         self._config = config
         self._rank = rank
-        self._workers = workers
-        self._timeline: Timeline | None = None
+        self._observer = observer
         self._all_ranks: AllRanksTimeline | None = None
         self.of_all_ranks = config.timeline_all_ranks and bool(config.timeline)
-        self.hosts: list[str] = []
+        self._hosts: Sequence[str] = ()
         self._lock = threading.RLock()
 
-    def begin(self) -> None:
-        """Start recording if the environment names a file."""
+    def begin(self, hosts: Sequence[str]) -> None:
+        """Start recording if the environment names a file.
+
+        Args:
+            hosts: by rank, for timelines of all ranks.
+        """
+        self._hosts = hosts
         if self._config.timeline and self._config.timeline.upper() != DYNAMIC:
             self.start(self._config.timeline, self._config.timeline_mark_cycles)
 
@@ -54,13 +56,13 @@ class Recording:
         """
         if not self._config.timeline:
             raise ValueError(f"Set {TIMELINE}={DYNAMIC} to enable dynamic timeline usage.")
-        present = self._all_ranks or self._timeline
+        present = self._all_ranks or self._observer.timeline
         if self._rank != 0 or (present is not None and present.path == path):
             return
         with self._lock:
             try:
                 if self.of_all_ranks:
-                    all_ranks = AllRanksTimeline(path, self.hosts, time.monotonic())
+                    all_ranks = AllRanksTimeline(path, self._hosts, time.monotonic())
                     self.stop()
                     self._all_ranks = all_ranks
                     return
@@ -69,14 +71,7 @@ class Recording:
                 _log.error("the timeline %s cannot be written: %s", path, error)
                 return
             self.stop()
-            self._timeline = timeline
-            for worker in list(self._workers.values()):
-                self.follow(worker)
-
-    def follow(self, worker: WorkerThread) -> None:
-        """Record a worker thread; it may be added after the start."""
-        if isinstance(worker.role, Coordinator):
-            worker.role.timeline = self._timeline
+            self._observer.timeline = timeline
 
     def add(self, rank: int, part: TimelinePart, received: float) -> None:
         """Write a part of a rank, if a timeline of all ranks is being written."""
@@ -96,8 +91,6 @@ class Recording:
             all_ranks, self._all_ranks = self._all_ranks, None
             if all_ranks is not None:
                 all_ranks.close()
-            timeline, self._timeline = self._timeline, None
+            timeline, self._observer.timeline = self._observer.timeline, None
             if timeline is not None:
-                for worker in list(self._workers.values()):
-                    self.follow(worker)
                 timeline.close()

@@ -27,6 +27,7 @@ from horovod.core.lifecycle.recording import Recording
 from horovod.core.lifecycle.standing import StandingReporter
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.negotiation.tree import COORDINATOR, Tree
+from horovod.core.worker.observer import Observer
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe import threads
@@ -63,6 +64,7 @@ class Watching:
         generation: the number of the generation.
         workers: by process set id; it may still be empty.
         recording: the timeline.
+        observer: observes the workers.
 
     Attributes:
         watch: takes reports of failures.
@@ -78,6 +80,7 @@ class Watching:
         workers: Mapping[int, WorkerThread],
         termination: Termination,
         recording: Recording,
+        observer: Observer,
     ) -> None:
         self.watch: Watch = NoPeers(termination)
         self._config = config
@@ -88,6 +91,7 @@ class Watching:
         self._monitor: LivenessMonitor | None = None
         self._speaks_for_others = False
         self._recording = recording
+        self._observer = observer
         self._generation = generation
         self._live: LiveServer | None = None
         self._dumper: Dumper | None = None
@@ -204,11 +208,6 @@ class Watching:
         if self._monitor is not None:
             self._monitor.report_progress(body)
 
-    def follow(self, worker: WorkerThread) -> None:
-        """Report the progress of a worker from now on."""
-        if self._progress is not None:
-            self._progress.follow(worker)
-
     def finish_timeline(self) -> None:
         """Before :meth:`close`: write the rest of a timeline of all ranks, within some seconds."""
         if self._progress is None or not self._recording.of_all_ranks:
@@ -232,11 +231,10 @@ class Watching:
                 self._config.straggler_percent / 100,
                 self._generation - 1,
                 self._recording,
+                self._observer.reports,
                 self._dumper.post,
                 self._send_progress,
             )
-            for worker in self._workers.values():
-                self._progress.follow(worker)
             if self._rank == 0 and (len(self._endpoints) > 1 or self._config.metrics):
                 self._live = self._make_live_server(self._progress)
                 self._live.start()

@@ -1,8 +1,7 @@
 """The processes that make up the job: all that were launched, those of a list, or those of an mpi4py communicator.
 
 :func:`choose` makes a :class:`World` of the argument of ``init(comm=...)``. Ranks are renumbered, in the order of the list or
-as the communicator numbers them. Several lists that share no rank are several jobs, side by side. Source: the common contract
-of the public interface, section 2.
+as the communicator numbers them. Several lists that share no rank are several jobs, side by side.
 """
 
 from __future__ import annotations

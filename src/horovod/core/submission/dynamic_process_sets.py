@@ -266,6 +266,7 @@ def assemble_set(
             deadline,
             context.mpi,
             context.listener_settings(),
+            context.observer,
         )
     except BaseException:
         for made in sockets.values():
@@ -276,8 +277,6 @@ def assemble_set(
 def start_set(context: Generation, group: int, worker: WorkerThread) -> None:
     """Start the worker of a set that all members have made."""
     context.workers[group] = worker
-    context.recording.follow(worker)
-    context.report_progress_of(worker)
     worker.start()
     # The job may have failed before this worker was listed, so nothing else would abort it. A rank that has left in good
     # order is no reason to abort: it need not be a member of this set.

@@ -43,8 +43,10 @@ from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.requests.batch import Batch
 from horovod.core.requests.devices import engine_of
 from horovod.core.worker.connections import Connections
+from horovod.core.worker.observer import Observer
 from horovod.core.worker.role import NOT_RECORDED, Role, Schedule, Watch
 from horovod.observe.activities import activity
+from horovod.observe.clock_offset import ClockOffset
 from horovod.observe.stall import Stalled, StallInspector, describe_different_names
 from horovod.observe.timeline import TensorLabel, Timeline
 
@@ -71,6 +73,8 @@ class Coordinator(Role):
         engine: the name of the set's engine, for the timeline.
         tree: the tree of the members' connections; None: all members are connected with this rank.
         proposals: None if the ranks share no memory.
+        observer: has the timeline.
+        tuner: autotuning, on rank 0 for the global process set; None for others.
     """
 
     announces_between_batches = False
@@ -85,8 +89,12 @@ class Coordinator(Role):
         watch: Watch,
         engine: str,
         tree: Tree | None = None,
+        observer: Observer | None = None,
+        tuner: Tuner | None = None,
     ) -> None:
         tree = tree or Tree.flat(len(ranks))
+        self.observer = observer or Observer()
+        self.tuner = tuner
         self._groups = {member: tree.group(member) for member in tree.children(COORDINATOR)}
         self._relays = [member for member, group in self._groups.items() if len(group) > 1]
         self._gathering = True
@@ -114,9 +122,7 @@ class Coordinator(Role):
                 config.stall_shutdown_time,
                 config.stall_warning_time,
             )
-        self._least_lag: dict[
-            int, float
-        ] = {}  # by member: its clock's difference from this rank's, plus a message's travel time
+        self._clocks: dict[int, ClockOffset] = {}  # by member
         self._turn_seconds = min(TURN_SECONDS, (self._limit_seconds or math.inf) / 4)
         self._looked_at_launcher = 0.0
         self._planned = math.inf
@@ -126,10 +132,6 @@ class Coordinator(Role):
             0.0  # the state of announcements that was looked at, and asked about, last
         )
         self._fusion_threshold = config.fusion_threshold
-        self.tuner: Tuner | None = None
-        """On rank 0, for the global process set. Set before the worker's thread starts."""
-        self.timeline: Timeline | None = None
-        """Another thread may set it at any moment, so each use reads it once."""
 
     # Messages
 
@@ -194,15 +196,14 @@ class Coordinator(Role):
             member: the sender of the message, sent at ``sent`` by its clock.
 
         The message may have waited in its socket, while a collective ran here. Of all messages of the member, one that did not
-        wait shows the difference of the clocks.
+        wait shows the offset of its clock.
         """
-        now = time.monotonic()
-        lag = now - sent
-        least = self._least_lag[member] = min(lag, self._least_lag.get(member, lag))
-        if self.timeline is None:
+        clock = self._clocks.setdefault(member, ClockOffset())
+        clock.message(sent, time.monotonic())
+        if self.observer.timeline is None:
             return ()
         found = ages[-count:] if len(ages) >= count else [0.0] * count
-        return [now - (lag - least) - age for age in found]
+        return [sent + clock.seconds - age for age in found]
 
     def _count(self, member: int, requests: Sequence[Request], since: Sequence[float]) -> None:
         self._mark((member,), requests, since)
@@ -210,7 +211,7 @@ class Coordinator(Role):
 
     def _mark(self, members: Sequence[int], requests: Sequence[Request], since: Sequence[float]) -> None:
         """Note in the timeline that members are ready."""
-        timeline = self.timeline
+        timeline = self.observer.timeline
         if timeline is None:
             return
         for index, request in enumerate(requests):
@@ -233,9 +234,10 @@ class Coordinator(Role):
         """Whether small collectives may run without an order now."""
         if self.tuner is not None and self.tuner.due is not None:
             return False  # only an order can carry the settings
-        return self._negotiator.idle and self.timeline is None
+        return self._negotiator.idle and self.observer.timeline is None
 
     def settled(self) -> None:
+        """Note that this rank has nothing in flight."""
         if self._proposals is not None and self.fast_path_open():
             self._proposals.reopen()
 
@@ -247,7 +249,7 @@ class Coordinator(Role):
         if self._negotiator.has_ready and not self._in_window():
             tuned = self._take_tuned() if self.tuner is not None else None
             batches = fuse(self._negotiator.take(), self._fusion_threshold, self._config.disable_group_fusion)
-            timeline = self.timeline
+            timeline = self.observer.timeline
             if timeline is not None:
                 timeline.cycle()
             self._order(batches, tuned)
@@ -326,7 +328,7 @@ class Coordinator(Role):
 
     def _tell_relays(self) -> None:
         """While a timeline is written it shows each rank's announcement, so relays pass each on at once."""
-        gathering = self.timeline is None
+        gathering = self.observer.timeline is None
         if gathering != self._gathering:
             self._gathering = gathering
             body = Message(encode(Gather(gathering)))
@@ -336,7 +338,7 @@ class Coordinator(Role):
     # The timeline
 
     def record(self, batch: Batch) -> AbstractContextManager[None]:
-        timeline = self.timeline
+        timeline = self.observer.timeline
         return NOT_RECORDED if timeline is None else self._recorded(timeline, batch)
 
     @contextmanager

@@ -40,9 +40,9 @@ class Executor:
         seconds: how long a device may take for a collective after it has begun it.
         recorder: records the collectives that are carried out; None for no recording.
         disagreed: called with the reason when ranks disagree about a collective.
+        settled: called when nothing is in flight any more, before the last handle is completed.
 
     Attributes:
-        settled: called when nothing is in flight any more, before the last handle is completed; set before the first batch.
         devices: on the executor of the global process set, the communicators for the device memory of all sets, if an engine
             moves it; set before the worker's thread starts.
         tuned: the settings that autotuning has chosen for the present batches; None without autotuning.
@@ -58,17 +58,18 @@ class Executor:
         seconds: float,
         recorder: FlightRecorder | None = None,
         disagreed: Callable[[str], None] = lambda reason: None,
+        settled: Callable[[], None] = lambda: None,
     ) -> None:
         self.agreed = 0.0
         self.tuned: TunedSettings | None = None
         self.recorder = recorder
-        self.settled: Callable[[], None]
         self.devices: DeviceEngines | None = None
         self._ranks = ranks
         self._communicator = communicator
         self._requests = requests
         self._placement = placement
         self._disagreed = disagreed
+        self._settled = settled
         self._open_events = OpenEvents(seconds)
 
     def carry_out(self, batch: Batch, driven: bool) -> None:
@@ -200,4 +201,4 @@ class Executor:
 
     def _settle(self) -> None:
         if self._requests.none():
-            self.settled()
+            self._settled()

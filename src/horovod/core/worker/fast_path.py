@@ -28,6 +28,7 @@ from horovod.core.negotiation.messages import Operation, Request, Succeeded, enc
 from horovod.core.requests.batch import Entry, output_of, scaling, shard_rows
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.connections import Connections
+from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.executor import Executor
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.waiting import SLEEP_SECONDS, SLEEPS, Patience, Polls
@@ -50,11 +51,8 @@ class FastPath:
         ranks: the members' global ranks, in set order; ``index`` is this rank's position in it.
         polls: how often to poll before sleeping.
         executor: runs collectives that are not small.
-
-    Attributes:
-        is_open: on the leader, whether small collectives may run without an order now; None on the others, which learn it
-            from the proposals.
-        seen: on the leader, called with each request that all ranks have agreed on here.
+        coordinator: the leader's; None on the others, which learn from the proposals whether small collectives may run without
+            an order now.
     """
 
     def __init__(
@@ -66,8 +64,10 @@ class FastPath:
         connections: Connections,
         polls: Polls,
         executor: Executor,
+        coordinator: Coordinator | None = None,
     ) -> None:
         self._executor = executor
+        self._coordinator = coordinator
         self._proposals = proposals
         self._requests = requests
         self._ranks = ranks
@@ -77,8 +77,6 @@ class FastPath:
         self._last = 0
         self._contributed = False  # whether this rank's contribution is in its last proposal
         self._unresolved: tuple[int, Entry] | None = None
-        self.is_open: Callable[[], bool] | None = None
-        self.seen: Callable[[Request], None] = lambda request: None
 
     def carry_out(self, handle: Handle) -> bool:
         """Run the quick collective of ``handle`` and complete it, if nothing else is in flight and all ranks agree in time.
@@ -88,7 +86,8 @@ class FastPath:
         Raises:
             PeerFailure, Aborted: the engine could not run it.
         """
-        if self.is_open is not None and not self.is_open():
+        coordinator = self._coordinator
+        if coordinator is not None and not coordinator.fast_path_open():
             return False
         entry = self._requests.take_alone(handle)
         if entry is None:
@@ -100,7 +99,8 @@ class FastPath:
             if not agreed:
                 self._requests.put_back(entry)
         if agreed:
-            self.seen(entry.request)
+            if coordinator is not None:
+                coordinator.seen(entry.request)
             self.finish(entry)
         return agreed
 

@@ -97,9 +97,6 @@ class Member(Role):
     def decide(self) -> None:
         """Nothing: the coordinator decides."""
 
-    def settled(self) -> None:
-        """Nothing: the coordinator opens and closes the fast path."""
-
     def stop(self, stop: Stop) -> None:
         """Nothing: Stop is the last message."""
 

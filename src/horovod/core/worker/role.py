@@ -102,10 +102,6 @@ class Role(ABC):
         return NOT_RECORDED
 
     @abstractmethod
-    def settled(self) -> None:
-        """Note that this rank has nothing in flight."""
-
-    @abstractmethod
     def stop(self, stop: Stop) -> None:
         """Finish the process set after a rank has left and everything scheduled has run."""
 

@@ -23,6 +23,7 @@ from horovod._base.config import Config
 from horovod._base.running_time import running_time
 from horovod._base.signal_deferral import with_signals_deferred
 from horovod.autotune.kept import Tuned
+from horovod.autotune.tuner import Tuner
 from horovod.comm.base import Aborted, Communicator, DeviceFailure, PeerFailure
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
@@ -42,10 +43,10 @@ from horovod.core.worker.executor import Executor
 from horovod.core.worker.fast_path import FastPath
 from horovod.core.worker.in_flight import InFlight
 from horovod.core.worker.member import Member
+from horovod.core.worker.observer import Observer
 from horovod.core.worker.relay import Relay
 from horovod.core.worker.role import Role, Schedule, Watch
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
-from horovod.observe.flight_recorder import FlightRecorder
 
 _log = logging.getLogger("horovod.core")
 
@@ -76,6 +77,8 @@ class WorkerThread:
         placement: the cores that the thread runs on.
         proposals: the shared memory of the fast path; None if the ranks share none.
         tree: the tree of the members' connections; None: all members are connected with the coordinator.
+        observer: what observes the workers of this rank.
+        tuner: as for :class:`Coordinator`.
 
     Attributes:
         role: coordinator, relay or member.
@@ -101,7 +104,10 @@ class WorkerThread:
         placement: CpuPlacement = ANYWHERE,
         proposals: Proposals | None = None,
         tree: Tree | None = None,
+        observer: Observer | None = None,
+        tuner: Tuner | None = None,
     ) -> None:
+        observer = observer or Observer()
         tree = tree or Tree.flat(len(ranks))
         self.ranks = list(ranks)
         self.index = index
@@ -115,13 +121,26 @@ class WorkerThread:
         self._placement = placement
         self._polls = polls(placement.spins)
         self._connections = Connections(channels)
-        size = config.flight_recorder_size
-        self.recorder = FlightRecorder(size) if size else None
+        self.recorder = observer.recorder(config.flight_recorder_size)
         self._requests = InFlight(None if config.cycle_time else self, self.recorder)
         self._schedule = Schedule()
         self._children = frozenset(tree.children(index))
         self._driving = DrivingThreads(self._connections, self._polls, bool(self._children))
         self._proposals = proposals
+        coordinator: Coordinator | None = None
+        if index == COORDINATOR:
+            coordinator = Coordinator(
+                self.ranks,
+                self._connections,
+                self._schedule,
+                proposals,
+                config,
+                watch,
+                communicator.name,
+                tree,
+                observer,
+                tuner,
+            )
         self.executor = Executor(
             self.ranks,
             communicator,
@@ -130,27 +149,30 @@ class WorkerThread:
             config.nccl_timeout.total_seconds(),
             self.recorder,
             watch.disagreed,
+            (lambda: None) if coordinator is None else coordinator.settled,
         )
         fast_path: FastPath | None = None
         if proposals is not None:
             fast_path = FastPath(
-                proposals, self._requests, self.ranks, index, self._connections, self._polls, self.executor
+                proposals,
+                self._requests,
+                self.ranks,
+                index,
+                self._connections,
+                self._polls,
+                self.executor,
+                coordinator,
             )
         self._fast_path = fast_path
         self.role: Role
-        if index == COORDINATOR:
-            self.role = coordinator = Coordinator(
-                self.ranks, self._connections, self._schedule, proposals, config, watch, communicator.name, tree
-            )
-            if fast_path is not None:
-                fast_path.is_open, fast_path.seen = coordinator.fast_path_open, coordinator.seen
+        if coordinator is not None:
+            self.role = coordinator
         elif self._children:
             seconds = config.timeout.total_seconds() / 3
             capacity, group = config.cache_capacity, tree.group(index)
             self.role = Relay(self._connections, self._schedule, capacity, group, self.ranks, seconds)
         else:
             self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity, tree.parent(index))
-        self.executor.settled = self.role.settled
         self._conditional_calls = ConditionalCalls(ranks[index]) if config.debug and name == "0" else None
         self._left = threading.Event()
         self._leaving: tuple[str, Sequence[StepsMade]] | None = None

@@ -147,7 +147,7 @@ def test_marks_of_ready_ranks_bear_the_time_of_submission(monkeypatch: pytest.Mo
     now = 1000.0
     monkeypatch.setattr("horovod.core.worker.coordinator.time", SimpleNamespace(monotonic=lambda: now))
     job = Job(2)
-    marks = job.coordinator.timeline = cast(Timeline, Marks())
+    marks = job.coordinator.observer.timeline = cast(Timeline, Marks())
 
     def announced(name: str, sent: float, ages: list[float]) -> None:
         request = allreduce(name, 2)[1]

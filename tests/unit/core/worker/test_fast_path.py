@@ -582,7 +582,7 @@ def test_stalls_are_reported_while_one_waits_for_a_try(process_set: Set, caplog:
 def test_a_timeline_sees_everything(process_set: Set) -> None:
     timeline = NotingTimeline()
     ranks = process_set.whole(2, proposals=True)
-    ranks[0].worker.role.timeline = timeline
+    ranks[0].worker.role.observer.timeline = timeline
 
     def script(rank: Rank) -> None:
         for _ in range(30):

@@ -93,7 +93,8 @@ def test_ranks_are_told_the_same_with_relays_as_without(data: st.DataObject) -> 
         def choose(choices: int) -> int:
             clock.now += ticks
             if timelines and chance.random() < 0.1:
-                tree.coordinator.timeline = None if tree.coordinator.timeline else Marks()  # type: ignore[assignment]
+                observer = tree.coordinator.observer
+                observer.timeline = None if observer.timeline else Marks()  # type: ignore[assignment]
             return chance.randrange(choices)
 
         tree.run(choose)
@@ -171,7 +172,7 @@ def test_a_name_that_not_all_ranks_of_a_host_announce_goes_up_after_a_second(clo
 
 def test_a_timeline_shows_each_rank(clock: Clock) -> None:
     made = SimulatedSet(["x", "x", "y", "y"], [gradients(3)] * 4, 1024)
-    marks = made.coordinator.timeline = Marks()  # type: ignore[assignment]
+    marks = made.coordinator.observer.timeline = Marks()  # type: ignore[assignment]
     made.step_all()
     made.run(lambda choices: choices - 1)
     expected = Counter((member, f"gradient.{index}") for member in range(4) for index in range(3))
