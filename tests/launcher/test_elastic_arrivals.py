@@ -126,6 +126,70 @@ def test_a_process_that_joins_and_does_not_come_to_the_others_ends_alone(
         assert "Process 2 (rank 2, on localhost) ended with exit code 0 before it came to hvd.elastic" in ended.stderr
 
 
+GROUPS = """
+import os, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import horovod.torch as hvd
+from horovod.common.elastic import ObjectState
+
+folder = Path(sys.argv[1])
+
+def make_group(name, rank, size):
+    dist.init_process_group("horovod", store=dist.FileStore(str(folder / name), size), rank=rank, world_size=size)
+
+try:
+    make_group("before", 0, 1)
+except RuntimeError as error:
+    assert "this job is elastic. Call hvd.init()" in str(error), error
+else:
+    raise AssertionError("a group before hvd.init()")
+hvd.init()
+make_group("first", hvd.rank(), hvd.size())
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+
+def train(state):
+    make_group(f"in round {os.environ['HOROVOD_ELASTIC_ROUND']}", hvd.rank(), hvd.size())
+    try:
+        went = False
+        while state.step < 20 or not went:
+            if hvd.rank() == 0 and state.step == 2:
+                (folder / "hosts").write_text("localhost:3\\n")
+            rounds = torch.tensor([int(os.environ["HOROVOD_ELASTIC_ROUND"])])
+            dist.all_reduce(rounds, dist.ReduceOp.MIN)
+            went = went or int(rounds) >= 3
+            state.step += 1
+            state.commit()
+    finally:
+        dist.destroy_process_group()
+
+hvd.elastic.run(train)(ObjectState(hvd.broadcast_object, hvd.rank, step=0))
+print("END", hvd.size(), flush=True)
+"""
+LINE_OF_GROUP = 1 + GROUPS[: GROUPS.index("    dist.init_process_group")].count("\n")
+
+
+def test_a_process_that_joins_makes_no_process_group_before_it_comes_to_the_others(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Groups that the training function makes in each round work."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    (tmp_path / "hosts").write_text("localhost:2\n")
+    (tmp_path / "train.py").write_text(GROUPS)
+    ended = launcher.run(
+        "--host-discovery-script", f"cat {quote(str(tmp_path / 'hosts'))}", "-np", "2", "--min-np", "2",
+        "--start-timeout", "600", "python", "train.py", tmp_path,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("END 2") == 2
+    line = f'torch.distributed.init_process_group("horovod") at {tmp_path}/train.py:{LINE_OF_GROUP}'
+    assert ended.stderr.count(f"{line} comes before hvd.elastic.run.") == 1
+    assert f"[2]<stderr>:RuntimeError: {line}: no other rank takes part." in ended.stderr
+
+
 def test_a_job_that_is_not_elastic_is_not_warned(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import horovod.common.basics as b\nfrom horovod._bindings.objects import broadcast_object\nb.init()\n"

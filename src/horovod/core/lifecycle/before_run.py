@@ -33,7 +33,10 @@ class BeforeRun:
 
     def __call__(self, operation: int) -> None:
         """A collective is about to be submitted. Raises RuntimeError if no other rank takes part."""
-        what = Operation(operation).name.lower()
+        self.meet(Operation(operation).name.lower())
+
+    def meet(self, what: str) -> None:
+        """``what``, for which ranks wait for each other, is about to begin. Raises RuntimeError if no other takes part."""
         if self.alone:
             raise RuntimeError(
                 f"{what} at {caller()}: no other rank takes part. This process has joined a running job, whose ranks are in "

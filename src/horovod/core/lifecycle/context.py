@@ -283,6 +283,17 @@ def enter_run() -> None:
         _running.guard = None
 
 
+def meet(what: str) -> None:
+    """Called before ranks wait for each other for ``what`` outside of collectives of the runtime.
+
+    Raises:
+        RuntimeError: this process has joined an elastic job, and has not come to the others yet.
+    """
+    guard = before_run()
+    if guard is not None:
+        guard.meet(what)
+
+
 def keeps_own(what: str) -> bool:
     """Whether ``what``, a broadcast of parameters or optimizer state, leaves the values of this process as they are."""
     guard = before_run()

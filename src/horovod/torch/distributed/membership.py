@@ -18,7 +18,7 @@ import msgspec
 from horovod._base.process_identity import ProcessIdentity
 from horovod.control.failure import RAISED
 from horovod.core.errors import HorovodInternalError
-from horovod.core.lifecycle import context
+from horovod.core.lifecycle import context, elastic_process
 from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.rendezvous import user_secret
 from horovod.core.lifecycle.steps_made import StepCount
@@ -98,7 +98,13 @@ def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> Gro
     Raises:
         ValueError: the runtime runs on some ranks only, or numbers the ranks differently; the message is the same on all ranks.
         TimeoutError, RuntimeError: the ranks did not find each other; the message names the missing ranks.
+        RuntimeError: the job is elastic, and this process does not take part in a round with the others yet.
     """
+    if elastic_process.this_process() is not None and not context.is_initialized():
+        raise RuntimeError(
+            f"{INIT} at {caller()}: this job is elastic. Call hvd.init() before: it gives the process its rank."
+        )
+    context.meet(INIT)
     exchange = StoreExchange(store, rank, size, INIT)
     own = msgspec.msgpack.encode(_own_standing(size))
     standings = [_decode(each) for each in exchange.all_gather("standing", own, time_limit.total_seconds())]
@@ -134,6 +140,7 @@ def of_some_ranks(
         HorovodInternalError: the runtime does not run, or the job has failed.
     """
     context.running()
+    context.meet(NEW_GROUP)
     exchange = StoreExchange(store, rank, size, f"{NEW_GROUP} for {description}")
 
     def all_gather(subject: str, value: bytes) -> list[bytes]:
