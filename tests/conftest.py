@@ -18,6 +18,7 @@ if importlib.util.find_spec("triton"):  # of PyTorch's builds for CUDA: it abort
 import native_devices
 from leaks import Inventory, left_behind
 from ranks import Pools, RankPool
+from spent import Spent
 
 settings.register_profile("untimed", deadline=None)  # no test asserts a time: the machine may be busy
 settings.load_profile("untimed")
@@ -38,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="hvd-", ignore_cleanup_errors=True)  # short: sockets' paths are limited
     config.add_cleanup(folder.cleanup)
     os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+    config.pluginmanager.register(Spent())
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,70 @@
+"""What the tests cost: processor time and duration, by folder, and the tests with the most processor time.
+
+Processor time is that of pytest's own process and of all processes that it starts, pools of ranks and launchers included. A
+busy machine changes it little. It is measured from one report of a test to the next, and travels to pytest's main process with
+the report.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SHOWN = 25
+
+
+def processor_seconds() -> float:
+    """Of this process and its descendants, those that have ended included."""
+    ticks, pending = 0, [os.getpid()]
+    while pending:
+        process = pending.pop()
+        try:
+            # Of the process itself and of its children that have ended: fields 14 to 17 of the whole line.
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]
+            ticks += sum(map(int, fields))
+            for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208  names alone, and fast
+                pending += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+        except OSError:
+            pass  # it has ended meanwhile, and counts in its parent from now on
+    return ticks / _TICKS
+
+
+class Spent:
+    """A plugin of pytest: measures where tests run, and shows the sums where they are reported."""
+
+    def __init__(self) -> None:
+        self._last = processor_seconds()
+        self._tests: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Any:
+        report = yield
+        now = processor_seconds()
+        report.processor_seconds, self._last = now - self._last, now
+        return report
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        processor, duration = self._tests[report.nodeid]
+        self._tests[report.nodeid] = (processor + getattr(report, "processor_seconds", 0.0), duration + report.duration)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        folders: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        for name, (processor, duration) in self._tests.items():
+            parts = Path(name.partition("::")[0]).parts
+            for index, each in enumerate((processor, duration, 1)):
+                folders["/".join(parts[: -1 if len(parts) < 3 else 2])][index] += each
+        if not folders:
+            return
+        terminalreporter.section("processor time in seconds, and duration")
+        rows = [
+            (processor, duration, f"{folder}: {number:.0f} tests")
+            for folder, (processor, duration, number) in folders.items()
+        ]
+        tests = [(*spent, name) for name, spent in self._tests.items()]
+        for processor, duration, what in [*sorted(rows, reverse=True), *sorted(tests, reverse=True)[:_SHOWN]]:
+            terminalreporter.write_line(f"{processor:8.1f} {duration:8.1f}  {what}")
