@@ -7,11 +7,15 @@ part of it: Keras numbers layers per process, so they differ on a rank that has 
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections import Counter
 from collections.abc import Hashable
 
 from horovod.core.lifecycle.context import running
+
+OPTIMIZER_NAME = re.compile(r"DistributedOptimizer\.[0-9a-f]{8}\.\d+")
+"""What the names look like."""
 
 _counting = threading.Lock()
 _counts: Counter[tuple[int, str]] = Counter()
@@ -26,8 +30,6 @@ class OptimizerName:
 
     def of(self, signature: Hashable) -> str:
         """The name in the running generation. Optimizers of one signature are counted.
-
-        The generation is not part of the name, because a traced graph keeps its name in later generations.
 
         Args:
             signature: distinguishes the optimizer from most others; the same on all ranks.

@@ -40,9 +40,9 @@ class OptimizerGuard:
         """:meth:`horovod.comparison.guard.Guard.see`; None if nothing needs gradients."""
         return self._guard.see if self._guard.debugs else None
 
-    def be_named(self, variables: Sequence[Any]) -> None:
+    def be_named(self, variables: Sequence[Any]) -> str:
         """As :meth:`horovod.comparison.guard.Guard.be_named`."""
-        self._guard.be_named(_kind(variables))
+        return self._guard.be_named(_kind(variables))
 
     def check(self, variables: Sequence[Any]) -> None:
         """Compare the ranks. For backends that call Python in each step. Raises as

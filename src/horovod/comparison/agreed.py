@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from horovod.comparison.samples import parameters_are_replaced
-from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.context import before_run, running
 
 _ATTRIBUTE = "_horovod_number"
 _LONGEST = 200
@@ -20,7 +20,12 @@ _counted: dict[int, int] = {}
 
 
 def number(variables: Iterable[Any]) -> None:
-    """Give numbers to variables that have just been broadcast to all ranks."""
+    """Give numbers to variables that have just been broadcast to all ranks. In a process that joins an elastic job and has not
+    met the others, nothing was broadcast.
+    """
+    guard = before_run()
+    if guard is not None and guard.alone:
+        return
     parameters_are_replaced()
     generation = running().generation
     for variable in variables:
@@ -38,6 +43,26 @@ def describe(variables: Sequence[Any]) -> str:
             return ""
         numbers.append(position)
     return shortened(spans(numbers))
+
+
+class VariableNumbers:
+    """The numbers of some variables, asked for again and again: :func:`describe`.
+
+    Args:
+        variables: variables that have values outside of graphs, so none of them refers to a graph.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self._variables = list(variables)
+        self._counted: tuple[int, int] = (-1, 0)
+        self._text = ""
+
+    def __call__(self) -> str:
+        generation = running().generation
+        counted = (generation, _counted.get(generation, 0))
+        if counted != self._counted:
+            self._text, self._counted = describe(self._variables), counted
+        return self._text
 
 
 def spans(numbers: Sequence[int]) -> str:

@@ -108,7 +108,8 @@ class Guard:
     def __init__(self, process_set: ProcessSet, line: str = "", owner: str = "") -> None:
         self._process_set, self._line = process_set, line
         self._owner = owner or (alike.made_at(line) if line else "")
-        self._name = ""
+        self._names_given = OptimizerName()
+        self._name = ""  # in this generation
         self._compared: list[_Running] = []
         self._differing: list[_Running] = []
         self._names: Mapping[str, str] = {}
@@ -122,14 +123,16 @@ class Guard:
         self._joins = 0
         self._found: set[Alike] = set()  # the same on all ranks, as they get the same answers
 
-    def be_named(self, kind: object) -> None:
-        """Choose the name of the comparisons, once. Called where a graph is built, in the order of the script, because the
-        operations of a graph run in any order.
+    def be_named(self, kind: object) -> str:
+        """Choose the name of the comparisons, once in each generation. Called where a graph is built, in the order of the
+        script, because the operations of a graph run in any order.
 
         Args:
             kind: distinguishes the optimizer from most others; the same on all ranks.
         """
-        self._name = self._name or OptimizerName().of(("guard", kind))
+        self._enter_generation()
+        self._name = self._name or self._names_given.of(("guard", kind))
+        return self._name
 
     @property
     def debugs(self) -> bool:
@@ -227,6 +230,7 @@ class Guard:
                 self._samples = Samples(number) if number is not None else None
                 self._found.clear()  # a process that has just arrived has found nothing
                 self._debugger = debugger(self._process_set, self._owner)
+                self._name = ""
                 self._generation = generation
 
     def _debug(self, debugger: ModelDebugger, contents: Held) -> None:

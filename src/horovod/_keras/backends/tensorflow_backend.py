@@ -12,6 +12,7 @@ from horovod._keras.settings import KerasSettings
 from horovod._models.arrival import Arrival
 from horovod.comm.reduction import ReduceOp
 from horovod.tensorflow import reduced_marks
+from horovod.tensorflow.graph.counted_names import counted
 from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients
 from horovod.tensorflow.training.watching import StepWatch
 
@@ -58,10 +59,10 @@ class TensorFlowReducer(Reducer):
             groups=None if cut is None else [[variables[i] for i in members] for members in cut],
         )
         signature = tuple((str(getattr(each.dtype, "name", each.dtype)), tuple(each.shape)) for each in variables)
-        name = f"{self._name.of(signature)}.{op.label}"
+        name = f"{counted(lambda: self._name.of(signature))}.{op.label}"
         guard = None if op == ReduceOp.MAX else self.guard
         if guard is not None:
-            guard.be_named(variables)
+            counted(lambda: guard.be_named(variables))
         results = reduce_gradients(
             gradients,
             variables,

@@ -21,6 +21,7 @@ from horovod._keras.settings import MODULE, KerasSettings, users_objects
 from horovod._models.arrival import Arrival, ChangeWarning
 from horovod.common.basics import rank
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from horovod.tensorflow.graph.counted_names import counted
 from horovod.tensorflow.reduced_marks import arrival, mark, next_number, watch_tapes
 from horovod.tensorflow.training.gradients import reduce_gradients
 from horovod.tensorflow.training.local import LocalSources
@@ -103,9 +104,9 @@ class LegacyDistribution:
 
     def _allreduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         signature = tuple((str(each.dtype), tuple(each.shape.as_list())) for each in variables)
-        name = f"Distributed{self._kind}_{self._name.of(signature)}"
+        name = f"Distributed{self._kind}_{counted(lambda: self._name.of(signature))}"
         guard = self.guard
-        guard.be_named(variables)
+        counted(lambda: guard.be_named(variables))
         return reduce_gradients(
             gradients,
             variables,

@@ -22,6 +22,13 @@ _UNIQUE = re.compile(r"_\d+$")  # TensorFlow's numbers of branches and bodies in
 _CALL = type(tf.function(lambda: None))._call.__code__
 
 
+def outermost(graph: Any) -> Any:
+    """The graph that is built around ``graph``; ``graph`` itself if it is in none."""
+    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
+        graph = graph.outer_graph
+    return graph
+
+
 def _normalize_name(name: str) -> str:
     """``name``, with every character that is not allowed in the name of an operation replaced by ``_``."""
     return _FORBIDDEN.sub("_", name)

@@ -14,7 +14,9 @@ resource in order, and runs those on different resources concurrently. Python fu
 the other.
 
 The graph contains everything that the calls need (:mod:`horovod.tensorflow.graph.recorded`), and refers to no object of this
-process. So it can be saved, and run in another process.
+process. So it can be saved, and run in another process. What this process knows besides of its own graphs, it finds by the name
+of the operation or by a number: names that count anew in each generation (:mod:`horovod.tensorflow.graph.counted_names`), and
+functions to call (:mod:`horovod.tensorflow.training.in_graph`).
 
 In TensorFlow 1, nothing outside of a session can put a ticket into a queue of the session. There the wait is a loop
 (:mod:`horovod.tensorflow.graph.session_loop`), and the calls are functions of this process.
@@ -40,8 +42,9 @@ from horovod.core.negotiation.agreement import MISMATCHED
 from horovod.core.requests.handle import Handle
 from horovod.observe import call_site
 from horovod.tensorflow.device import tell_of_graphs
-from horovod.tensorflow.graph import completions, session_loop
+from horovod.tensorflow.graph import completions, counted_names, session_loop
 from horovod.tensorflow.graph.callbacks import Callback
+from horovod.tensorflow.graph.names import outermost
 from horovod.tensorflow.graph.recorded import Collective, GraphSubmission, Outputs, decoded
 
 
@@ -155,9 +158,8 @@ def _build_in_function(
     if graph.experimental_acd_manager is not None:
         # TensorFlow would run it after all earlier Python functions of the graph, which may wait for what other ranks do first.
         graph.experimental_acd_manager.run_independently(queue.op)
-    while getattr(graph.outer_graph, "building_function", False):
-        graph = graph.outer_graph
-    weakref.finalize(graph, _destroy, operation).atexit = False
+    weakref.finalize(outermost(graph), _destroy, operation).atexit = False
+    counted_names.built(operation)
     line = _users_line(queue.op)
     tickets = []
     for label, submission in zip(labels, submissions, strict=True):
@@ -184,6 +186,7 @@ def _build_in_session(
 ) -> list[Any]:
     line: list[str] = []
     operation = f"session_{next(_operation_numbers)}"
+    counted_names.built(operation)
 
     def submitter(collective: Collective) -> Callable[..., int]:
         def submit(*inputs: Any) -> int:
@@ -218,7 +221,8 @@ def _submit(recorded: GraphSubmission, inputs: Sequence[Any]) -> tuple[int, Hand
     """Submit a collective. Returns its ticket and its handle."""
     tell_of_graphs()
     with call_site.on_behalf_of(recorded.line):
-        handle, outputs = recorded.collective.start(inputs, False)
+        collective = counted_names.present(recorded.operation, recorded.collective)
+        handle, outputs = collective.start(inputs, False)
     ticket = next(_tickets)
     with _lock:
         in_flight = _in_flight.get(recorded.operation)

@@ -199,8 +199,17 @@ class _Call:
         ]
         order = [index for bucket in buckets for index in bucket]
         signature, line = _signature(self._sources), caller()
+        absent = [label for label, kind in zip(self._labels, kinds, strict=True) if not kind]
+        lacking = f"This rank's graph has no gradient of {_shown(absent)}, and has variables {_shown(self._labels)}."
         own = [compressed[index][0] for index in sorted(compressed)]
         node, negotiated = collective_name(KIND, f"{self._name}_Allreduce", own, self._ignore_name_scope)
+
+        # All ranks number variables anew in each generation, and a graph may run in several.
+        numbers = agreed.VariableNumbers(self._sources) if all(map(_is_of_no_graph, self._sources)) else None
+        numbers_in_graph = in_graph.number(numbers)
+        alike = missing_gradients.describe(kinds)
+        if tf.executing_eagerly() and numbers is not None:
+            alike += _of_numbers(numbers())
 
         def submissions(tensors: Mapping[int, Any]) -> list[Submission]:
             return [
@@ -211,9 +220,9 @@ class _Call:
                     [tensors[index] for index in bucket] or [tf.zeros([1])],
                     reduction,
                     line,
-                    kinds,
-                    self._sources,
-                    self._labels,
+                    alike,
+                    lacking,
+                    numbers_in_graph,
                     None if number else self._at_start,
                 )
                 for number, bucket in enumerate(buckets)
@@ -349,6 +358,8 @@ class ReduceGradients(Collective, frozen=True):
         alike: the gradients that exist, as in :class:`~horovod.core.negotiation.messages.Request`.
         lacking: the gradients that do not exist, for the error in a graph.
         at_start: the function to call first, as a number of :mod:`horovod.tensorflow.training.in_graph`; 0: none.
+        numbers: the function that returns the numbers of the variables, which belong to ``alike``, too; 0: they have none, or
+            are in ``alike``.
     """
 
     name: str
@@ -358,6 +369,7 @@ class ReduceGradients(Collective, frozen=True):
     alike: str = ""
     lacking: str = ""
     at_start: int = 0
+    numbers: int = 0
 
     @property
     def mismatch(self) -> str:
@@ -380,11 +392,21 @@ class ReduceGradients(Collective, frozen=True):
             device=device_of(views),
             line=self.line,
             labels=self.labels,
-            alike=self.alike,
+            alike=self.alike + _of_numbers(in_graph.call(self.numbers) or ""),
         )
         targets = [room.described() for room in rooms]
         handle = submit(how.process_set.process_set_id, call.request, views, targets, awaited=awaited)
         return handle, lambda: memory.results(handle, rooms)
+
+
+def _is_of_no_graph(source: Any) -> bool:
+    """Whether a source is a variable of TensorFlow 2, which refers to no graph."""
+    variable = getattr(source, "_value", source) if hasattr(source, "path") else source
+    return isinstance(variable, tf.Variable) and hasattr(getattr(variable, "handle", None), "numpy")
+
+
+def _of_numbers(numbers: str) -> str:
+    return f" of the variables that were broadcast as numbers {numbers}" if numbers else ""
 
 
 def _submission(
@@ -393,18 +415,13 @@ def _submission(
     tensors: Sequence[Any],
     reduction: TensorFlowReduction,
     line: str,
-    kinds: Sequence[int],
-    sources: Sequence[Any],
-    all_labels: Sequence[str],
+    alike: str,
+    lacking: str,
+    numbers: int,
     at_start: Callable[[], None] | None,
 ) -> Submission:
     """The submission of one bucket."""
     prescale, postscale = reduction.scales()
     how = ReductionArguments(reduction.op, prescale, postscale, reduction.process_set)
-    alike = missing_gradients.describe(kinds)
-    if numbers := agreed.describe(sources):
-        alike += f" of the variables that were broadcast as numbers {numbers}"
-    absent = [label for label, kind in zip(all_labels, kinds, strict=True) if not kind]
-    lacking = f"This rank's graph has no gradient of {_shown(absent)}, and has variables {_shown(all_labels)}."
-    collective = ReduceGradients(name, labels, how, line, alike, lacking, in_graph.number(at_start))
+    collective = ReduceGradients(name, labels, how, line, alike, lacking, in_graph.number(at_start), numbers)
     return Submission(tensors, collective, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])

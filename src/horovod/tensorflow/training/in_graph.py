@@ -9,28 +9,28 @@ import itertools
 import secrets
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
-_functions: dict[int, Callable[[], None]] = {}
+from horovod.tensorflow.graph.names import outermost
+
+_functions: dict[int, Callable[[], Any]] = {}
 _numbers = itertools.count(1 + secrets.randbits(62))
 
 
-def number(function: Callable[[], None] | None) -> int:
+def number(function: Callable[[], Any] | None) -> int:
     """A number by which the graph that is being built can record a function. 0: there is no function, or no graph."""
     if function is None or tf.executing_eagerly():
         return 0
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(getattr(graph, "outer_graph", None), "building_function", False):
-        graph = graph.outer_graph
     own = next(_numbers)
     _functions[own] = function
+    graph = outermost(tf.compat.v1.get_default_graph())
     weakref.finalize(graph, _functions.pop, own, None).atexit = False
     return own
 
 
-def call(own: int) -> None:
-    """Call the function with this number, if this process has one."""
+def call(own: int) -> Any:
+    """What the function with this number returns. None: this process has no such function."""
     function = _functions.get(own)
-    if function is not None:
-        function()
+    return None if function is None else function()

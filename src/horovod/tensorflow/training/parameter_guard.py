@@ -12,6 +12,7 @@ from horovod.comparison.alike import Value
 from horovod.comparison.samples import part_of
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.call_site import caller
+from horovod.tensorflow.graph.counted_names import counted
 from horovod.tensorflow.training.watching import StepWatch
 
 _GUARD = "_horovod_guard"
@@ -38,7 +39,7 @@ def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> StepWatch | N
         names |= guard.names_of_all([f"variable {each.name}" for each in variables])
     kind = (len(variables), tuple(str(each.shape) for each in chosen))
 
-    own.be_named(kind)
+    counted(lambda: own.be_named(kind))
 
     def samples() -> dict[str, Value]:
         return guard.beginnings([tf.reshape(each, [-1])[: guard.ELEMENTS].numpy() for each in chosen])
