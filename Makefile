@@ -153,7 +153,7 @@ publish: $(HAVE_BENCH)  ## take over the records of the last run into benchmarks
 	$(BIN)/python benchmarks/publish.py $(RESULTS)
 	$(BIN)/python docs/pictures.py
 
-docs: $(HAVE_DOCS)  ## build the site of all documents, with the reference of the interface: build/site/index.html
+docs: $(HAVE_DOCS)  ## build the site: build/site/index.html (REPOSITORY_URL=https://...: where it links to)
 	$(DOCS_VENV)/bin/python -m sphinx -W --keep-going -q -b html docs build/site
 	@echo "The site is built: build/site/index.html"
 

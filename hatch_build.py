@@ -1,4 +1,5 @@
 """Completes the metadata of a wheel: the long description and the project's addresses. Hatchling calls it; see ``make wheel``.
+``docs/conf.py`` takes the repository's address from here.
 
 README.md links to files of the repository. A package index shows the text without them, so each such link becomes absolute, or
 plain words where the repository's address is not known. ``REPOSITORY_URL`` in the environment says it.
@@ -20,12 +21,16 @@ class RepositoryMetadata(MetadataHookInterface):
     """Sets the fields that ``pyproject.toml`` calls dynamic."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        address = os.environ.get("REPOSITORY_URL", "").removesuffix(".git").rstrip("/")
-        if not address.startswith("https://"):
-            address = ""
+        address = repository()
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {"content-type": "text/markdown", "text": description(text, address)}
         metadata["urls"] = urls(address)
+
+
+def repository() -> str:
+    """The address of the repository's pages; "" if it is not known."""
+    address = os.environ.get("REPOSITORY_URL", "").removesuffix(".git").rstrip("/")
+    return address if address.startswith("https://") else ""
 
 
 def description(text: str, address: str) -> str:
