@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from operator import is_
 from typing import Any
 
 import msgspec
@@ -82,6 +83,11 @@ class ReductionArguments(msgspec.Struct, frozen=True):
         return self.prescale * self.postscale / max(members, 1)
 
 
+_IMMUTABLE = (type(None), int, float, ReduceOp, ProcessSet)
+_last: tuple[tuple[Any, ...], ReductionArguments] = ((object(),) * 5, ReductionArguments())
+"""The arguments that were checked last, and the result. Most scripts pass the same objects in every call."""
+
+
 def checked_reduction(
     op: Any, average: bool | None, prescale_factor: Any, postscale_factor: Any, process_set: ProcessSet
 ) -> ReductionArguments:
@@ -90,10 +96,18 @@ def checked_reduction(
     Raises:
         TypeError, ValueError: an argument is wrong. The text says which.
     """
+    global _last
+    given = op, average, prescale_factor, postscale_factor, process_set
+    last = _last
+    if all(map(is_, given, last[0])):
+        return last[1]
     if type(process_set) is not ProcessSet:
         set_id(process_set)
     prescale, postscale = real(prescale_factor, "prescale_factor"), real(postscale_factor, "postscale_factor")
-    return ReductionArguments(reduction(op, average), prescale, postscale, process_set)
+    checked = ReductionArguments(reduction(op, average), prescale, postscale, process_set)
+    if average is None and all(type(each) in _IMMUTABLE for each in given):
+        _last = given, checked
+    return checked
 
 
 def check_predivide(factor: float, op: ReduceOp) -> None:

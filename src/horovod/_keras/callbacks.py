@@ -61,7 +61,7 @@ class MetricAverage:
         label = "MetricAverageCallback"
         labels = [f"averages of {len(names)} metrics"]
         line = f"the end of epoch {epoch + 1}, where the metrics are {', '.join(names)}"
-        request = make_request(Operation.ALLREDUCE, label, tensors, line=line, labels=labels, transient=True)
+        request = make_request(Operation.ALLREDUCE, "", label, tensors, line=line, labels=labels, transient=True)
         submit(0, request, tensors, tensors).wait()
         logs.update(zip(names, averages.tolist(), strict=True))
 

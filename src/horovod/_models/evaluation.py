@@ -56,7 +56,7 @@ def evaluate(
         labels = [f"{_NAME}.{metric}.{number}" for number, (metric, _) in enumerate(variables)]
         line += f", where the metrics are {', '.join(sorted(own))}"
         request = make_request(
-            Operation.ALLREDUCE, _NAME, tensors, ReduceOp.SUM, line=line, labels=labels, transient=True
+            Operation.ALLREDUCE, "", _NAME, tensors, ReduceOp.SUM, line=line, labels=labels, transient=True
         )
         submit(process_set.process_set_id, request, tensors, tensors).wait()
     of_all = [each.astype(old.dtype) for each, old in zip(sums, kept, strict=True)]

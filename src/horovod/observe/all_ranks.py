@@ -106,7 +106,7 @@ def _collective(process_set: int, record: Record) -> RankCollective:
         request.name,
         request.operation.name,
         request.tensors[0].data_type.label if request.tensors else "",
-        request.bytes,
+        request.nbytes,
         record.engine,
         request.caller,
         record.submitted,

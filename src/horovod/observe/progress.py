@@ -151,7 +151,7 @@ class ProgressMeter:
                 waits[key] = waits.get(key, 0.0) + max(0.0, waits_until - max(since, one.submitted))
                 if one.ended and one.ended > since:
                     ended += 1
-                    size += one.request.bytes
+                    size += one.request.nbytes
             recurrences += self._recurrences(number, records)
         totals, before = self._present(now), self._totals
         self._totals = totals

@@ -198,16 +198,16 @@ def view(tensor: torch.Tensor) -> Tensor:
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A new tensor for a result, contiguous."""
-    tensor = torch.empty(shape, dtype=dtype, device=device)
-    return _prepared(tensor)
+    return _with_huge_pages(torch.empty(shape, dtype=dtype, device=device))
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
     """A new tensor for a result of the shape and type of ``tensor``, on its device, contiguous."""
-    return _prepared(torch.empty_like(tensor, memory_format=torch.contiguous_format))
+    made = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return made if made.nbytes < huge_pages.LEAST_BYTES else _with_huge_pages(made)
 
 
-def _prepared(tensor: torch.Tensor) -> torch.Tensor:
+def _with_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.nbytes >= huge_pages.LEAST_BYTES and tensor.is_cpu:
         huge_pages.prefer_huge(tensor.data_ptr(), tensor.nbytes)
     return tensor

@@ -292,7 +292,7 @@ def _collective(process_set: int, record: Record) -> dump.CollectiveRecord:
         request.name,
         request.operation.name,
         tensors,
-        request.bytes,
+        request.nbytes,
         request.caller,
         record.submitted,
         record.agreed or None,

@@ -11,7 +11,6 @@ host's announcements, and pass orders on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from enum import IntEnum
 from functools import cached_property
@@ -91,7 +90,10 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @cached_property
     def identity(self) -> bytes:
-        """Everything that must agree on all ranks: all fields but the caller, and but the rows of an allgather or alltoall."""
+        """Everything that must agree on all ranks: all fields but the caller, and but the rows of an allgather or alltoall.
+
+        That of a numbered request is that of the unnamed one with the number behind it.
+        """
         tensors = self.tensors
         if self.operation in (Operation.ALLGATHER, Operation.ALLTOALL):
             tensors = tuple(TensorSpec(each.name, each.data_type, each.shape[1:]) for each in tensors)
@@ -106,13 +108,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
                 self.root,
                 self.device,
                 self.alike,
+                self.unnamed,
             )
         )
-
-    @cached_property
-    def bytes(self) -> int:
-        """The size of its tensors on this rank."""
-        return sum(each.data_type.itemsize * math.prod(each.shape) for each in self.tensors)
 
 
 UNNAMED = ".noname."
@@ -127,12 +125,16 @@ def numbered_name(name: str, number: int) -> str:
 
 def numbered(request: Request, number: int) -> Request:
     """An ``unnamed`` request as the ``number``-th of its name."""
-    name = numbered_name(request.name, number)
-    names = [name if each.name == request.name else numbered_name(each.name, number) for each in request.tensors]
-    specs = tuple(
-        [TensorSpec(label, each.data_type, each.shape) for label, each in zip(names, request.tensors, strict=True)]
-    )
-    return msgspec.structs.replace(request, name=name, tensors=specs, unnamed=False)
+    unnumbered, tensors = request.name, request.tensors
+    name = f"{unnumbered}{number}"
+    if len(tensors) == 1 and tensors[0].name == unnumbered:
+        tensors = (TensorSpec(name, tensors[0].data_type, tensors[0].shape),)
+    else:
+        tensors = tuple([TensorSpec(numbered_name(each.name, number), each.data_type, each.shape) for each in tensors])
+    made = msgspec.structs.replace(request, name=name, tensors=tensors, unnamed=False)
+    facts = made.__dict__  # of the cached properties: those of the request that all calls share take no time
+    facts["nbytes"], facts["identity"] = request.nbytes, request.identity + number.to_bytes(8, "little")
+    return made
 
 
 class Definition(msgspec.Struct, frozen=True, array_like=True, gc=False):

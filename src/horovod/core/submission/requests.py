@@ -64,20 +64,7 @@ def prepared_call(
     prepared = recall(place, key)
     if prepared is None:
         request = make_request(
-            operation,
-            called or prefix + UNNAMED,
-            tensors,
-            op,
-            prescale,
-            postscale,
-            root,
-            splits,
-            device,
-            line,
-            labels,
-            alike,
-            transient=not called,
-            unnamed=not called,
+            operation, prefix, name, tensors, op, prescale, postscale, root, splits, device, line, labels, alike
         )
         prepared = remember(place, Prepared(key, request))
     return prepared
@@ -85,25 +72,31 @@ def prepared_call(
 
 def make_request(
     operation: Operation,
-    name: str,
+    prefix: str,
+    name: str | None,
     tensors: Sequence[Tensor | TensorSpec],
     op: ReduceOp = ReduceOp.AVERAGE,
     prescale: float = 1.0,
     postscale: float = 1.0,
     root: int = -1,
-    splits: tuple[int, ...] = (),
+    splits: Sequence[int] = (),
     device: str = HOST,
     line: str = "",
     labels: Sequence[str] = (),
     alike: str = "",
     transient: bool = False,
-    unnamed: bool = False,
 ) -> Request:
-    """The checked request of one collective. The arguments and errors are those of :func:`prepared_call`, and the attributes of
-    :class:`~horovod.core.negotiation.messages.Request`."""
+    """The checked request of one collective. The arguments and errors are those of :func:`prepared_call`.
+
+    Args:
+        transient: the name will not be used again.
+    """
+    called = full_name(prefix, name) if prefix else name or ""
+    unnamed = not called
+    called = called or prefix + UNNAMED
     if not labels:
         count = len(tensors)
-        labels = [name] if count == 1 else [f"{name}_{number}of{count}" for number in range(1, count + 1)]
+        labels = [called] if count == 1 else [f"{called}_{number}of{count}" for number in range(1, count + 1)]
     if operation in _REDUCING:
         prescale, postscale = factors(prescale, postscale)
         shown = [(label.partition(UNNAMED)[0] if unnamed else label) for label in labels]
@@ -115,16 +108,16 @@ def make_request(
     return sendable(
         Request(
             operation,
-            name,
+            called,
             specs,
             op,
             prescale,
             postscale,
             root,
-            splits,
+            tuple(splits),
             device,
             caller=line,
-            transient=transient,
+            transient=transient or unnamed,
             unnamed=unnamed,
             alike=alike,
         )

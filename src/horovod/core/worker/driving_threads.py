@@ -12,9 +12,8 @@ from time import monotonic
 
 import numpy as np
 
-from horovod.comm.spans import Spans
 from horovod.core.negotiation.messages import Operation
-from horovod.core.requests.batch import Batch, Entry
+from horovod.core.requests.batch import Batch
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.connections import NOTHING, Connections, ReadyConnections
 from horovod.core.worker.waiting import SLEEP_SECONDS, SLEEPS, STANDBY_MILLISECONDS, Patience, Polls
@@ -24,16 +23,6 @@ QUICK_BYTES = 32 << 20
 """The largest contribution of this rank to a quick collective. Signals are deferred as long as it takes: on one host some
 milliseconds, over 1 Gbit/s half a second. Results that this thread allocates are in memory that the C library has kept: a
 worker thread's are in new pages each time, and an alltoall of 16 MB takes twice as long."""
-
-
-def is_quick(entry: Entry) -> bool:
-    """Whether a thread that waits for this request may carry it out itself."""
-    if entry.ready is not None or entry.request.operation in SLOW:
-        return False
-    inputs = entry.inputs
-    # The usual case takes no call: in a burst, each costs.
-    known = inputs.layout.nbytes if type(inputs) is Spans else 0
-    return (known or entry.size()) <= QUICK_BYTES
 
 
 def may_drive(batch: Batch) -> bool:
@@ -109,7 +98,7 @@ class DrivingThreads:
             if handle.done():
                 if began:
                     patience.slept(monotonic() - began)
-                else:
+                elif poll:
                     patience.answered()
                 return True
             if poll == polls:

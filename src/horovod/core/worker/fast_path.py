@@ -122,7 +122,7 @@ class FastPath:
         request = entry.request
         if request.operation in _BY_ROWS:
             return self._all_fit([_rows(request)], request)
-        if entry.size() > self._proposals.data_bytes:
+        if request.nbytes > self._proposals.data_bytes:
             return False
         tensors = request.tensors
         return len(tensors) < 2 or all(each.data_type is tensors[0].data_type for each in tensors[1:])
@@ -228,9 +228,10 @@ class FastPath:
             ended_asleep: the same, asked after each sleep.
         """
         patience, polls = self._patience, self._polls
-        for _ in range(patience.polls):
+        for poll in range(patience.polls):
             if arrived(polls, 0):
-                patience.answered()
+                if poll:
+                    patience.answered()
                 return True
             if ended():
                 return False

@@ -19,7 +19,7 @@ from horovod.core.errors import HorovodInternalError
 from horovod.core.negotiation.messages import UNNAMED, Decision, Request, numbered, numbered_name
 from horovod.core.requests.batch import Batch, Entry
 from horovod.core.requests.handle import Driver, Handle
-from horovod.core.worker.driving_threads import is_quick
+from horovod.core.worker.driving_threads import QUICK_BYTES, SLOW
 from horovod.core.worker.waiting import COALESCE_MILLISECONDS, COALESCE_SECONDS, WorkerState
 from horovod.observe.flight_recorder import FlightRecorder
 
@@ -95,7 +95,9 @@ class InFlight:
         """
         request, handle = entry.request, entry.handle
         unnumbered, number = "", 0
-        driver = self._driver if not held and is_quick(entry) else None
+        # A thread that waits for a quick request may carry it out itself.
+        quick = entry.ready is None and request.nbytes <= QUICK_BYTES and request.operation not in SLOW
+        driver = self._driver if quick and not held else None
         with self._lock:
             if not self.closed:
                 if request.unnamed:

@@ -74,7 +74,8 @@ class Patience:
         self._most = self.polls = most
 
     def answered(self) -> None:
-        """A wait has ended while the thread polled."""
+        """A wait has ended while the thread polled. Not to be called for an answer that was there at the first poll: it says
+        nothing about how long the next will take, and on a machine with other work every other one is."""
         if self.polls < self._most:
             self.polls = min(self._most, 2 * self.polls)
 

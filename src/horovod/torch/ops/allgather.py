@@ -13,7 +13,7 @@ from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allreduce import grouped_allreduce
-from horovod.torch.ops.handles import register, synchronize
+from horovod.torch.ops.handles import Started, register
 from horovod.torch.tensors import plain, tracked
 
 Rows = Sequence[Sequence[int]]
@@ -29,8 +29,8 @@ def _start(
     process_set: ProcessSet,
     with_rows: bool = False,
     awaited: bool = False,
-) -> int:
-    """Start the allgather, and return its handle. The result of a group is a tuple.
+) -> Started:
+    """Start the allgather. The result of a group is a tuple.
 
     Args:
         with_rows: the result comes with the number of rows from each rank.
@@ -47,7 +47,7 @@ def _start(
         gathered = outputs[0] if prefix == _SINGLE else tuple(outputs[index] for index in range(len(tensors)))
         return (gathered, done.result) if with_rows else gathered
 
-    return register(handle, memory, make=result)
+    return Started(handle, memory, make=result)
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
@@ -69,7 +69,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
         TypeError, ValueError, HorovodInternalError: as :func:`allreduce_async`. A tensor without dimensions is an error on
             every rank.
     """
-    return _start(_SINGLE, [tensor], name, process_set)
+    return register(_start(_SINGLE, [tensor], name, process_set))
 
 
 def grouped_allgather_async(
@@ -85,7 +85,7 @@ def grouped_allgather_async(
     Returns:
         A handle, for which :func:`synchronize` returns a tuple of new tensors in the order of ``tensors``.
     """
-    return _start(_GROUP, list(tensors), name, process_set)
+    return register(_start(_GROUP, list(tensors), name, process_set))
 
 
 def _own_slices(grads: Sequence[torch.Tensor], rows: Rows, process_set: ProcessSet) -> list[torch.Tensor]:
@@ -100,7 +100,7 @@ class HorovodAllgather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, prefix: str, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor) -> Any:
-        gathered, ctx.rows = synchronize(_start(prefix, tensors, name, process_set, with_rows=True, awaited=True))
+        gathered, ctx.rows = _start(prefix, tensors, name, process_set, with_rows=True, awaited=True).result()
         ctx.process_set = process_set
         return gathered
 
@@ -116,7 +116,7 @@ def _gathered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, pr
     """Gather into new tensors, and let autograd record it if a tensor requires a gradient."""
     if tracked(*tensors):
         return HorovodAllgather.apply(prefix, name, process_set, *tensors)  # type: ignore[no-untyped-call]  # torch's
-    return synchronize(_start(prefix, tensors, name, process_set, awaited=True))
+    return _start(prefix, tensors, name, process_set, awaited=True).result()
 
 
 def allgather(

@@ -17,33 +17,71 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation, TensorSpec
 from horovod.core.submission import collectives
 from horovod.core.submission.prepared import Prepared, device_of, recall, remember
+from horovod.core.submission.requests import make_request
 from horovod.observe.call_site import caller
 from horovod.torch.compression import Compression, Compressor, NoneCompressor
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.arguments import compressed
-from horovod.torch.ops.handles import register, synchronize
+from horovod.torch.ops.handles import Started, register
 from horovod.torch.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain, tracked
 
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
 
 def _start(
+    tensor: torch.Tensor, name: str | None, how: ReductionArguments, in_place: bool, awaited: bool = False
+) -> Started:
+    """Start the reduction of one tensor. It is mostly reduced again by its name or in its line: then it has been checked and
+    described before, if it lies in host memory.
+
+    Args:
+        awaited: the caller waits for the result next.
+    """
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu or not (name is None or type(name) is str):
+        return _start_several(_SINGLE, [tensor], name, how, in_place, awaited)
+    line = caller()
+    key = (tensor.__class__, tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
+    call = recall(name or key, key)
+    if call is None or not is_plain(tensor):
+        call = remember(name or key, _prepared(tensor, name, key, how, line))
+    if call.layout is None:
+        return _start_several(_SINGLE, [tensor], name, how, in_place, awaited)
+    result = tensor if in_place else empty_like(tensor)
+    sources: Vectors
+    targets: Vectors
+    if awaited:  # probably not batched with others, and then the engine needs arrays
+        sources = targets = (flat_array(tensor),)
+        if not in_place:
+            targets = (flat_array(result),)
+        owner = None
+    else:
+        sources = targets = spans = call.at((tensor.data_ptr(),))
+        if spans.layout.sizes[0] == 1:
+            check_sign(tensor)
+        if not in_place:
+            targets = Spans(spans.layout, (result.data_ptr(),))
+        owner = tensor, result
+    return Started(call.submit(how.process_set.process_set_id, sources, targets, awaited, owner), None, result)
+
+
+def _prepared(
+    tensor: torch.Tensor, name: str | None, key: tuple[object, ...], how: ReductionArguments, line: str
+) -> Prepared:
+    """Check a tensor in host memory, and prepare its allreduce. Raises as :func:`check`."""
+    spec = TensorSpec("", check(tensor), tuple(tensor.shape))
+    request = make_request(Operation.ALLREDUCE, _SINGLE, name, [spec], how.op, how.prescale, how.postscale, line=line)
+    return Prepared(key, request, layout_of([tensor]))
+
+
+def _start_several(
     prefix: str,
     tensors: Sequence[torch.Tensor],
     name: str | None,
     how: ReductionArguments,
     in_place: bool,
     awaited: bool = False,
-) -> int:
-    """Start the reduction, and return its handle. The result of a group is a tuple.
-
-    Args:
-        awaited: the caller waits for the result next.
-    """
-    if prefix == _SINGLE and (name is None or type(name) is str):
-        tensor = tensors[0]
-        if isinstance(tensor, torch.Tensor) and tensor.is_cpu and not tensor.dtype.is_complex:
-            return _start_again(tensor, name, how, in_place, awaited)
+) -> Started:
+    """Start the reduction of a group, whose result is a tuple, or of one tensor of any kind."""
     if not in_place:
         for tensor in tensors:
             check(tensor)
@@ -53,44 +91,7 @@ def _start(
     handle = collectives.allreduce(
         prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id, awaited
     )
-    result = outputs[0] if prefix == _SINGLE else tuple(outputs)
-    return register(handle, memory, result)
-
-
-def _start_again(tensor: torch.Tensor, name: str | None, how: ReductionArguments, in_place: bool, awaited: bool) -> int:
-    """Start the reduction of one tensor in host memory, which is probably reduced again by its name or in its line.
-
-    It does the same as :func:`_start` in fewer steps, which take most of the time of a small allreduce.
-    """
-    line = caller()
-    key = (name, tensor.__class__, tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
-    prepared = recall(name or key, key)
-    if prepared is None or not is_plain(tensor):
-        prepared = _prepare(tensor, name, key, how, line)
-    sources = prepared.at((tensor.data_ptr(),))
-    if sources.layout.sizes[0] == 1:
-        check_sign(tensor)
-    targets: Vectors = sources
-    owner: object = tensor
-    result = tensor
-    if not in_place:
-        result = empty_like(tensor)
-        # A collective that the caller waits for is probably not batched with others, and then the engine needs an array.
-        targets = (flat_array(result),) if awaited else Spans(sources.layout, (result.data_ptr(),))
-        owner = tensor, result
-    handle = prepared.submit(how.process_set.process_set_id, sources, targets, awaited, owner)
-    return register(handle, None, result)
-
-
-def _prepare(
-    tensor: torch.Tensor, name: str | None, key: tuple[object, ...], how: ReductionArguments, line: str
-) -> Prepared:
-    """Check a tensor, and prepare its allreduce. Raises as :func:`check`."""
-    spec = TensorSpec("", check(tensor), tuple(tensor.shape))
-    request = collectives.prepared_call(
-        Operation.ALLREDUCE, _SINGLE, name, [spec], how.op, how.prescale, how.postscale, line=line
-    ).request
-    return remember(name or key, Prepared(key, request, layout_of([tensor])))
+    return Started(handle, memory, outputs[0] if prefix == _SINGLE else tuple(outputs))
 
 
 def allreduce_async(
@@ -128,7 +129,7 @@ def allreduce_async(
         HorovodInternalError: not initialised, or the job has failed. :func:`synchronize` raises it if the ranks disagree.
     """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    return _start(_SINGLE, [tensor], name, how, in_place=False)
+    return register(_start(tensor, name, how, in_place=False))
 
 
 def allreduce_async_(
@@ -148,7 +149,7 @@ def allreduce_async_(
         A handle, for which :func:`synchronize` returns ``tensor`` itself.
     """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    return _start(_SINGLE, [tensor], name, how, in_place=True)
+    return register(_start(tensor, name, how, in_place=True))
 
 
 def allreduce_(
@@ -166,7 +167,7 @@ def allreduce_(
     HorovodInternalError if the ranks disagree.
     """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    result: torch.Tensor = synchronize(_start(_SINGLE, [tensor], name, how, in_place=True, awaited=True))
+    result: torch.Tensor = _start(tensor, name, how, in_place=True, awaited=True).result()
     return result
 
 
@@ -191,7 +192,7 @@ def grouped_allreduce_async(
         A handle, for which :func:`synchronize` returns a tuple of new tensors in the order of ``tensors``.
     """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    return _start(_GROUP, list(tensors), name, how, in_place=False)
+    return register(_start_several(_GROUP, list(tensors), name, how, in_place=False))
 
 
 def grouped_allreduce_async_(
@@ -211,7 +212,7 @@ def grouped_allreduce_async_(
         A handle, for which :func:`synchronize` returns a tuple of the tensors themselves.
     """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    return _start(_GROUP, list(tensors), name, how, in_place=True)
+    return register(_start_several(_GROUP, list(tensors), name, how, in_place=True))
 
 
 def grouped_allreduce_(
@@ -229,9 +230,8 @@ def grouped_allreduce_(
     disagree.
     """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    result: tuple[torch.Tensor, ...] = synchronize(
-        _start(_GROUP, list(tensors), name, how, in_place=True, awaited=True)
-    )
+    started = _start_several(_GROUP, list(tensors), name, how, in_place=True, awaited=True)
+    result: tuple[torch.Tensor, ...] = started.result()
     return result
 
 
@@ -259,7 +259,7 @@ def grouped_allreduce_alike(
         alike=alike,
     )
     handle = collectives.submit(how.process_set.process_set_id, call.request, sources, targets)
-    return register(handle, memory, tuple(tensors))
+    return register(Started(handle, memory, tuple(tensors)))
 
 
 class HorovodAllreduce(torch.autograd.Function):
@@ -268,7 +268,7 @@ class HorovodAllreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, prefix: str, name: str | None, how: ReductionArguments, *tensors: torch.Tensor) -> Any:
         ctx.prefix, ctx.how = prefix, how
-        return synchronize(_start(prefix, tensors, name, how, in_place=False, awaited=True))
+        return _blocking(prefix, name, how, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -278,14 +278,19 @@ class HorovodAllreduce(torch.autograd.Function):
 HorovodGroupedAllreduce = HorovodAllreduce
 
 
+def _blocking(prefix: str, name: str | None, how: ReductionArguments, *tensors: torch.Tensor) -> Any:
+    """Reduce into new tensors, and wait for them. The result of a group is a tuple."""
+    if prefix == _SINGLE:
+        return _start(tensors[0], name, how, in_place=False, awaited=True).result()
+    return _start_several(prefix, tensors, name, how, in_place=False, awaited=True).result()
+
+
 def _reduced(
     prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: ReductionArguments
 ) -> Sequence[torch.Tensor]:
     """Reduce into new tensors, and let autograd record it if a tensor requires a gradient."""
-    if tracked(*tensors):
-        result = HorovodAllreduce.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
-    else:
-        result = synchronize(_start(prefix, tensors, name, how, in_place=False, awaited=True))
+    run: Any = HorovodAllreduce.apply if tracked(*tensors) else _blocking
+    result = run(prefix, name, how, *tensors)
     return [result] if prefix == _SINGLE else result
 
 
@@ -318,8 +323,9 @@ def allreduce(
         HorovodInternalError: not initialised, the ranks disagree, or the job has failed.
     """
     how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    if compression is NoneCompressor:
-        return _reduced(_SINGLE, [tensor], name, how)[0]
+    if compression is NoneCompressor and not tracked(tensor):
+        result: torch.Tensor = _start(tensor, name, how, in_place=False, awaited=True).result()
+        return result
     return compressed(compression, [tensor], lambda sent: _reduced(_SINGLE, sent, name, how))[0]
 
 

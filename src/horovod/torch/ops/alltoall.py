@@ -13,7 +13,7 @@ from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.arguments import split_rows
-from horovod.torch.ops.handles import register, synchronize
+from horovod.torch.ops.handles import Started, register
 from horovod.torch.tensors import plain, tracked
 
 Splits = torch.Tensor | Sequence[int] | None
@@ -26,8 +26,8 @@ def _start(
     process_set: ProcessSet,
     awaited: bool = False,
     output_alone: bool = False,
-) -> int:
-    """Start the alltoall, and return its handle.
+) -> Started:
+    """Start the alltoall.
 
     Args:
         awaited: the caller waits for the result next.
@@ -46,7 +46,7 @@ def _start(
         device = splits.device if isinstance(splits, torch.Tensor) else None
         return outputs[0], torch.tensor(done.result, dtype=torch.int32, device=device)
 
-    return register(handle, memory, make=result)
+    return Started(handle, memory, make=result)
 
 
 def alltoall_async(
@@ -74,7 +74,7 @@ def alltoall_async(
         TypeError, ValueError: splits that are not whole numbers, do not fit the rows, or are a tensor that is not
             one-dimensional or not int32. Otherwise as :func:`allreduce_async`.
     """
-    return _start(tensor, splits, name, process_set)
+    return register(_start(tensor, splits, name, process_set))
 
 
 class HorovodAlltoall(torch.autograd.Function):
@@ -82,7 +82,7 @@ class HorovodAlltoall(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, splits: Splits, name: str | None, process_set: ProcessSet) -> Any:
-        output, received = synchronize(_start(tensor, splits, name, process_set, awaited=True))
+        output, received = _start(tensor, splits, name, process_set, awaited=True).result()
         ctx.received = received.tolist()
         ctx.rows = tensor.shape[0]
         ctx.process_set = process_set
@@ -111,6 +111,6 @@ def alltoall(
         and an int32 tensor with the number of rows from each rank.
     """
     if not tracked(tensor):
-        return synchronize(_start(tensor, splits, name, process_set, awaited=True, output_alone=splits is None))
+        return _start(tensor, splits, name, process_set, awaited=True, output_alone=splits is None).result()
     output, received = HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]  # torch's
     return output if splits is None else (output, received)

@@ -12,7 +12,7 @@ from horovod.core.submission import collectives
 from horovod.core.submission.arguments import set_id, whole_number
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allreduce import allreduce
-from horovod.torch.ops.handles import register, synchronize
+from horovod.torch.ops.handles import Started, register
 from horovod.torch.tensors import check, empty_like, plain, tracked
 
 
@@ -37,13 +37,13 @@ def broadcast_async_(
     Raises:
         TypeError, ValueError, HorovodInternalError: as :func:`allreduce_async`; ValueError also if the root is not a member.
     """
-    return _start(tensor, root_rank, name, process_set)
+    return register(_start(tensor, root_rank, name, process_set))
 
 
 def _start(
     tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet, awaited: bool = False
-) -> int:
-    """Start the broadcast, and return its handle.
+) -> Started:
+    """Start the broadcast.
 
     Args:
         awaited: the caller waits for the result next.
@@ -52,7 +52,7 @@ def _start(
     memory = memory_of([tensor])
     tensors = memory.read([tensor]) if _is_root(root) else memory.write([tensor])
     handle = collectives.broadcast("broadcast", name, tensors, root, number, awaited)
-    return register(handle, memory, tensor)
+    return Started(handle, memory, tensor)
 
 
 def _is_root(root_rank: int) -> bool:
@@ -67,7 +67,7 @@ def broadcast_(
     Waits for the result. Every member must call it. The arguments and errors are those of :func:`broadcast_async_`. It also
     raises HorovodInternalError if the ranks disagree.
     """
-    result: torch.Tensor = synchronize(_start(tensor, root_rank, name, process_set, awaited=True))
+    result: torch.Tensor = _start(tensor, root_rank, name, process_set, awaited=True).result()
     return result
 
 
@@ -79,7 +79,7 @@ def broadcast_async(
     Returns:
         A handle, for which :func:`synchronize` returns the new tensor.
     """
-    return _start(_copy(tensor, root_rank), root_rank, name, process_set)
+    return register(_start(_copy(tensor, root_rank), root_rank, name, process_set))
 
 
 def _copy(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:

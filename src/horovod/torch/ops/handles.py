@@ -15,33 +15,38 @@ from horovod.torch.uncompiled import drive
 drive_by(drive)  # PyTorch's compiler must not compile a wait for a collective
 
 
-class _OpenHandle(msgspec.Struct, gc=False):
-    """A collective whose result was not returned yet. The attributes are the arguments of :func:`register`."""
+class Started(msgspec.Struct, gc=False):
+    """A collective that was started.
+
+    Attributes:
+        memory: the memory of its tensors; None for host memory, which has the output once the collective is done.
+        output: the output, if it is known beforehand.
+        make: makes the output, if it is only known when the collective is done.
+    """
 
     handle: Handle
-    memory: TorchMemory | None
-    output: Any
-    make: Callable[[Handle], Any] | None
+    memory: TorchMemory | None = None
+    output: Any = None
+    make: Callable[[Handle], Any] | None = None
+
+    def result(self) -> Any:
+        """Wait for it, and return its output. Raises HorovodInternalError if it failed."""
+        self.handle.wait()
+        if self.memory is not None:
+            self.memory.arrive(self.handle)
+        return self.output if self.make is None else self.make(self.handle)
 
 
 _numbers = itertools.count(1)
 _last = 0
-_open: dict[int, _OpenHandle] = {}
+_open: dict[int, Started] = {}
 
 
-def register(
-    handle: Handle, memory: TorchMemory | None, output: Any = None, make: Callable[[Handle], Any] | None = None
-) -> int:
-    """Give a collective an integer handle, and return it.
-
-    Args:
-        memory: the memory of its tensors; None for host memory, which has the output once the collective is done.
-        output: the return value of :func:`synchronize`.
-        make: makes the output, if it is only known when the collective is done.
-    """
+def register(started: Started) -> int:
+    """Give a collective an integer handle, and return it. :func:`synchronize` returns its result."""
     global _last
     _last = number = next(_numbers)
-    _open[number] = _OpenHandle(handle, memory, output, make)
+    _open[number] = started
     return number
 
 
@@ -89,15 +94,13 @@ def synchronize(handle: int) -> Any:
         if not isinstance(handle, int) or not 0 < handle <= _last:
             raise ValueError(f"Handle {handle!r} was not created.")
         return None
-    core_handle = known.handle
     try:
-        core_handle.wait()
+        result = known.result()
     except BaseException as error:
-        failed = type(error) is type(core_handle.error)
-        if failed:  # otherwise something interrupted the wait, and the script may call this again
+        if type(error) is type(
+            known.handle.error
+        ):  # otherwise something interrupted the wait, and the script may call this again
             _open.pop(handle, None)
         raise
-    if known.memory is not None:
-        known.memory.arrive(core_handle)
     _open.pop(handle, None)
-    return known.output if known.make is None else known.make(core_handle)
+    return result

@@ -17,7 +17,7 @@ from horovod.torch.compression import Compression, Compressor
 from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allgather import grouped_allgather
 from horovod.torch.ops.arguments import compressed
-from horovod.torch.ops.handles import register, synchronize
+from horovod.torch.ops.handles import Started, register
 from horovod.torch.tensors import check, empty, plain, tracked
 
 _SINGLE, _GROUP = "reducescatter", "grouped_reducescatter"
@@ -31,8 +31,8 @@ def _members(process_set: ProcessSet) -> tuple[int, int]:
 
 def _start(
     prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: ReductionArguments, awaited: bool = False
-) -> int:
-    """Start the reducescatter, and return its handle. The result of a group is a tuple.
+) -> Started:
+    """Start the reducescatter. The result of a group is a tuple.
 
     Args:
         awaited: the caller waits for the result next.
@@ -51,7 +51,7 @@ def _start(
         prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id, awaited
     )
     result = outputs[0] if prefix == _SINGLE else tuple(outputs)
-    return register(handle, memory, result)
+    return Started(handle, memory, result)
 
 
 def reducescatter_async(
@@ -83,7 +83,9 @@ def reducescatter_async(
         TypeError, ValueError: as :func:`allreduce_async`; or the tensor has no dimensions.
         HorovodInternalError: as :func:`allreduce_async`; or ``op`` is another reduction.
     """
-    return _start(_SINGLE, [tensor], name, checked_reduction(op, None, prescale_factor, postscale_factor, process_set))
+    return register(
+        _start(_SINGLE, [tensor], name, checked_reduction(op, None, prescale_factor, postscale_factor, process_set))
+    )
 
 
 def grouped_reducescatter_async(
@@ -105,7 +107,7 @@ def grouped_reducescatter_async(
         A handle, for which :func:`synchronize` returns a tuple of new tensors in the order of ``tensors``.
     """
     how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
-    return _start(_GROUP, list(tensors), name, how)
+    return register(_start(_GROUP, list(tensors), name, how))
 
 
 class HorovodReducescatter(torch.autograd.Function):
@@ -115,7 +117,7 @@ class HorovodReducescatter(torch.autograd.Function):
     def forward(ctx: Any, prefix: str, name: str | None, how: ReductionArguments, *tensors: torch.Tensor) -> Any:
         ctx.process_set = how.process_set
         ctx.factor = how.prescale * how.postscale * (_members(how.process_set)[1] if how.op == Sum else 1)
-        return synchronize(_start(prefix, tensors, name, how, awaited=True))
+        return _start(prefix, tensors, name, how, awaited=True).result()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -133,7 +135,7 @@ def _scattered(
     if tracked(*tensors):
         result = HorovodReducescatter.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
     else:
-        result = synchronize(_start(prefix, tensors, name, how, awaited=True))
+        result = _start(prefix, tensors, name, how, awaited=True).result()
     return [result] if prefix == _SINGLE else result
 
 

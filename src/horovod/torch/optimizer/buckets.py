@@ -238,6 +238,7 @@ class Bucket:
         if prepared is None:
             request = make_request(
                 Operation.ALLREDUCE,
+                "",
                 self.name,
                 sources,
                 how.op,

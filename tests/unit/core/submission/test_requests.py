@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
-from horovod.core.negotiation.messages import HOST, UNNAMED, Operation, Request, TensorSpec
+from horovod.core.negotiation.messages import HOST, Operation, Request, TensorSpec
 from horovod.core.submission import requests
 from horovod.core.submission.requests import (
     make_request,
@@ -24,7 +24,7 @@ SPEC = (TensorSpec("x", DataType.FLOAT32, (4,)),)
 
 
 def allreduce_request(name: str, data_type: DataType = DataType.FLOAT32, shape: Any = (4,), **given: Any) -> Request:
-    return make_request(Operation.ALLREDUCE, name, [TensorSpec(name, data_type, shape)], **given)
+    return make_request(Operation.ALLREDUCE, "", name, [TensorSpec(name, data_type, shape)], **given)
 
 
 REFUSED: dict[str, Callable[[], object]] = {
@@ -55,7 +55,7 @@ def test_a_request_that_is_too_long_says_how_long_it_may_be(monkeypatch: pytest.
     monkeypatch.setattr(requests, "LONGEST_REQUEST", 1000)
     many = [TensorSpec(f"gradient {number}", DataType.FLOAT32, (4,)) for number in range(100)]
     with pytest.raises(ValueError, match=r"Allreduce of 'x': to describe its 100 tensors takes \d+ bytes; 1000 can be"):
-        make_request(Operation.ALLREDUCE, "x", many)
+        make_request(Operation.ALLREDUCE, "", "x", many)
 
 
 def test_requests_that_differ_in_their_line_only_are_the_same_to_all_ranks() -> None:
@@ -147,9 +147,8 @@ def test_a_call_that_is_recognised_has_the_request_that_would_be_made_for_it(
         if call["prescale"] != 1.0:
             call["tensors"] = [TensorSpec("", DataType.FLOAT32, each.shape) for each in call["tensors"]]
         call["labels"] = [f"{call['alike']}{number}" for number in range(len(call["tensors"]))]
-        call = call if named else {**call, "prefix": call["prefix"] or "three", "name": None}
+        if not named:
+            call = {**call, "prefix": call["prefix"] or "three", "name": None}
         found = prepared_call(**call).request
-        name = f"{call['prefix']}.{call['name']}".removeprefix(".") if named else call["prefix"] + UNNAMED
-        rest = {key: value for key, value in call.items() if key not in ("prefix", "name")}
-        assert found == make_request(name=name, transient=not named, unnamed=not named, **rest)
+        assert found == make_request(**call)
         assert prepared_call(**call).request is found

@@ -154,9 +154,10 @@ class Mailbox:
         """Serve the connections until ``handle`` is done, the mailbox's thread is woken, or some time has passed."""
         self._driven += 1
         self._make_calls()
-        for _ in range(self._patience.polls):
+        for poll in range(self._patience.polls):
             if handle.done():
-                self._patience.answered()
+                if poll > 1:
+                    self._patience.answered()
                 return
             if not self._serve(0):
                 return
