@@ -87,6 +87,7 @@ class Proposals:
         self._typed: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
         self._workspace = Workspace()
         self._given_up = word_index(rank, GIVEN_UP)
+        self._given_up_by = [(peer, word_index(peer, GIVEN_UP)) for peer in self._peers]
         self._slot = 0
         self._told: dict[int, list[int]] = {peer: [] for peer in self._peers}
 
@@ -208,9 +209,11 @@ class Proposals:
         if not success:
             return []
         number = (outcome >> 1) + 1
-        told = [peer for peer in self._peers if self._words.values[word_index(peer, GIVEN_UP)] == number]
-        for peer in told:
-            self._told[peer].append(number)
+        values, told = self._words.values, []
+        for peer, given_up in self._given_up_by:
+            if values[given_up] == number:
+                self._told[peer].append(number)
+                told.append(peer)
         return told
 
     def give_up(self, peer: int, number: int) -> bool:

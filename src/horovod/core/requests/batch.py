@@ -163,18 +163,11 @@ def output_of(
     return [made] if isinstance(made, np.ndarray) else made
 
 
-def scaling(request: Request, size: int) -> tuple[ReduceOp, float, float]:
-    """The engine's operation and factors for a reduction over ``size`` ranks: Average is a Sum with 1/size in the postscale."""
-    if request.reduce_op == ReduceOp.AVERAGE:
-        return ReduceOp.SUM, request.prescale, request.postscale / size
-    return request.reduce_op, request.prescale, request.postscale
-
-
 def _allreduce(communicator: Communicator, batch: Batch, held: list[object] | None) -> Completion:
     first, entry = batch[0]
     request = first.template if entry is None else entry.request
     assert request is not None
-    op, prescale, postscale = scaling(request, communicator.size)
+    op, prescale, postscale = request.scaling(communicator.size)
     # Scaled by the engine, what joined ranks contribute would not be neutral any more. Some have joined in all of a batch's
     # decisions, or in none.
     unlike_sum = op != ReduceOp.SUM
@@ -281,7 +274,7 @@ def _reducescatter(communicator: Communicator, entries: Sequence[Entry]) -> Comp
             inputs.append(vector_of(entry.inputs, index))
             outputs.append(vector_of(entry.outputs, index))
             counts.append([rows * row_elements for rows in shard_rows(tensor.shape[0], communicator.size)])
-    op, prescale, postscale = scaling(entries[0].request, communicator.size)
+    op, prescale, postscale = entries[0].request.scaling(communicator.size)
     completion: Completion = None
     for some in _by_type_with_counts(inputs, outputs, counts):
         completion = communicator.reducescatter(*some, op, prescale, postscale)

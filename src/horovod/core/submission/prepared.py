@@ -126,12 +126,13 @@ def submit(
         return _submit_on_device(process_set_id, request, inputs, outputs, allocate, first.ready)
     arrays = [tensor.array for tensor in inputs]
     targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
-    if first is None or first.transfer is None:
-        return submit_arrays(process_set_id, request, arrays, targets, allocate, awaited)
-    transfer = first.transfer
-    handle = Handle(transfer.end)
+    transfer = None if first is None else first.transfer
+    handle = Handle() if transfer is None else Handle(transfer.end)
     worker = worker_of(process_set_id, request.operation)
     entry = Entry(request, arrays, targets, allocate, handle, time.monotonic())
+    if transfer is None:
+        worker.submit(entry, False, awaited)
+        return handle
     try:
         worker.submit(entry, held=True)
         transfer.begin(partial(worker.release, entry))

@@ -54,7 +54,7 @@ def prepared_call(
     Raises:
         TypeError, ValueError: the operation has no meaning for a tensor's type, or the request cannot be sent.
     """
-    called = full_name(prefix, name) if prefix else name or ""
+    called = full_name(prefix, name) if prefix and name is not None else name or ""
     if line is None:
         line = caller()
     described = tuple([(each.data_type, each.shape) for each in tensors])

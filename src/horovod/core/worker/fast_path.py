@@ -25,7 +25,7 @@ from functools import partial
 from horovod.comm.shm.proposals import Proposals, fits
 from horovod.comm.spans import Vectors, arrays_of, vector_of
 from horovod.core.negotiation.messages import Operation, Request, Succeeded, encode
-from horovod.core.requests.batch import Entry, output_of, scaling, shard_rows
+from horovod.core.requests.batch import Entry, output_of, shard_rows
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.coordinator import Coordinator
@@ -111,7 +111,7 @@ class FastPath:
         if request.operation in _BY_ROWS and (len(request.tensors) != 1 or not request.tensors[0].shape):
             return False
         identity = request.identity
-        if not fits(identity, _rows(request)):
+        if not fits(identity, _rows(request) if request.operation in _BY_ROWS else ()):
             return False
         self._unresolved = None
         return (self._lead if self._proposals.leads else self._follow)(entry, identity)
@@ -148,7 +148,7 @@ class FastPath:
         else:
             request = entry.request
             if request.operation is Operation.ALLREDUCE:
-                self._proposals.reduce(entry.outputs, *scaling(request, len(self._ranks)))
+                self._proposals.reduce(entry.outputs, *request.scaling(len(self._ranks)))
             elif request.operation is Operation.REDUCESCATTER:
                 self._compute_shards(entry)
             elif request.operation is Operation.BROADCAST:
@@ -306,12 +306,13 @@ class FastPath:
             vectors = entry.outputs if self._ranks[self._index] == request.root else ()
         elif request.operation is Operation.ALLTOALL:  # without the rows that no rank gets
             vectors = [arrays_of(vectors)[0][: sum(request.splits) * _row_elements(request)]]
-        self._last = self._proposals.propose(identity, vectors, _rows(request))
+        rows = _rows(request) if request.operation in _BY_ROWS else ()
+        self._last = self._proposals.propose(identity, vectors, rows)
         return self._last
 
     def _compute_shards(self, entry: Entry) -> None:
         start, size = 0, len(self._ranks)
-        how = scaling(entry.request, size)
+        how = entry.request.scaling(size)
         for index, tensor in enumerate(entry.request.tensors):
             rows, *others = tensor.shape
             row_elements = math.prod(others)

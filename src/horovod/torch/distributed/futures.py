@@ -110,12 +110,8 @@ class _Present(threading.local):
     origin: Origin | None = None
 
 
-_present = _Present()
-
-
-def present_origin() -> Origin | None:
-    """The origin of the callback that the calling thread runs; None in the script itself."""
-    return _present.origin
+present = _Present()
+"""The origin of the callback that the calling thread runs; None in the script itself."""
 
 
 @uncompiled
@@ -137,14 +133,14 @@ class CollectiveFuture(torch.futures.Future[Any]):
         calls, made = Origin(path), CollectiveFuture(Origin(f"{path}.then"), self._devices)
 
         def run(_: Any) -> None:
-            before, _present.origin = _present.origin, calls
+            before, present.origin = present.origin, calls
             try:
                 made.set_result(callback(self))
             except Exception as error:
                 _log.debug("a callback of a collective failed: %s", error)
                 made.set_exception(error)
             finally:
-                _present.origin = before
+                present.origin = before
 
         self.add_done_callback(run)
         return made
@@ -170,11 +166,11 @@ def future_of(
         second = first.then(lambda _: outputs())
 
         def begin() -> None:
-            before, _present.origin = _present.origin, _Unnamed("")
+            before, present.origin = present.origin, _Unnamed("")
             try:
                 first.set_result(None)
             finally:
-                _present.origin = before
+                present.origin = before
 
         then(lambda: threads.call(begin))
         return second

@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
-from horovod.core.negotiation.messages import Operation
+from horovod.core.negotiation.messages import HOST, Operation
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
-from horovod.core.submission.prepared import device_of, submit
+from horovod.core.submission.prepared import submit
 from horovod.core.submission.requests import prepared_call
 from horovod.torch.device.base import TorchMemory
-from horovod.torch.device.memory import host_memory, memory_of
+from horovod.torch.device.memory import memory_of
 from horovod.torch.distributed.arguments import ArgumentError
 from horovod.torch.distributed.flat_tensors import (
     Results,
@@ -33,7 +33,7 @@ from horovod.torch.distributed.flat_tensors import (
     scratch_like,
     writes_back,
 )
-from horovod.torch.distributed.futures import Origin, present_origin
+from horovod.torch.distributed.futures import Origin, present
 from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.work import Finish, HorovodWork
 
@@ -84,12 +84,6 @@ def checked_reduction(op: Any) -> ReductionArguments:
 _REDUCING: dict[Any, ReductionArguments] = {}
 
 
-def limit_of(options: Any) -> float:
-    """The time limit in the options of a call, in seconds; -1 if there is none."""
-    timeout = getattr(options, "timeout", None)
-    return timeout.total_seconds() if isinstance(timeout, timedelta) and timeout > _NO_LIMIT else -1
-
-
 class Submitter:
     """Submits the calls of one group.
 
@@ -127,7 +121,7 @@ class Submitter:
         splits: Sequence[int] = (),
         allocate: Allocate | None = None,
         finish: Finish | None = None,
-        memory: TorchMemory = host_memory,
+        memory: TorchMemory | None = None,
     ) -> HorovodWork:
         """Submit one collective. Every rank of the group must submit the same. Call it before the operation's method returns:
         the stack shows whether Python code has called the group.
@@ -143,7 +137,7 @@ class Submitter:
             splits: of an alltoall: the number of rows for each rank.
             allocate: makes the outputs, if their sizes are known only once the ranks have agreed.
             finish: copies the results to ``results``; None if the collective writes there.
-            memory: the memory of the tensors.
+            memory: the memory of the tensors; None for host memory.
 
         Raises:
             ValueError: the reduction does not support a type.
@@ -152,7 +146,7 @@ class Submitter:
         """
         membership = self.membership
         membership.check()
-        origin = present_origin()
+        origin = present.origin
         tensors = inputs or outputs
         call = prepared_call(
             operation,
@@ -164,18 +158,21 @@ class Submitter:
             how.postscale,
             root if root < 0 else membership.ranks[root],
             splits,
-            device_of(tensors),
+            HOST if memory is None else memory.device,
         )
         awaited = not getattr(options, "asyncOp", True)  # whether the caller will wait for the operation at once
         handle = submit(membership.number, call.request, inputs, outputs, allocate, awaited)
         if origin is None:
             self.calls.made += 1
         follow = self._follow if self._names_callbacks and _is_called_by_python() else None
-        return HorovodWork(handle, memory, results, what, finish, limit_of(options), follow)
+        timeout = getattr(options, "timeout", None)
+        limited = isinstance(timeout, timedelta) and timeout > _NO_LIMIT
+        seconds = timeout.total_seconds() if limited else -1  # type: ignore[union-attr]  # it is a timedelta then
+        return HorovodWork(handle, memory, results, what, finish, seconds, follow)
 
     def _follow(self) -> Origin:
         """The origin for callbacks of the future of a call that is made now."""
-        return Origin((present_origin() or self._futures).next())
+        return Origin((present.origin or self._futures).next())
 
     def reduce(
         self,
@@ -196,7 +193,7 @@ class Submitter:
         """
         receives = root in (-1, self.index)
         plain = plain_view(tensors[0]) if len(tensors) == 1 else None
-        memory: TorchMemory = host_memory
+        memory: TorchMemory | None = None
         if plain is not None:
             read = [plain]
             written = read if receives else [scratch_like(plain)]

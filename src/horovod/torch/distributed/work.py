@@ -31,7 +31,7 @@ class HorovodWork(dist.Work):
 
     Args:
         handle: the handle of the collective.
-        memory: the memory of its tensors.
+        memory: the memory of its tensors; None for host memory.
         outputs: the tensors with the results for the caller.
         what: the operation, for error messages.
         finish: copies the results to ``outputs``; None if the collective has written them there.
@@ -43,7 +43,7 @@ class HorovodWork(dist.Work):
     def __init__(
         self,
         handle: Handle,
-        memory: TorchMemory,
+        memory: TorchMemory | None,
         outputs: Sequence[torch.Tensor],
         what: str,
         finish: Finish | None = None,
@@ -84,14 +84,14 @@ class HorovodWork(dist.Work):
                 f"{self._what} was not done within {seconds:g} seconds: another rank has not called it yet, or is slow. The "
                 "tensors are still in use."
             ) from None
-        self._settle()
+        if self._memory is not None or self._finish is not None or self._failure is not None:
+            self._settle()
         return True
 
     def _settle(self) -> None:
         """Copy the results of a completed collective to the outputs, once. Raises the same error each time if that fails."""
-        self._memory.arrive(self._handle)
-        if self._finish is None and self._failure is None:
-            return
+        if self._memory is not None:
+            self._memory.arrive(self._handle)
         with self._lock:
             finish, self._finish = self._finish, None
             if finish is not None:
@@ -125,7 +125,7 @@ class HorovodWork(dist.Work):
                 self._settle()
             except Exception:
                 return True  # wait() raises it
-            return self._memory.arrived(self._handle)
+            return self._memory is None or self._memory.arrived(self._handle)
         return True
 
     def is_success(self) -> bool:

@@ -11,7 +11,6 @@ import torch
 from horovod.comm.datatypes import Array
 from horovod.core.requests.handle import Handle
 from horovod.observe.call_site import caller
-from horovod.torch.device.memory import host_memory
 from horovod.torch.distributed.arguments import check_peer, listed, only
 from horovod.torch.distributed.flat_tensors import elements_of, flat, writes_back
 from horovod.torch.distributed.point_to_point.mailbox import Mailbox, mailbox_of
@@ -43,7 +42,7 @@ class PointToPoint:
         envelope = Envelope(submitter.membership.number, submitter.index, tag, _name(tensor.dtype), data.size, caller())
         handle = Handle(lambda error, _=data: error)  # type: ignore[misc]  # keeps the memory alive until it is done
         self._mailbox().send(submitter.membership.ranks[dstRank], envelope, data, handle)
-        return HorovodWork(handle, host_memory, [tensor], "send", seconds=submitter.seconds)
+        return HorovodWork(handle, None, [tensor], "send", seconds=submitter.seconds)
 
     def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> HorovodWork:
         check_peer("recv", "source", srcRank, tag, self._submitter.size)
@@ -65,7 +64,7 @@ class PointToPoint:
         sources = tuple(ranks) if source == ANY else (ranks[source],)
         receive = Receive(data, _name(tensor.dtype), caller(), sources, handle)
         self._mailbox().receive(ReceiveFilter(submitter.membership.number, source, tag), receive)
-        return HorovodWork(handle, host_memory, [tensor], "recv", finish, submitter.seconds)
+        return HorovodWork(handle, None, [tensor], "recv", finish, submitter.seconds)
 
     def _mailbox(self) -> Mailbox:
         membership = self._submitter.membership
