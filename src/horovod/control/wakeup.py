@@ -30,8 +30,11 @@ class WakeUp:
                 pass  # the pipe is full, so it is readable
 
     def clear(self) -> None:
-        """Make it unreadable. For the thread that polls."""
-        os.read(self._reader, 4096)
+        """Make it unreadable, if another thread that polls has not done so."""
+        try:
+            os.read(self._reader, 4096)
+        except BlockingIOError:
+            pass
 
     def descriptors(self) -> list[int]:
         """The descriptors that a forked child must close."""

@@ -75,6 +75,7 @@ class Mailbox:
         self._access = threading.Lock()  # of the thread that serves the connections
         self._patience = Patience(_POLLS)
         self._driven = self._seen = 0
+        self._took_wake_up = False  # by the thread that serves the connections
         self._left = threading.Event()
         self._wire = Wire(self._lost)
         self._receiver = Receiver(self._wire)
@@ -148,10 +149,16 @@ class Mailbox:
         try:
             self._guarded(self._serve_until, handle)
         finally:
+            took, self._took_wake_up = self._took_wake_up, False
             self._access.release()
+            if took:
+                self._wake_up.set()
 
     def _serve_until(self, handle: Handle) -> None:
-        """Serve the connections until ``handle`` is done, the mailbox's thread is woken, or some time has passed."""
+        """Serve the connections until ``handle`` is done, the mailbox ends, or some time has passed.
+
+        What the mailbox's thread is woken for meanwhile is done here. It looks again afterwards.
+        """
         self._driven += 1
         self._make_calls()
         for poll in range(self._patience.polls):
@@ -167,11 +174,14 @@ class Mailbox:
         self._patience.slept(time.monotonic() - began)
 
     def _serve(self, seconds: float | None) -> bool:
-        """Wait for events on the connections, and handle them; False if the mailbox's thread is to wake up instead."""
+        """Wait for events on the connections, and handle them; False if the mailbox is about to end."""
         for key, events in self._wire.selector.select(seconds):
-            if key.fileobj is self._wake_up:
-                return False
             key.data(events)
+            if key.fileobj is self._wake_up:
+                self._took_wake_up = True
+                if self._is_over():
+                    return False
+                self._make_calls()
         return True
 
     def _make_calls(self) -> None:
@@ -235,6 +245,8 @@ class Mailbox:
             if self._driven != self._seen or self._access.locked():  # standby
                 driven, woken = self._driven, self._woken.poll(STANDBY_MILLISECONDS)
                 self._seen = self._driven if woken else driven
+                if not woken and self._seconds():
+                    continue  # nothing is due, and another thread may need the connections at any moment
                 ready = self._wire.selector.select(0) if woken else []
             else:
                 ready = self._wire.selector.select(self._seconds())
