@@ -69,3 +69,10 @@ def test_it_is_not_closed_in_the_middle_of_a_wake_up(monkeypatch: pytest.MonkeyP
     wake_up.set()
     closing.join(10)
     assert not closing.is_alive()
+
+
+def test_two_threads_may_clear_it(wake_up: WakeUp) -> None:
+    wake_up.set()
+    wake_up.clear()
+    wake_up.clear()
+    assert not readable(wake_up)

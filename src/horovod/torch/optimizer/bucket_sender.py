@@ -14,7 +14,6 @@ import torch
 from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
 from horovod.core.lifecycle.process_set import ProcessSet
-from horovod.core.negotiation.messages import HOST
 from horovod.torch.compression import Compressor, NoneCompressor
 from horovod.torch.compression.bucket_compression import BucketCompressor, BucketReduction
 from horovod.torch.ops.allgather import grouped_allgather_async
@@ -98,7 +97,7 @@ class BucketSender:
         """
         bucket.after.clear()
         gradients = [slot.parameter.grad for slot in bucket.slots]
-        if self._uncompressed and bucket.matches(HOST, bucket.slots, gradients) and _are_plain(gradients):
+        if self._uncompressed and bucket.matches(bucket.slots, gradients) and _are_plain(gradients):
             bucket.mark_sent([*gradients])
             bucket.handle = bucket.submit_again(gradients, self._process_set.process_set_id, awaited)
         else:

@@ -20,7 +20,7 @@ from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.spans import Vectors
 from horovod.core.negotiation.messages import HOST, Operation
 from horovod.core.requests.handle import Handle
-from horovod.core.submission.collectives import make_request, submit
+from horovod.core.submission.collectives import prepared_call, submit
 from horovod.core.submission.prepared import Prepared
 from horovod.torch.compression.bucket_compression import BucketReduction
 from horovod.torch.device.memory import memory_of
@@ -227,54 +227,46 @@ class Bucket:
             line: the line of the user's code, for errors.
         """
         memory = memory_of(tensors, how)
-        prepared = self._prepared
-        if not self.matches(memory.device, slots, tensors):
-            prepared = None
-        if prepared is not None and memory.device == HOST:
+        on_host = memory.device == HOST
+        if on_host and self.matches(slots, tensors):
             return self.submit_again(tensors, how.process_set.process_set_id)
-        if memory.device != HOST:  # PyTorch does not count a copy of the result into an alias
+        if not on_host:  # PyTorch does not count a copy of the result into an alias
             tensors = [tensor.data for tensor in tensors]
         sources, targets = memory.reduce(tensors, tensors)
-        if prepared is None:
-            request = make_request(
-                Operation.ALLREDUCE,
-                "",
-                self.name,
-                sources,
-                how.op,
-                how.prescale,
-                how.postscale,
-                device=memory.device,
-                line=line,
-                labels=[f"allreduce.{slot.name}" for slot in slots],
-            )
-            layout = layout_of(tensors) if memory.device == HOST and tensors else None
+        call = prepared_call(
+            Operation.ALLREDUCE,
+            "",
+            self.name,
+            sources,
+            how.op,
+            how.prescale,
+            how.postscale,
+            device=memory.device,
+            line=line,
+            labels=[f"allreduce.{slot.name}" for slot in slots],
+        )
+        if on_host:
             key = (
-                memory.device,
                 list(slots),
                 [*map(type, tensors)],
                 [tensor.dtype for tensor in tensors],
                 [tensor.shape for tensor in tensors],
             )
-            prepared = self._prepared = Prepared(key, request, layout)
+            self._prepared = Prepared(key, call.request, layout_of(tensors) if tensors else None)
             self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
-        handle = submit(how.process_set.process_set_id, prepared.request, sources, targets)
+        handle = submit(how.process_set.process_set_id, call.request, sources, targets)
         self.after.insert(0, partial(memory.arrive, handle))
         return handle
 
-    def matches(self, device: str, slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None]) -> bool:
-        """Whether the last request has the same slots, classes, types and shapes as these tensors. False if one is None.
-
-        Args:
-            device: the device of the tensors.
-        """
+    def matches(self, slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None]) -> bool:
+        """Whether the last tensors in host memory had these slots, classes, types and shapes. False if one of ``tensors`` is
+        None."""
         if self._prepared is None:
             return False
-        known_device, known_slots, classes, dtypes, shapes = self._prepared.key
+        known_slots, classes, dtypes, shapes = self._prepared.key
         # The shapes are compared one by one: a new list of them, which are tuples, could make the garbage collector run.
         return (
-            known_device == device
-            and known_slots == slots
+            known_slots == slots
             and classes == [*map(type, tensors)]
             and all(map(is_, dtypes, map(_DTYPE, tensors)))
             and all(map(eq, shapes, map(_SHAPE, tensors)))
