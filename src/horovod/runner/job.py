@@ -256,11 +256,17 @@ class Job:
     def _make_server(self, cleanup: Cleanup, published: Mapping[str, bytes]) -> tuple[RendezvousServer, str]:
         key = make_secret()
         # Other hosts must be able to reach it. A client without the secret is disconnected in either case.
-        self._server = server = RendezvousServer(key, self._listens_at() if self._serves_other_hosts else LOOPBACK)
+        host = self._listens_at() if self._serves_other_hosts else LOOPBACK
+        self._server = server = RendezvousServer(key, host, expected=self._most_from_one_address)
         cleanup.callback(server.stop)
         for name, value in published.items():
             server.put(name, value)
         return server, encode_secret(key)
+
+    @property
+    def _most_from_one_address(self) -> int:
+        """How many connections may be made with the server at a time from one address, behind which all hosts may be."""
+        return 2 * len(self.slots)  # a rank may connect again while it is connected
 
     def _listens_at(self) -> str:
         from horovod.runner.reach.reach import launcher_addresses  # as in run()

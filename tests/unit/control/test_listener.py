@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import selectors
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -233,3 +235,20 @@ def test_a_unix_door_refuses_another_user(monkeypatch: pytest.MonkeyPatch) -> No
         stranger = at.call()
         at.turn_until(lambda: ended(stranger), "the refusal")
         assert at.pending() == 0
+
+
+LISTENERS = ("ConnectionListener", "RendezvousServer")
+SERVES_ANYBODY = {"runner/compute_service.py"}
+"""Without ``expected``: how many trainings connect with a data service is not known."""
+
+
+def test_whoever_listens_says_how_many_may_come_from_one_address() -> None:
+    """If not, one address may hold the whole queue."""
+    source = Path(listener_module.__file__).parents[1]
+    silent = set()
+    for path in source.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            listens = isinstance(node, ast.Call) and getattr(node.func, "id", "") in LISTENERS
+            if listens and "expected" not in [keyword.arg for keyword in node.keywords]:
+                silent.add(str(path.relative_to(source)))
+    assert silent == SERVES_ANYBODY

@@ -175,7 +175,7 @@ class RendezvousAtRank0(Rendezvous):
 
         try:
             with served_by_a_rank(
-                lambda: self._server(key),
+                lambda: self._server(key, size),
                 enter,
                 rank,
                 size,
@@ -221,11 +221,10 @@ class RendezvousAtRank0(Rendezvous):
 
         return with_secret
 
-    def _server(self, key: bytes) -> RendezvousServer:
+    def _server(self, key: bytes, size: int) -> RendezvousServer:
+        secret = handshake_secret(self._user_secret, key)
         try:
-            return RendezvousServer(
-                handshake_secret(self._user_secret, key), anywhere(own_addresses()), self._directory.port
-            )
+            return RendezvousServer(secret, anywhere(own_addresses()), self._directory.port, expected=size)
         except OSError as error:
             raise RendezvousError(
                 f"rank 0 cannot listen at {self._directory.address_text}, where the other ranks look for it: {error.strerror}. "

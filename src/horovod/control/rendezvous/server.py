@@ -200,7 +200,7 @@ class RendezvousServer:
             self._selector = selector
             selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
             listener = ConnectionListener(
-                selector, [self._listener], self._secret, self._welcome, self._preface, self._expected
+                selector, [self._listener], self._secret, self._welcome, self._preface, expected=self._expected
             )
             while not self._stopping:
                 sleep = self._sleep_limit(listener.next_deadline())

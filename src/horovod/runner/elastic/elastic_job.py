@@ -10,6 +10,7 @@ from functools import partial
 from typing import ClassVar
 
 from horovod._base import config
+from horovod.control.listener import LARGEST_QUEUE
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
@@ -98,6 +99,10 @@ class ElasticJob(Job):
     def _changes(self) -> bool:
         """Whether the hosts may change."""
         return isinstance(self._source, host_sources.HostScript)
+
+    @property
+    def _most_from_one_address(self) -> int:
+        return LARGEST_QUEUE if self._changes else super()._most_from_one_address
 
     @property
     def _serves_other_hosts(self) -> bool:

@@ -82,7 +82,11 @@ class Mailbox:
         self._sender = Sender(self._wire, namespace, self._dial)
         self._wire.selector.register(self._wake_up, selectors.EVENT_READ, lambda _: self._wake_up.clear())
         self._listener = ConnectionListener(
-            self._wire.selector, self._listening.sockets, generation.secret, self._receiver.welcome
+            self._wire.selector,
+            self._listening.sockets,
+            generation.secret,
+            self._receiver.welcome,
+            expected=generation.identity.size,
         )
         cross_memory.permit_siblings()
         self._directory.publish(self._rank, self._listening.endpoint)
