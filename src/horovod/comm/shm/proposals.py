@@ -87,6 +87,7 @@ class Proposals:
         self._typed: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
         self._workspace = Workspace()
         self._given_up = word_index(rank, GIVEN_UP)
+        self._proposal_of = [word_index(each, PROPOSAL) for each in range(size)]
         self._given_up_by = [(peer, word_index(peer, GIVEN_UP)) for peer in self._peers]
         self._slot = 0
         self._told: dict[int, list[int]] = {peer: [] for peer in self._peers}
@@ -188,7 +189,7 @@ class Proposals:
     def await_proposal(self, peer: int, number: int, spins: int, seconds: float) -> bool:
         """Wait until a peer takes part in try ``number``; return whether it does. Polls ``spins`` times, then sleeps at most
         ``seconds``."""
-        return self._words.await_value(word_index(peer, PROPOSAL), number, spins, seconds)
+        return self._words.await_value(self._proposal_of[peer], number, spins, seconds)
 
     def alike(self, peer: int, identity: bytes) -> bool:
         """Whether a peer that takes part has proposed ``identity``, too."""
@@ -241,7 +242,7 @@ class Proposals:
         self._words.values[self._closed] = 1
         fence()  # a peer that does not see this word has made its proposal before, so the proposal is seen below
         number = (self._words.values[self._outcome] >> 1) + 1
-        if any(self._words.values[word_index(peer, PROPOSAL)] == number for peer in self._peers):
+        if any(self._words.values[self._proposal_of[peer]] == number for peer in self._peers):
             self.decide(False)
 
     def reopen(self) -> None:

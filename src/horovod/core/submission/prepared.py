@@ -63,7 +63,8 @@ class Prepared(msgspec.Struct, eq=False, gc=False):
 
 _CAPACITY = 4096
 
-_known: dict[Hashable, Prepared] = {}
+known: dict[Hashable, Prepared] = {}
+"""The prepared collectives, by place: see :func:`recall`."""
 
 
 def recall(place: Hashable, key: object) -> Prepared | None:
@@ -72,7 +73,7 @@ def recall(place: Hashable, key: object) -> Prepared | None:
     Args:
         place: the name of a call; of a call without a name, its key.
     """
-    found = _known.get(place)
+    found = known.get(place)
     return found if found is not None and found.key == key else None
 
 
@@ -81,9 +82,9 @@ def remember(place: Hashable, prepared: Prepared) -> Prepared:
 
     A script that never repeats a name fills the table; then the table is emptied.
     """
-    if len(_known) >= _CAPACITY:
-        _known.clear()
-    _known[place] = prepared
+    if len(known) >= _CAPACITY:
+        known.clear()
+    known[place] = prepared
     return prepared
 
 

@@ -14,7 +14,7 @@ from horovod.comm.reduction import OF_BITS, ReduceOp, can_fold, can_scale
 from horovod.core.negotiation.messages import HOST, UNNAMED, Operation, Request, TensorSpec, encode
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.arguments import full_name, real_number, whole_number
-from horovod.core.submission.prepared import Prepared, recall, remember
+from horovod.core.submission.prepared import Prepared, known, remember
 from horovod.observe.call_site import caller
 
 LONGEST_REQUEST = 8 << 20
@@ -61,8 +61,8 @@ def prepared_call(
     splits, labels = tuple(splits), tuple(labels)
     key = (operation, prefix, described, op, prescale, postscale, root, splits, device, line, labels, alike)
     place = called or key
-    prepared = recall(place, key)
-    if prepared is None:
+    prepared = known.get(place)  # recall() without its call
+    if prepared is None or prepared.key != key:
         request = make_request(
             operation, prefix, name, tensors, op, prescale, postscale, root, splits, device, line, labels, alike
         )

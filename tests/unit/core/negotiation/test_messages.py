@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
 from horovod.core.negotiation.messages import (
+    UNNAMED,
     Announce,
     Decision,
     Definition,
@@ -25,6 +26,7 @@ from horovod.core.negotiation.messages import (
     decode_from_coordinator,
     decode_from_member,
     encode,
+    numbered,
 )
 
 names = st.text(max_size=12)
@@ -212,3 +214,40 @@ def test_operations_have_the_numbers_of_the_public_interface() -> None:
         "BARRIER": 6,
         "REDUCESCATTER": 7,
     }
+
+
+def _calls() -> st.SearchStrategy[Request]:
+    """Requests of calls with a name and of numbered calls without one, many of which differ in one thing."""
+
+    def request(name: str, shape: tuple[int, ...], number: int, count: int, line: str) -> Request:
+        labels = [name] if count == 1 else [f"{name}_{each}of{count}" for each in range(count)]
+        tensors = tuple(TensorSpec(label, DataType.FLOAT32, shape) for label in labels)
+        made = Request(Operation.ALLREDUCE, name, tensors, caller=line, transient=True, unnamed=number > 0)
+        return numbered(made, number) if number else made
+
+    names = st.sampled_from([f"a{UNNAMED}", f"a{UNNAMED}1", f"b{UNNAMED}", "a"])
+    some_shapes = st.sampled_from([(), (1,), (2, 1)])
+    return st.builds(request, names, some_shapes, st.sampled_from([0, 1, 2, 256]), st.integers(1, 2), names)
+
+
+def _what_must_agree(request: Request) -> Request:
+    return msgspec.structs.replace(request, caller="", transient=False)
+
+
+@given(_calls(), _calls())
+def test_an_identity_is_that_of_another_request_only_if_all_that_must_agree_does(one: Request, other: Request) -> None:
+    assert (one.identity == other.identity) == (_what_must_agree(one) == _what_must_agree(other)) or (
+        one.name == other.name  # a call with a name that is generated otherwise, and one without: they may differ
+    )
+    assert one.identity == other.identity or not one.identity.startswith(other.identity)
+
+
+def test_a_numbered_request_has_its_number_in_every_name() -> None:
+    alone = Request(Operation.ALLREDUCE, f"a{UNNAMED}", (TensorSpec(f"a{UNNAMED}", DataType.INT8, (2,)),), unnamed=True)
+    made = numbered(alone, 3)
+    assert (made.name, [each.name for each in made.tensors]) == ("a.noname.3", ["a.noname.3"])
+    assert made.nbytes == 2 and not made.unnamed
+    group = msgspec.structs.replace(
+        alone, tensors=tuple(TensorSpec(f"a{UNNAMED}_{i}of2", DataType.INT8, ()) for i in (1, 2))
+    )
+    assert [each.name for each in numbered(group, 3).tensors] == ["a.noname.3_1of2", "a.noname.3_2of2"]
