@@ -57,6 +57,7 @@ MPI_THREADS_DISABLE = "HOROVOD_MPI_THREADS_DISABLE"
 
 TORCH_BACKEND = "HOROVOD_TORCH_BACKEND"
 """The back end of torch.distributed that replaces Gloo; "" leaves the script what it asks for."""
+DDP_IN_PLACE = "HOROVOD_DDP_IN_PLACE"
 
 # How requests become batches.
 FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
@@ -261,6 +262,8 @@ class Config:
     """Whether the ranks of a host read one another's memory: "auto" where it is faster, "always" where they can, or "never"."""
     bucket_bytes: int = _setting(BUCKET_BYTES, 0, _integer(1), common=True)
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
+    ddp_in_place: bool = _setting(DDP_IN_PLACE, True, _flag, common=True)
+    """Whether DistributedDataParallel reduces gradients where they are, instead of in PyTorch's buckets."""
     check: str = _setting(CHECK, "warn", _one_of("warn", "error", "off"), common=True)
     """The reaction if ranks step with different hyper-parameters or start with different parameters."""
     debug: bool = _setting(DEBUG, False, _flag, common=True)

@@ -63,15 +63,15 @@ def in_compiled_backward() -> bool:
     return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
-_Class = TypeVar("_Class", bound=type)
+_Made = TypeVar("_Made", bound="type | Callable[..., Any]")
 
 
-def uncompiled(made: _Class) -> _Class:
-    """Class decorator: the compiler skips the methods of a class, and everything that they call.
+def uncompiled(made: _Made) -> _Made:
+    """Decorator: the compiler skips a function, or the methods of a class, and everything that they call.
 
-    It marks their code, which does not load the compiler. PyTorch before 2.6 can only skip the methods themselves.
+    It marks their code, which does not load the compiler. PyTorch before 2.6 can only skip the functions themselves.
     """
-    for value in vars(made).values():
+    for value in [made] if isinstance(made, FunctionType) else vars(made).values():
         function = value.fget if isinstance(value, property) else value
         if isinstance(function, FunctionType):
             _skip(function.__code__)

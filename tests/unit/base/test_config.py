@@ -37,6 +37,7 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.SHM_PIECE_BYTES, "65536", "shm_piece_bytes", 65536),
     (config.SHM_DIRECT, "Never", "shm_direct", "never"),
     (config.BUCKET_BYTES, "1", "bucket_bytes", 1),
+    (config.DDP_IN_PLACE, "0", "ddp_in_place", False),
     (config.CHECK, "Error", "check", "error"),
     (config.THREAD_AFFINITY, "0,2,4", "thread_affinity", (0, 2, 4)),
     (config.STRAGGLER_PERCENT, "25", "straggler_percent", 25.0),
@@ -92,7 +93,15 @@ NUMBERS = [
     config.AUTOTUNE_MAX_SAMPLES,
     config.AUTOTUNE_NOISE,
 ]
-FLAGS = [config.DISABLE_GROUP_FUSION, config.DYNAMIC_PROCESS_SETS, config.STALL_CHECK_DISABLE, config.ELASTIC]
+FLAGS = [
+    config.DISABLE_GROUP_FUSION,
+    config.DDP_IN_PLACE,
+    config.DYNAMIC_PROCESS_SETS,
+    config.STALL_CHECK_DISABLE,
+    config.ELASTIC,
+]
+ON = {config.DDP_IN_PLACE}
+"""The flags that are set by default."""
 FLAGS += [config.MPI_THREADS_DISABLE]
 FLAGS += [config.DEBUG, config.TIMELINE_MARK_CYCLES, config.TIMELINE_ALL_RANKS, config.LOG_HIDE_TIME, config.AUTOTUNE]
 
@@ -139,13 +148,13 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("text", ["1", "2", "-1", "true", "YES", "On"])
 @pytest.mark.parametrize("variable", FLAGS)
 def test_flags_that_are_set(variable: str, text: str) -> None:
-    assert Config.from_env({variable: text}) != Config()
+    assert (Config.from_env({variable: text}) == Config()) == (variable in ON)
 
 
 @pytest.mark.parametrize("text", ["0", "00", "false", "No", "OFF", "", " "])
 @pytest.mark.parametrize("variable", FLAGS)
 def test_flags_that_are_not(variable: str, text: str) -> None:
-    assert Config.from_env({variable: text}) == Config()
+    assert (Config.from_env({variable: text}) != Config()) == (variable in ON and bool(text.strip()))
 
 
 def test_every_flag_is_tested() -> None:

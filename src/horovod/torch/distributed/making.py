@@ -10,6 +10,7 @@ from typing import Any
 from horovod.torch.distributed import backend, membership
 from horovod.torch.distributed.backend import HorovodBackend
 from horovod.torch.distributed.base import NAME
+from horovod.torch.distributed.ddp_reducer import install
 from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.distributed.submission import Submitter
 
@@ -40,7 +41,10 @@ def make(options: Any) -> HorovodProcessGroup | HorovodBackend:
     else:
         found = membership.of_all_ranks(store, rank, size, options.timeout)
     submitter = Submitter(found, options.timeout.total_seconds(), names_callbacks=not one_of_several)
-    return (HorovodBackend if one_of_several else HorovodProcessGroup)(options, submitter)
+    if one_of_several:
+        return HorovodBackend(options, submitter)
+    install()
+    return HorovodProcessGroup(options, submitter)
 
 
 def _wanted() -> dict[str, str]:
