@@ -15,7 +15,11 @@ APART = r"(?!.*before the first step)(?=.*ranks?\b)(?=.*\bstep\b)(?=.*(kernel|bi
 """What ranks are told: the step, the ranks and a variable."""
 
 
-@TABLE.loop(told=APART)
+CHANGED = f"(?=.*gradients of the ranks differ after they were reduced){APART}"
+"""What they are told of gradients."""
+
+
+@TABLE.loop(told=CHANGED)
 def reduced_gradients_divided_by_each_ranks_count_in_train_step(side: Any) -> Any:
     def divided(ops: Any, gradients: Any) -> Any:
         return [each / (3 + side.rank) for each in gradients]

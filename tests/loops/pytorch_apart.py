@@ -136,7 +136,7 @@ for _name, _change in CHANGES.items():
 _once = FIRST + 1
 TABLE.add("noise_in_one_step", partial(changed_on_one_rank, change=_noise, until=_once), told=APART, part=False)
 TABLE.add("units_reset_in_one_step", partial(changed_on_one_rank, change=_reset_units, until=_once), told=APART)
-TABLE.add("nan_dropped_on_one_rank", partial(changed_on_one_rank, change=_drop_nan, until=_once), told=APART)
+TABLE.add("nan_dropped_on_one_rank", partial(changed_on_one_rank, change=_drop_nan), told=APART)
 TABLE.add(
     "the_optimizers_state_cleared_on_one_rank",
     partial(changed_on_one_rank, change=_clear_state, make=adam, until=_once),

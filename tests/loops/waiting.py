@@ -2,9 +2,5 @@
 
 from __future__ import annotations
 
-WAITING: dict[str, str] = {
-    "reduced_gradients_divided_by_each_ranks_count_in_train_step-jax": (
-        "a comparison of parameters in training steps of the script's own on JAX"
-    ),
-}
+WAITING: dict[str, str] = {}
 """By the name of the loop, with the backend behind it if it is wrong only there."""

@@ -58,6 +58,18 @@ class Reducer(Protocol):
         """The states of gradients that are about to be applied, none of which is None."""
         return [Arrival.UNKNOWN] * len(gradients)
 
+    def applied(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Let the ranks compare gradients that were reduced before, and that the script may have changed since.
+
+        Args:
+            gradients: those that are about to be applied; None for a variable whose gradient is not such a one.
+            variables: all variables of the optimizer.
+
+        Returns:
+            The gradients to apply instead. In a graph, they are ready when it has looked at them.
+        """
+        return list(gradients)
+
     def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Remember that the script gets these reduced gradients instead of ``given``, and will apply them. Returns them."""
         return list(reduced)
@@ -230,7 +242,7 @@ class Distribution:
         absent: list[int] = []
         for index, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             key = self._key(variable)
-            if getattr(variable, "overwrite_with_gradient", False):
+            if _is_overwritten(variable):
                 kept[index] = gradient
                 if gradient is not None:
                     overwriting.append(index)
@@ -251,7 +263,19 @@ class Distribution:
         largest = self._exchange(gradients, variables, overwriting, ReduceOp.MAX, 1.0)
         for index, value in zip(overwriting, largest, strict=True):
             result[index] = value
-        return result
+        return result if self._arrived is not None else self._looked_at(result, variables, before - local)
+
+    def _looked_at(self, gradients: Sequence[Any], variables: Sequence[Any], reduced_before: set[Any]) -> list[Any]:
+        """The gradients to apply, after a look at those that were reduced before."""
+        theirs = [
+            gradient is not None and self._key(each) in reduced_before and not _is_overwritten(each)
+            for gradient, each in zip(gradients, variables, strict=True)
+        ]
+        if not any(theirs):
+            return list(gradients)
+        own = zip(gradients, theirs, strict=True)
+        seen = self._reducer.applied([gradient if its else None for gradient, its in own], variables)
+        return [new if its else old for old, new, its in zip(gradients, seen, theirs, strict=True)]
 
     def _exchange(
         self, gradients: Sequence[Any], variables: Sequence[Any], chosen: Sequence[int], op: ReduceOp, factor: float
@@ -269,6 +293,11 @@ class Distribution:
             return None
         lists = groups if isinstance(groups, int) else [[self._key(variable) for variable in group] for group in groups]
         return cut_by_groups([self._key(variable) for variable in variables], lists)
+
+
+def _is_overwritten(variable: Any) -> bool:
+    """Whether the "gradient" of a variable is its new value."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def scaled(gradient: Any, factor: float) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from horovod._keras.settings import KerasSettings
 from horovod.comm.datatypes import Array
 from horovod.comparison import guard
+from horovod.comparison.rotation import LookedAt, TensorPart
 from horovod.comparison.samples import part_of
 
 
@@ -53,11 +54,11 @@ class OptimizerGuard:
             None if rate is None else lambda: _array(rate),
             lambda: [_sample(each) for each in chosen],
             lambda: [_array(each) for each in variables],
-            guard.LookedAt(len(variables), lambda number, place: _part(variables[number], place)),
+            LookedAt(len(variables), lambda number, place: _part_of(variables[number], place)),
         )
 
     def compare(
-        self, variables: Sequence[Any], rate: Any, samples: Any, whole: Any, every: guard.LookedAt | None = None
+        self, variables: Sequence[Any], rate: Any, samples: Any, whole: Any, every: LookedAt | None = None
     ) -> None:
         """Compare the ranks, with values that the caller provides.
 
@@ -71,9 +72,9 @@ class OptimizerGuard:
         chosen = guard.compared_parameters(variables)
         if every is None:
             own = samples()
-            every = guard.LookedAt(
+            every = LookedAt(
                 len(chosen),
-                lambda number, place: guard.TensorPart(_name(chosen[number]), _kind_of(chosen[number]), own[number]),
+                lambda number, place: TensorPart(_name(chosen[number]), _kind_of(chosen[number]), lambda: own[number]),
             )
 
         def hyperparameters() -> Mapping[str, str]:
@@ -92,6 +93,30 @@ class OptimizerGuard:
             lambda: guard.contents(whole()),
             every,
         )
+
+    def applied(self, gradients: Mapping[int, Any], variables: Sequence[Any]) -> None:
+        """As :meth:`horovod.comparison.guard.Guard.applied`, for tensors of TensorFlow or PyTorch.
+
+        Args:
+            gradients: those to look at, by the position of their variable.
+        """
+
+        def part(number: int, place: int) -> TensorPart | None:
+            gradient = gradients.get(number)
+            return None if gradient is None else _part(gradient, _name(variables[number]), place)
+
+        self._guard.applied(LookedAt(len(variables), part))
+
+    def applied_first(self, gradients: Sequence[Array | None], variables: Sequence[Any]) -> None:
+        """As :meth:`applied`, for copies of the first elements of the gradients of ``compared_parameters(variables)``."""
+        chosen = guard.compared_parameters(variables)
+
+        def part(number: int, place: int) -> TensorPart | None:
+            values = gradients[number]
+            own = chosen[number]
+            return None if values is None else TensorPart(_name(own), _kind_of(own), lambda: values)
+
+        self._guard.applied(LookedAt(len(chosen), part))
 
     def _of_configuration(self) -> dict[str, str]:
         if self._constants is None:
@@ -141,19 +166,25 @@ def _kind_of(variable: Any) -> str:
     return str(getattr(variable.dtype, "name", variable.dtype)).removeprefix("torch.")
 
 
-def _part(variable: Any, place: int) -> guard.TensorPart | None:
-    """Some elements of a variable in host memory; None if it is elsewhere."""
-    value = variable.value if hasattr(variable, "path") else variable
-    name, kind = _name(variable), _kind_of(value)
+def _part_of(variable: Any, place: int) -> TensorPart | None:
+    return _part(variable.value if hasattr(variable, "path") else variable, _name(variable), place)
+
+
+def _part(value: Any, name: str, place: int) -> TensorPart | None:
+    """Some elements of a tensor or variable in host memory; None if it is elsewhere."""
+    kind = _kind_of(value)
     begin, apart = part_of(math.prod(value.shape), place)
     if hasattr(value, "detach"):
-        return None if not value.is_cpu else guard.TensorPart(name, kind, of_torch(value.reshape(-1)[begin::apart]))
+        if not value.is_cpu:
+            return None
+        copied = of_torch(value.detach().reshape(-1)[begin::apart]).copy()
+        return TensorPart(name, kind, lambda: copied)
     if "GPU" in value.device:
         return None
     import tensorflow as tf
 
     values = tf.reshape(value, [-1])[begin::apart]
-    return guard.TensorPart(name, kind, (tf.cast(values, tf.float32) if kind == "bfloat16" else values).numpy())
+    return TensorPart(name, kind, (tf.cast(values, tf.float32) if kind == "bfloat16" else values).numpy)
 
 
 def _sample(variable: Any) -> Any:

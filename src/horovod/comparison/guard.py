@@ -1,4 +1,5 @@
-"""Compares one optimizer between the ranks while they train: hyper-parameters in each step, parameters at the second.
+"""Compares one optimizer between the ranks while they train: hyper-parameters in each step, parameters at the second, and
+samples of both gradients and parameters in one of eight.
 
 The comparison of a step runs beside the reduction of its gradients, and the result is read in the next step. If there is a
 difference, that step gathers the ranks' values, and the step after it reports them. So no rank waits, which operations of
@@ -24,14 +25,8 @@ from horovod.comparison.alike import Alike, Value
 from horovod.comparison.comparison import Comparison
 from horovod.comparison.debugging import ModelDebugger, debugger, order
 from horovod.comparison.precision import Elements, precision_of
-from horovod.comparison.samples import (
-    Difference,
-    Samples,
-    StepLooks,
-    look,
-    place_of,
-    tag_of,
-)
+from horovod.comparison.rotation import LookedAt, Turn, parts_of, turns
+from horovod.comparison.samples import GRADIENTS, Difference, Samples, StepLooks, looks_at
 from horovod.comparison.training_mistakes import FIRST_STEPS, digest_of
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
@@ -44,41 +39,15 @@ _PARAMETERS = 64
 
 _BEGINNING = 4
 """The first step that looks at parameters: before it, the ranks compare those that they begin with."""
-_OFTEN, _FEW = 25, 50
-"""Up to ``_OFTEN`` parameters, each is looked at once in so many steps; up to ``_FEW``, one in each step; of more, two."""
+
+_FIRST = 2
+"""The last step that looks at gradients in any case: if they differ, so do the parameters that the ranks begin with."""
 
 T = TypeVar("T")
 Held = Callable[[], Mapping[str, Value]]
 """Returns this rank's values by label. Labels are the same on all ranks."""
 Tell = Callable[[Mapping[int, bytes] | None], None]
 """Takes what each rank holds, by global rank, or None if all are equal."""
-
-
-class LookedAt(NamedTuple):
-    """An optimizer's parameters, of which each step looks at some.
-
-    Attributes:
-        amount: how many there are, the same on all ranks.
-        read: returns some elements of one parameter, less than ``2 * samples.ELEMENTS``: given its number and a place, as for
-            :func:`horovod.comparison.samples.part_of`. None: it is not compared here.
-    """
-
-    amount: int
-    read: Callable[[int, int], TensorPart | None]
-
-
-class TensorPart(NamedTuple):
-    """Some elements of a parameter.
-
-    Attributes:
-        name: the parameter's name.
-        kind: the name of its elements' type, as in NumPy.
-        values: the elements.
-    """
-
-    name: str
-    kind: str
-    values: Array
 
 
 class _Running(NamedTuple):
@@ -120,6 +89,8 @@ class Guard:
         self._count = StepCount()
         self._samples: Samples | None = None
         self._apart: list[tuple[Samples, Difference, Comparison]] = []
+        self._applied: list[Turn] = []  # gradients of the step before
+        self._looked = (0, 0)  # the last step that has looked at them, and how often it did
         self._joins = 0
         self._found: set[Alike] = set()  # the same on all ranks, as they get the same answers
 
@@ -181,10 +152,10 @@ class Guard:
         gathered, begun, apart = self._differing, self._compared, self._apart
         self._differing, self._compared, self._apart = [], [], []
         # Before anything is begun: a rank that raises leaves, and then no other rank can begin it.
-        for each in gathered:
-            each.tell(each.comparison.held())
         for samples, difference, comparison in apart:
             samples.tell(difference, comparison.held())
+        for each in gathered:
+            each.tell(each.comparison.held())
         for each in begun:
             differs = each.comparison.differs()
             if not differs and each.samples is not None:
@@ -222,10 +193,12 @@ class Guard:
                 # Before a join ends, ranks may have made different numbers of steps.
                 self._joins, self._steps = joins, 0
                 self._compared, self._differing, self._apart = [], [], []
+                self._applied, self._looked = [], (0, 0)
                 self._found.clear()
             if generation != self._generation:
                 self._steps, self._joins = 0, joins
                 self._compared, self._differing, self._apart = [], [], []
+                self._applied, self._looked = [], (0, 0)
                 number = self._process_set.process_set_id
                 self._samples = Samples(number) if number is not None else None
                 self._found.clear()  # a process that has just arrived has found nothing
@@ -261,36 +234,48 @@ class Guard:
         comparison = Comparison(f"{self._name}.{called}", held, number, self._line, numbers=numbers)
         self._compared.append(_Running(comparison, tell, what, samples))
 
+    def applied(self, gradients: LookedAt) -> None:
+        """Look at gradients that are about to be applied, and that the script may have changed since they were reduced. The
+        next step compares them. Called after :meth:`step` of the same step, at the same point on all ranks.
+
+        Args:
+            gradients: in the order of the parameters.
+        """
+        self._enter_generation()
+        samples = self._samples
+        if samples is None or not self._steps or not alike.is_compared():
+            return
+        step, times = self._looked
+        self._looked = step, times = self._steps, times + 1 if step == self._steps else 0
+        owner = samples.owner(self._name, self._owner)
+        self._applied = [] if owner.told else turns(gradients, owner, step, GRADIENTS, times, step <= _FIRST)
+
     def _look(self, every: LookedAt) -> None:
-        """Look at some parameters, whose numbers go with the comparison of hyper-parameters."""
+        """Look at some parameters, whose numbers go with the comparison of hyper-parameters, as do those of gradients of the
+        step before."""
+        applied, self._applied = self._applied, []
         samples, step = self._samples, self._steps - 1  # that it has made
-        if samples is None or self._steps < _BEGINNING or not every.amount:
+        if samples is None:
             return
         owner = samples.owner(self._name, self._owner)
         if self._steps == _BEGINNING and Alike.PARAMETERS in self._found:
             owner.told_parameters = True
-        if Alike.HYPERPARAMETERS in self._found or not samples.parameters_are_comparable(owner):
-            return
-        period = max(1, _OFTEN // every.amount)
-        if step % period:
-            return
-        at_once = 1 if every.amount <= _FEW else 2
-        looks = []
-        for number in range(step // period * at_once, (step // period + 1) * at_once):
-            number %= every.amount
-            place = place_of(step, number)
-            part = every.read(number, place)
-            precision = None if part is None else precision_of(part.kind)
-            if part is None or precision is None or not part.values.size:
-                continue
-            tag = tag_of(precision, True, owner.number, step, number, every.amount, len(part.values))
-            with np.errstate(all="ignore"):
-                looks.append(look(tag, part.name, part.values, place))
-        if looks:
-            samples.offer(StepLooks(owner, step + 1, every.amount, lambda: looks))
+        parts = parts_of(applied, False)
+        if (
+            self._steps >= _BEGINNING
+            and Alike.HYPERPARAMETERS not in self._found
+            and samples.parameters_are_comparable(owner)
+        ):
+            parts += parts_of(turns(every, owner, step), True)
+        if parts:
+            looks = looks_at(parts)
+            samples.offer(StepLooks(owner, step, every.amount, lambda: looks))
+
+    def _gradients_were_told(self) -> bool:
+        return self._samples is not None and self._samples.owner(self._name, self._owner).told
 
     def _judge(self, what: Alike, rows: Mapping[int, bytes] | None) -> None:
-        if rows is None:
+        if rows is None or (what is Alike.PARAMETERS and self._gradients_were_told()):
             return
         named = {
             rank: {self._names.get(label, label): text for label, text in alike.decode(row).items()}

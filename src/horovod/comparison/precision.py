@@ -19,6 +19,7 @@ class Precision(Enum):
     """How far apart the values of two ranks may be, for a type of elements.
 
     Attributes:
+        number: its position among the members.
         relative: the tolerance, relative to the root mean square of the elements. It allows for norms and other sums that
             processors round differently, computed at least in single precision.
         rounding: what parameters that drift apart by rounding reach step by step.
@@ -33,6 +34,7 @@ class Precision(Enum):
     """bfloat16."""
 
     def __init__(self, relative: float, rounding: float, floor: float) -> None:
+        self.number = len(type(self).__members__)
         self.relative, self.rounding, self.floor = relative, rounding, floor
 
     def apart(self, highest: Array, lowest: Array, size: float) -> float:

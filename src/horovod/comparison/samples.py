@@ -1,21 +1,24 @@
-"""Samples of gradients and parameters that the ranks compare at every step. A comparison may miss a difference, but a
+"""Samples of gradients and parameters that the ranks compare while they train. A comparison may miss a difference, but a
 difference that it tells is one.
 
-In a step every rank looks at a few tensors: a :class:`TensorLook` is an element, a mean and a root mean square of a part of one
-tensor. The next agreement of the ranks takes the looks along (:mod:`horovod.comparison.comparison`): for each number the
+Every few steps each rank looks at some tensors: a *look* is an element, a mean and a root mean square of a part of
+one tensor. The next agreement of the ranks takes the looks along (:mod:`horovod.comparison.comparison`): for each number the
 maximum of ``x`` and of ``-x`` over the ranks, as integers in the order of the numbers. So all ranks learn the largest and the
 smallest value, and can allow for rounding. A rank that has no look, or has joined, sends what no maximum notices. A look has a
 tag of everything that it depends on: if the ranks' tags differ, they have looked at different things, and nothing follows.
+
+All looks of a step are computed at once: a call of NumPy costs more than what it computes here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import struct
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -27,48 +30,61 @@ from horovod.comparison.comparison import Comparison
 from horovod.comparison.precision import Precision
 from horovod.core.lifecycle.context import running
 
-LOOKS = 8
+PERIOD = 8
+"""An optimizer looks in one of so many steps."""
+TENSORS, GRADIENTS = 20, 6
+"""At how many parameters a step looks at most, and at how many of their gradients."""
+LOOKS = TENSORS + GRADIENTS
 """How many looks go with one agreement."""
 ELEMENTS = 512
 """About how many elements of a tensor one look reads."""
+_WITHIN = 48
+"""Of a model with few tensors, each is looked at within so many steps."""
 _NUMBERS = 4
 """The integers of a look: its tag, and its three values."""
 _NOBODY = np.iinfo(np.int64).min
 _HIGHEST = np.iinfo(np.int64).max
 _NAN = int(np.array(np.nan).view(np.int64))
-_FLOATS, _INTEGERS = struct.Struct("=3d"), struct.Struct("=3q")
-_MESSAGE = struct.Struct(f"={2 * LOOKS * _NUMBERS}q")
-_NOTHING = _MESSAGE.pack(*[_NOBODY] * 2 * LOOKS * _NUMBERS)
+_NOTHING = np.full((2, LOOKS, _NUMBERS), _NOBODY)
+_NOTHING_SENT = _NOTHING.tobytes()
 _SUDDEN = 16
 """Parameters that have drifted apart by rounding drift further by less than this factor between two looks."""
 _SHOWN = 3
 """How many tensors a message names."""
 
 
-_ONES = np.ones(2 * ELEMENTS)
-"""A product with ones is a fast sum."""
-
-
 _PRECISIONS = list(Precision)
-_PLACES = {precision: place for place, precision in enumerate(_PRECISIONS)}
 _SMALL_BITS = 4  # of a tag: the precision, and whether it is of a parameter
+_LARGE_BITS = _HIGHEST >> 1 >> _SMALL_BITS << _SMALL_BITS
 
 
-class TensorLook(NamedTuple):
-    """What a rank sees of one tensor.
+class Part(msgspec.Struct, gc=False):
+    """The part of a tensor that one look reads.
 
     Attributes:
         tag: from :func:`tag_of`.
         label: the name of the tensor.
-        element: an element.
-        mean, size: the mean and the root mean square of some elements.
+        values: less than ``2 * ELEMENTS`` numbers of any type, at least one.
+        place: chooses the element that is compared by itself.
     """
 
     tag: int
     label: str
-    element: float
-    mean: float
-    size: float
+    values: Array
+    place: int
+
+
+class Looks(NamedTuple):
+    """What a rank sees of some tensors.
+
+    Attributes:
+        tags, labels: of each tensor, as for :class:`Part`.
+        values: of each tensor an element, the mean and the root mean square of its part, as float64.
+    """
+
+    tags: Sequence[int]
+    labels: Sequence[str]
+    values: Array
 
 
 def tag_of(precision: Precision, parameter: bool, *where: int) -> int:
@@ -79,7 +95,18 @@ def tag_of(precision: Precision, parameter: bool, *where: int) -> int:
         where: numbers of the optimizer, its step, the tensor, its layout and the place.
     """
     # Hashes of integers are the same in all processes.
-    return (hash(where) & _HIGHEST >> 1) >> _SMALL_BITS << _SMALL_BITS | _PLACES[precision] << 1 | parameter
+    return hash(where) & _LARGE_BITS | precision.number << 1 | parameter
+
+
+def tensors_in_step(step: int, optimizer: int, tensors: int) -> int:
+    """At how many tensors a step looks. So each has its turn within 48 steps, or half as many steps as there are tensors.
+
+    Args:
+        step: the number of the step.
+        optimizer: the number of the optimizer; others look in other steps.
+        tensors: how many it has.
+    """
+    return 0 if (step + optimizer) % PERIOD else min(TENSORS, -(-tensors * PERIOD // _WITHIN))
 
 
 def part_of(count: int, place: int) -> tuple[int, int]:
@@ -88,13 +115,19 @@ def part_of(count: int, place: int) -> tuple[int, int]:
     return place % apart, apart
 
 
-def look(tag: int, label: str, values: Array, place: int) -> TensorLook:
-    """A look at less than ``2 * ELEMENTS`` values of any number type. ``place`` chooses the element. Called inside
-    ``numpy.errstate(all="ignore")``."""
-    values = values.astype(np.float64)  # so that no square is too large or too small
-    count = len(values)
-    mean, square = float(np.dot(values, _ONES[:count])) / count, float(np.dot(values, values)) / count
-    return TensorLook(tag, label, values.item(place % count), mean, math.sqrt(square))
+def looks_at(parts: Sequence[Part]) -> Looks:
+    """The looks at parts of one or more tensors."""
+    counts = [len(each.values) for each in parts]
+    starts = [*accumulate(counts[:-1], initial=0)]
+    with np.errstate(all="ignore"):
+        # float64, so that no square is too large or too small
+        joined = np.concatenate([each.values for each in parts], dtype=np.float64)
+        values = np.empty((len(parts), 3))
+        chosen = [each.place % count for each, count in zip(parts, counts, strict=True)]
+        values[:, 0] = joined[np.add(starts, chosen)]
+        values[:, 1] = np.add.reduceat(joined, starts) / counts
+        values[:, 2] = np.sqrt(np.add.reduceat(joined * joined, starts) / counts)
+    return Looks([each.tag for each in parts], [each.label for each in parts], values)
 
 
 def place_of(step: int, number: int) -> int:
@@ -102,13 +135,13 @@ def place_of(step: int, number: int) -> int:
     return ((step + 1) * 0x9E3779B97F4A7C15 + (number + 1) * 0xC2B2AE3D27D4EB4F) % (1 << 64) >> 20
 
 
-def in_order(numbers: Sequence[float]) -> list[int]:
-    """At most three floats as integers in the same order: -0 is 0, the integer of ``-x`` is that of ``x`` negated, and all NaNs
-    are one value, above infinity."""
-    bits = _INTEGERS.unpack(_FLOATS.pack(*numbers))
-    ordered = [each if each >= 0 else -(each & _HIGHEST) for each in bits]
-    if math.isnan(sum(numbers)):
-        return [_NAN if math.isnan(x) else i for x, i in zip(numbers, ordered, strict=True)]
+def in_order(numbers: Array) -> Array:
+    """Float64 as int64 in the same order: -0 is 0, the integer of ``-x`` is that of ``x`` negated, and all NaNs are one value,
+    above infinity."""
+    bits = numbers.view(np.int64)
+    signs = bits >> 63
+    ordered = (bits & _HIGHEST ^ signs) - signs
+    ordered[numbers != numbers] = _NAN
     return ordered
 
 
@@ -163,7 +196,7 @@ class StepLooks(NamedTuple):
     owner: Owner
     step: int
     tensors: int
-    read: Callable[[], Sequence[TensorLook] | None]
+    read: Callable[[], Looks | None]
     late: bool = False
 
 
@@ -201,7 +234,8 @@ class Samples:
     _owners: dict[str, Owner] = field(default_factory=dict)
     _joins: int = 0
     _offers: dict[str, list[StepLooks]] = field(default_factory=dict)
-    _sent: list[tuple[StepLooks, TensorLook]] = field(default_factory=list)
+    _sent: list[tuple[int, StepLooks, str, Array]] = field(default_factory=list)
+    """By tag, what was sent last: the tag, what it belongs to, the label and the values."""
 
     def __post_init__(self) -> None:
         _enter_generation()
@@ -247,26 +281,27 @@ class Samples:
             self._offers.clear()
         sent = self._sent = self._chosen()
         if not sent:
-            return _NOTHING
-        ordered: list[int] = []
-        for _, look in sent:
-            ordered.append(look.tag)
-            ordered += in_order(look[2:])
-        ordered += [_NOBODY] * (LOOKS * _NUMBERS - len(ordered))
-        return _MESSAGE.pack(*ordered, *[number if number == _NOBODY else -number for number in ordered])
+            return _NOTHING_SENT
+        message = _NOTHING.copy()
+        own = message[0, : len(sent)]
+        own[:, 0] = [tag for tag, *_ in sent]
+        own[:, 1:] = in_order(np.array([values for *_, values in sent]))
+        np.negative(own, out=message[1, : len(sent)])
+        encoded: bytes = message.tobytes()
+        return encoded
 
-    def _chosen(self) -> list[tuple[StepLooks, TensorLook]]:
+    def _chosen(self) -> list[tuple[int, StepLooks, str, Array]]:
         """The looks that are sent, by tag, so that all ranks have the same ones at the same place."""
         waiting = self._offers.values()
         due = [each.pop(0) for each in waiting if each and (len(each) > 1 or not each[0].late)]
         if len(due) > 1:  # if not all fit, some are drawn: by their numbers of tensors, and alike on all ranks
             due.sort(key=_turn)
-        found: list[tuple[StepLooks, TensorLook]] = []
+        found: list[tuple[int, StepLooks, str, Array]] = []
         for offer in due:
             looks = offer.read()
-            if looks is not None and len(found) + len(looks) <= LOOKS:
-                found += [(offer, look) for look in looks]
-        return sorted(found, key=lambda pair: pair[1].tag)
+            if looks is not None and len(found) + len(looks.tags) <= LOOKS:
+                found += zip(looks.tags, repeat(offer), looks.labels, looks.values)
+        return sorted(found, key=itemgetter(0))
 
     def judge(self, comparison: Comparison) -> None:
         """Judge the numbers that went with an agreement, and wait until all ranks have said what they hold. Every member that
@@ -286,26 +321,24 @@ class Samples:
             return None  # nobody has looked, or all ranks have the same bits
         largest, smallest = (each.reshape(LOOKS, _NUMBERS) for each in found)
         different: dict[int, float] = {}
-        for place in range(LOOKS):
-            tag = int(largest[place, 0])
-            if tag == _NOBODY or tag != int(smallest[place, 0]):
-                continue
+        tags = largest[:, 0]
+        compared = (tags != _NOBODY) & (tags == smallest[:, 0]) & (largest != smallest).any(1)
+        for place in np.flatnonzero(compared).tolist():
+            tag = int(tags[place])
             precision = _PRECISIONS[tag >> 1 & (1 << _SMALL_BITS - 1) - 1]
             distance = apart(largest[place, 1:], smallest[place, 1:], precision)
             if distance > precision.relative:
                 different[place] = distance
             elif tag & 1 and distance <= precision.rounding and place < len(self._sent):
-                owner = self._sent[place][0].owner
+                owner = self._sent[place][1].owner
                 owner.drift = max(owner.drift, distance)
         if not different:
             return None
         gradients = {place for place in different if not largest[place, 0] & 1}
         places = gradients or different.keys()
         own = [
-            _Different(
-                place, looks.owner.name, looks.owner.described, looks.step, look.label, look[2:], looks.owner.drift
-            )
-            for place, (looks, look) in enumerate(self._sent)
+            _Different(place, of.owner.name, of.owner.described, of.step, label, tuple(values.tolist()), of.owner.drift)
+            for place, (_, of, label, values) in enumerate(self._sent)
             if place in places
         ]
         return Difference(bool(gradients), max(different.values()), msgspec.msgpack.encode(own))
@@ -381,8 +414,9 @@ _GRADIENTS = (
 )
 _PARAMETERS = (
     "The parameters of the ranks have come apart",
-    "Something has changed them, or the optimizer's state, on some ranks: a checkpoint that only they have loaded, units that "
-    "were reset, state that was cleared, or a change that depends on a rank's own loss. Make such changes on all ranks, or "
+    "Something has changed them, their reduced gradients or the optimizer's state, on some ranks: a checkpoint that only they "
+    "have loaded, units that were reset, state that was cleared, or a change that depends on a rank's own loss. Make such "
+    "changes on all ranks, or "
     "call hvd.broadcast_parameters and hvd.broadcast_optimizer_state after them. Parameters that each rank is to have for "
     "itself, such as experts, must not be averaged: register them as local, or give them a plain optimizer of their own.",
 )

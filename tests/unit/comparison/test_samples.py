@@ -19,15 +19,18 @@ from horovod.comparison import alike, samples
 from horovod.comparison.precision import Precision
 from horovod.comparison.samples import (
     LOOKS,
+    TENSORS,
+    Looks,
+    Part,
     Samples,
     StepLooks,
-    TensorLook,
     apart,
     from_order,
     in_order,
-    look,
+    looks_at,
     place_of,
     tag_of,
+    tensors_in_step,
 )
 from horovod.core.errors import MismatchError
 
@@ -36,9 +39,10 @@ FLOATS = st.floats(allow_nan=True, allow_infinity=True)
 
 @given(FLOATS, FLOATS)
 def test_integers_are_in_the_order_of_the_numbers(one: float, other: float) -> None:
-    (a, b, negated) = in_order((one, other, -one))
+    (a, b, negated) = in_order(np.array([one, other, -one]))
     if math.isnan(one):
-        assert a == in_order((math.nan, 0.0, 0.0))[0] > in_order((math.inf, 0.0, 0.0))[0]
+        nan, infinite = in_order(np.array([math.nan, math.inf]))
+        assert a == nan > infinite
         return
     assert negated == -a
     if not math.isnan(other):
@@ -46,16 +50,37 @@ def test_integers_are_in_the_order_of_the_numbers(one: float, other: float) -> N
     assert from_order(np.array([a, b, negated]))[0] == one
 
 
-def seen(values: Array, tag: int = 16) -> TensorLook:
-    return look(tag, "weight", values, 3)
+def seen(values: Array) -> Array:
+    return looks_at([Part(16, "weight", values, 3)]).values[0]
 
 
-def test_a_look_consists_of_plain_numbers_that_can_be_sent() -> None:
-    assert [type(value) for value in seen(np.ones(3, np.float32))[2:]] == [float] * 3
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(0, 10**6))
+def test_looks_at_several_tensors_are_those_at_each(counts: list[int], seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    parts = [
+        Part(tag, f"weight {tag}", draw.standard_normal(count).astype(draw.choice(["f2", "f4", "f8"])), tag * 7)
+        for tag, count in enumerate(counts)
+    ]
+    found = looks_at(parts)
+    assert found.tags == [part.tag for part in parts] and found.labels == [part.label for part in parts]
+    for part, (element, *others) in zip(parts, found.values, strict=True):
+        values = part.values.astype(np.float64)
+        assert element == values[part.place % len(values)]
+        assert np.allclose(others, [values.mean(), np.sqrt(np.square(values).mean())], rtol=1e-12, atol=1e-15)
+
+
+@given(st.integers(1, 3000), st.integers(0, 10**6), st.integers(0, 1 << 56))
+def test_each_tensor_has_its_turn_in_time(tensors: int, first: int, optimizer: int) -> None:
+    seen = 0
+    for step in range(first, first + max(50, tensors // 2)):
+        found = tensors_in_step(step, optimizer, tensors)
+        assert 0 <= found <= TENSORS
+        seen += found
+    assert seen >= tensors
 
 
 def distance(one: Array, other: Array, precision: Precision) -> float:
-    both = np.array([in_order(seen(one)[2:]), in_order(seen(other)[2:])])
+    both = np.array([in_order(seen(each)) for each in (one, other)])
     return apart(both.max(0), both.min(0), precision)
 
 
@@ -153,10 +178,11 @@ def generation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def offered(rank: Rank, name: str, step: int, value: float, parameter: bool = False, count: int = 1) -> None:
     owner = rank.samples.owner(name, f"the optimizer {name}")
-    looks = [
-        TensorLook(tag_of(Precision.SINGLE, parameter, owner.number, step, n), f"{name}.{n}", value, value / 2, 1.0)
-        for n in range(count)
-    ]
+    looks = Looks(
+        [tag_of(Precision.SINGLE, parameter, owner.number, step, n) for n in range(count)],
+        [f"{name}.{n}" for n in range(count)],
+        np.array([[value, value / 2, 1.0]] * count),
+    )
     rank.samples.offer(StepLooks(owner, step, 4, lambda: looks))
 
 
@@ -222,7 +248,7 @@ def test_of_many_optimizers_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -
         for number in range(20):
             offered(rank, f"net{number}", step, 0.5, count=4)
         assert len(rank.samples.taken()) == 8 * 2 * LOOKS * 4
-        found |= {offer.owner.name for offer, _ in rank.samples._sent}
+        found |= {offer.owner.name for _, offer, *_ in rank.samples._sent}
     assert len(found) == 20
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -91,6 +92,7 @@ class JaxReducer(Reducer):
         self._settings = settings
         self._compression = settings.compression
         self._exchange = InPlaceReducer(settings)
+        self._uncompared = False  # the variables had no values when their gradients were reduced last
         self._handed_out: Any = None  # the trace in which the script got reduced gradients, until it applies them
 
     def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
@@ -130,6 +132,8 @@ class JaxReducer(Reducer):
 
         guard = None if op == ReduceOp.MAX else self.guard
         held = _held(guard, variables)
+        if guard is not None:
+            self._uncompared = not held
         if held and guard is not None:
             guard.be_named(variables)
         debugged = bool(held) and guard is not None and guard.see is not None
@@ -152,6 +156,43 @@ class JaxReducer(Reducer):
             results[index] = self._compression.decompress(each, context)
         return results
 
+    def applied(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        guard, uncompared, self._uncompared = self.guard, self._uncompared, False
+        held = _held(guard, variables) if uncompared else []
+        if guard is None or (uncompared and not held):
+            return list(gradients)
+        guard.be_named(variables)
+        chosen = [gradients[position] for position in compared_parameters(range(len(variables)))]
+        present = [each for each in chosen if each is not None]
+        if not present:
+            return list(gradients)
+
+        def look(tensors: Sequence[Tensor]) -> None:
+            if tensors[0].ready is not None:
+                return
+            if held:
+                _compare(guard, variables, tensors[1].array, ())
+            values = iter(np.split(tensors[0].array.copy(), _ends(present)))
+            guard.applied_first([None if each is None else next(values) for each in chosen], variables)
+
+        looked = _changed(look, [_joined(present), *held], self._exchange.reduction(ReduceOp.AVERAGE, 1.0))
+        # The step uses nothing before the look at it.
+        tied: list[Any]
+        tied, _ = jax.lax.optimization_barrier((list(gradients), looked))  # type: ignore[no-untyped-call]  # as JAX has it
+        return tied
+
+
+def _joined(arrays: Sequence[Any]) -> Any:
+    """The first elements of each array."""
+    parts = [jnp.reshape(each, (-1,))[:ELEMENTS] for each in arrays]
+    return jnp.concatenate([each.astype(jnp.result_type(float)) for each in parts])
+
+
+def _ends(arrays: Sequence[Any]) -> list[int]:
+    """Where the elements of each array but the last end in :func:`_joined`."""
+    ends = accumulate(min(int(np.prod(each.shape)), ELEMENTS) for each in arrays)
+    return [*ends][:-1]
+
 
 def _held(guard: OptimizerGuard | None, variables: Sequence[Any]) -> list[Any]:
     """The learning rate, if there is one, and the first elements of some variables: one array of the computation.
@@ -162,8 +203,7 @@ def _held(guard: OptimizerGuard | None, variables: Sequence[Any]) -> list[Any]:
     every = [*([] if rate is None else [rate]), *compared_parameters(variables)]
     if guard is None or not all(_has_value(each) for each in every):
         return []
-    parts = [jnp.reshape(each.value, (-1,))[:ELEMENTS] for each in every]
-    return [jnp.concatenate([each.astype(jnp.result_type(float)) for each in parts])]
+    return [_joined([each.value for each in every])]
 
 
 def _has_value(variable: Any) -> bool:
@@ -175,11 +215,8 @@ def _has_value(variable: Any) -> bool:
 def _compare(guard: OptimizerGuard, variables: Sequence[Any], held: Any, whole: Sequence[Any]) -> None:
     """Compare the values of :func:`_held` between the ranks, and those of all variables if ``whole`` has them."""
     values = np.asarray(held)
-    samples, position = [], 0 if guard.rate() is None else 1
-    for each in compared_parameters(variables):
-        length = min(int(np.prod(each.shape)), ELEMENTS)
-        samples.append(values[position : position + length])
-        position += length
+    own = values if guard.rate() is None else values[1:]
+    samples = np.split(own, _ends(compared_parameters(variables)))
     rate = None if guard.rate() is None else lambda: values[0]
     guard.compare(variables, rate, lambda: samples, lambda: whole)
 

@@ -14,7 +14,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.tensorflow import reduced_marks
 from horovod.tensorflow.graph.counted_names import counted
 from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients
-from horovod.tensorflow.training.watching import StepWatch
+from horovod.tensorflow.training.watching import StepWatch, looked_at
 
 
 def reduction_of(settings: KerasSettings, **changes: Any) -> TensorFlowReduction:
@@ -36,6 +36,12 @@ class TensorFlowReducer(Reducer):
         members = self._settings.process_set
         pairs = zip(gradients, variables, strict=True)
         return [reduced_marks.arrival(gradient, variable, members, self._made) for gradient, variable in pairs]
+
+    def applied(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        guard = self.guard
+        if guard is None:
+            return list(gradients)
+        return looked_at(gradients, lambda found: guard.applied(found, variables))
 
     def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         reduced_marks.mark(reduced, variables, self._settings.process_set)

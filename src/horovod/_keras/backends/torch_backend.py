@@ -45,6 +45,13 @@ class TorchReducer(Reducer):
     def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
         return [_arrival(gradient, each.value) for gradient, each in zip(gradients, variables, strict=True)]
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def applied(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        if self.guard is not None:
+            dense = {index: each for index, each in enumerate(gradients) if each is not None and not each.is_sparse}
+            self.guard.applied(dense, variables)
+        return list(gradients)
+
     def hand_out(self, given: Sequence[Any], reduced: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Write the reduced values into the gradient tensors of the parameters, so that clipping these in place works."""
         results = []

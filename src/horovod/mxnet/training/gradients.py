@@ -20,8 +20,6 @@ from horovod.comparison.alike import Value
 from horovod.comparison.guard import (
     ELEMENTS,
     Guard,
-    LookedAt,
-    TensorPart,
     beginnings,
     compared_parameters,
     contents,
@@ -29,6 +27,7 @@ from horovod.comparison.guard import (
     names_of_all,
     numbers,
 )
+from horovod.comparison.rotation import LookedAt, TensorPart
 from horovod.comparison.samples import part_of
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.negotiation.messages import Operation, Request, TensorSpec
@@ -94,22 +93,20 @@ class Gradients:
         def every() -> dict[str, str]:
             return contents([weight.asnumpy() for weight in weights.values()])
 
-        in_order = list(weights.items())
-
-        def part(number: int, place: int) -> TensorPart | None:
-            name, weight = in_order[number]
-            if weight.context.device_type != "cpu":
-                return None
-            begin, apart = part_of(weight.size, place)
-            return TensorPart(
-                f"parameter {name}", np.dtype(weight.dtype).name, weight.reshape(-1)[begin::apart].asnumpy()
-            )
-
         named = dict(zip(labels(len(chosen)), (f"parameter {name}" for name in chosen), strict=True))
         if self._guard.debugs:
             named |= names_of_all([f"parameter {name}" for name in weights])
         with of_both_kinds():
-            self._guard.step(self._kind, hyperparameters, parameters, named, every, LookedAt(len(weights), part))
+            self._guard.step(self._kind, hyperparameters, parameters, named, every, _looked_at(weights))
+
+    def applied(self, gradients: Mapping[str, Any]) -> None:
+        """Let the ranks compare gradients that are about to be applied, and that the script may have changed since
+        :meth:`reduce`. Every member must call it once in each step.
+
+        Args:
+            gradients: by the name of their parameter, in the order of the weights of :meth:`compare`.
+        """
+        self._guard.applied(_looked_at(gradients))
 
     def active(self) -> bool:
         """Whether this rank reduces gradients; see :meth:`ReductionSettings.active`."""
@@ -169,3 +166,18 @@ class Gradients:
     def _submit(self, request: Request, gradients: list[Any], priority: int) -> None:
         members = self._settings.process_set
         in_place(gradients, lambda hosts: submit(members, request, hosts, hosts, priority))
+
+
+def _looked_at(arrays: Mapping[str, Any]) -> LookedAt:
+    """Dense arrays in host memory, by the names of their parameters, of which the guard looks at some."""
+    in_order = list(arrays.items())
+
+    def part(number: int, place: int) -> TensorPart | None:
+        name, array = in_order[number]
+        if array.context.device_type != "cpu" or array.stype != "default":
+            return None
+        begin, apart = part_of(array.size, place)
+        copied = array.reshape(-1)[begin::apart].copy()  # by the engine, which nobody waits for here
+        return TensorPart(f"parameter {name}", np.dtype(array.dtype).name, copied.asnumpy)
+
+    return LookedAt(len(in_order), part)

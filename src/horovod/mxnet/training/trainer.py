@@ -92,3 +92,11 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped bas
         for gradient, received, context in zip(gradients, compressed, contexts, strict=True):
             if received is not gradient:
                 gradient[:] = self._compression.decompress(received, context)
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        """Called by ``step`` and ``update``."""
+        if self._gradients.active():
+            self._gradients.applied(
+                {each.name: each.list_grad()[0] for each in self._params if each.grad_req != "null"}
+            )
+        super()._update(ignore_stale_grad)

@@ -15,11 +15,11 @@ import tensorflow as tf
 
 from horovod.tensorflow.graph.names import outermost
 
-_functions: dict[int, Callable[[], Any]] = {}
+_functions: dict[int, Callable[..., Any]] = {}
 _numbers = itertools.count(1 + secrets.randbits(62))
 
 
-def number(function: Callable[[], Any] | None) -> int:
+def number(function: Callable[..., Any] | None) -> int:
     """A number by which the graph that is being built can record a function. 0: there is no function, or no graph."""
     if function is None or tf.executing_eagerly():
         return 0
@@ -30,7 +30,7 @@ def number(function: Callable[[], Any] | None) -> int:
     return own
 
 
-def call(own: int) -> Any:
+def call(own: int, *arguments: Any) -> Any:
     """What the function with this number returns. None: this process has no such function."""
     function = _functions.get(own)
-    return None if function is None else function()
+    return None if function is None else function(*arguments)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from horovod.comparison import guard
 from horovod.comparison.alike import Value
+from horovod.comparison.rotation import LookedAt, TensorPart
 from horovod.comparison.samples import part_of
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.call_site import caller
@@ -47,19 +48,19 @@ def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> StepWatch | N
     def contents() -> dict[str, str]:
         return guard.contents([each.numpy() for each in variables])
 
-    every = guard.LookedAt(len(variables), lambda number, place: part(variables[number], place))
+    every = LookedAt(len(variables), lambda number, place: part(variables[number], place))
     return StepWatch(lambda: own.step(kind, dict, samples, names, contents, every), own.see if own.debugs else None)
 
 
-def part(variable: Any, place: int) -> guard.TensorPart | None:
+def part(variable: Any, place: int) -> TensorPart | None:
     """Some elements of a variable in host memory; None if it is elsewhere."""
     if "GPU" in variable.device:
         return None
     begin, apart = part_of(int(variable.shape.num_elements()), place)
     values = tf.reshape(variable, [-1])[begin::apart]
     kind = variable.dtype.name
-    return guard.TensorPart(
-        f"variable {variable.name}", kind, (tf.cast(values, tf.float32) if kind == "bfloat16" else values).numpy()
+    return TensorPart(
+        f"variable {variable.name}", kind, (tf.cast(values, tf.float32) if kind == "bfloat16" else values).numpy
     )
 
 

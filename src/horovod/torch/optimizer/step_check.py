@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import msgspec
 import torch
 
 from horovod.comparison.alike import Alike, Value, compare, is_compared
@@ -24,6 +25,7 @@ _SAMPLE = 8
 """The number of elements of a parameter that are compared."""
 _NUMBERS = (float, int, bool)
 _MASK = (1 << 63) - 1
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class StepCheck:
@@ -74,8 +76,11 @@ class StepCheck:
                     held += [text for label, text in _numbers(0, group) if label.startswith("lr")]
         if not self._begun and Alike.PARAMETERS not in self._told:
             held += [repr(value) for slot in slots for value in _sample(slot)]
-        text = repr(held)
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") & _MASK
+        try:
+            encoded = _encode(held)
+        except (TypeError, OverflowError):  # a tuple of the script's own objects, or a large integer
+            encoded = repr(held).encode()
+        return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little") & _MASK
 
     def agreed(self) -> None:
         """Note that all ranks have the same digest."""

@@ -2,55 +2,64 @@
 
 :mod:`horovod.comparison.samples` compares them with those of the other ranks. Sparse and complex gradients and parameters are
 not compared, nor are those of kinds of devices that PyTorch has no streams for.
+
+Most steps look at nothing, and the others at a few tensors, however many the optimizer has. In host memory they are read by
+NumPy, which keeps Python's lock: calls of PyTorch release it, and another thread may take it for some milliseconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from horovod.comm.datatypes import Array
 from horovod.comparison.precision import Precision
 from horovod.comparison.samples import (
+    GRADIENTS,
+    Looks,
     Owner,
+    Part,
     Samples,
     StepLooks,
-    TensorLook,
-    look,
+    looks_at,
     part_of,
     place_of,
     tag_of,
+    tensors_in_step,
 )
 from horovod.torch.optimizer.buckets import Slot
 
-_FEW = 50
-"""Up to this number of parameters, one is looked at in a step, otherwise two."""
 _PRECISIONS = {
     torch.float64: Precision.DOUBLE,
     torch.float32: Precision.SINGLE,
     torch.float16: Precision.HALF,
     torch.bfloat16: Precision.BRAIN,
 }
+_CLASSES = (torch.nn.Parameter, torch.Tensor)
+"""Other classes, such as DTensor, may have their elements elsewhere."""
 
 
-class _Place(NamedTuple):
-    """Some elements of a tensor that a step looks at, a view of it."""
+class _Place(msgspec.Struct, gc=False):
+    """Some elements of a tensor that a step looks at: from ``begin`` on, each ``apart`` from the next, in its memory."""
 
     tag: int
     label: str
-    values: torch.Tensor
+    tensor: torch.Tensor
     at: int
+    begin: int
+    apart: int
 
 
 class StepSampler:
     """Chooses what is looked at in each step. The choice follows from the optimizer's steps and from which gradients were
     reduced, which all ranks know.
 
-    Every parameter has its turn once, then all have it again. So each is looked at within the larger of 50 and half as many
-    steps as there are parameters.
+    Every parameter has its turn once, then all have it again.
     """
 
     def __init__(self) -> None:
@@ -69,7 +78,7 @@ class StepSampler:
         self._waiting = 0
 
     def take(self, samples: Samples, owner: Owner, step: int, reduced: int, parameters: bool) -> None:
-        """TensorLook at gradients and parameters that the optimizer is about to step with.
+        """Look at gradients and parameters that the optimizer is about to step with.
 
         Args:
             step: how many steps it has made.
@@ -78,18 +87,26 @@ class StepSampler:
         """
         self._times = self._times + 1 if step == self._step else 0  # a closure may be called several times in a step
         self._step = step
+        count = tensors_in_step(step, owner.number, len(self._slots))
+        if not count:
+            return
         places: list[_Place] = []
-        for _ in range(min(1 if len(self._slots) <= _FEW else 2, reduced.bit_count())):
+        first = place_of(step, 0)
+        for turn in range(first, first + min(count, reduced.bit_count())):
             slot = self._next(reduced)
             reduced &= ~slot.bit
-            if slot.parameter.requires_grad:
-                places += self._places(slot, owner, step, parameters)
+            if not slot.parameter.requires_grad:
+                continue
+            if turn % count < GRADIENTS and slot.parameter.grad is not None:
+                places += self._places(slot, slot.parameter.grad, owner, step, False)
+            if parameters:
+                places += self._places(slot, slot.parameter, owner, step, True)
         if not places:
             return
-        device = places[0].values.device
-        places = [each for each in places if each.values.device == device]
+        device = places[0].tensor.device
+        places = [each for each in places if each.tensor.device == device]
         if device.type == "cpu":
-            looks = _read(places)
+            looks = looks_at([Part(each.tag, each.label, _elements(each), each.at) for each in places])
             samples.offer(StepLooks(owner, step + 1, len(self._slots), lambda: looks))
         elif (copies := _Copies.of(places, device)) is not None:
             samples.offer(StepLooks(owner, step + 1, len(self._slots), copies.read, late=True))
@@ -102,53 +119,47 @@ class StepSampler:
         self._waiting &= ~bit
         return self._slots[bit.bit_length() - 1]
 
-    def _places(self, slot: Slot, owner: Owner, step: int, parameters: bool) -> list[_Place]:
-        found = []
-        number = slot.bit.bit_length()
+    def _places(
+        self, slot: Slot, tensor: torch.Tensor, owner: Owner, step: int, is_parameter: bool
+    ) -> Sequence[_Place]:
+        precision, count, number = _PRECISIONS.get(tensor.dtype), tensor.numel(), slot.bit.bit_length()
+        if precision is None or not count or type(tensor) not in _CLASSES or tensor.layout is not torch.strided:
+            return ()
         at = place_of(step, number)
-        for is_parameter, tensor in ((False, slot.parameter.grad), (True, slot.parameter if parameters else None)):
-            if tensor is None or tensor.layout is not torch.strided or not (count := tensor.numel()):
-                continue
-            precision = _PRECISIONS.get(tensor.dtype)
-            flat = _flat(tensor.detach(), count)
-            if precision is None or flat is None:
-                continue
-            begin, apart = part_of(count, at)
-            where = (owner.number, step, self._times, number, count, begin, *tensor.stride())
-            values = flat[begin::apart] if apart > 1 else flat
-            found.append(_Place(tag_of(precision, is_parameter, *where), slot.name, values, at))
-        return found
+        begin, apart = part_of(count, at)
+        where: tuple[int, ...] = (owner.number, step, self._times, number, count, begin)
+        if not tensor.is_contiguous():
+            if not _is_dense(tensor):
+                return ()
+            where += tensor.stride()
+        return (_Place(tag_of(precision, is_parameter, *where), slot.name, tensor, at, begin, apart),)
 
 
-def _flat(tensor: torch.Tensor, count: int) -> torch.Tensor | None:
-    """All elements of a tensor in the order of its memory, as a view; None if some share memory or have gaps between them."""
-    if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
-        return None  # a DTensor, or another class that may have its elements elsewhere
-    if tensor.is_contiguous():
-        return tensor.view(-1)
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether no elements share memory, and there are no gaps between them."""
     expected = 1
     for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if length > 1:
             if stride != expected:
-                return None
+                return False
             expected *= length
-    return tensor.as_strided((count,), (1,))
+    return True
 
 
-def _read(places: Sequence[_Place]) -> list[TensorLook]:
-    with np.errstate(all="ignore"):
-        return [look(tag, label, _array(values), at) for tag, label, values, at in places]
-
-
-def _array(values: torch.Tensor) -> Array:
-    return (values.float() if values.dtype is torch.bfloat16 else values).numpy()
+def _elements(place: _Place) -> Array:
+    """The elements of a tensor in host memory."""
+    tensor = place.tensor
+    if tensor.dtype is torch.bfloat16:  # which NumPy lacks: the upper half of float32
+        halves = tensor.detach().view(torch.int16).numpy().ravel("K")[place.begin :: place.apart]
+        return (halves.astype(np.int32) << 16).view(np.float32)
+    return tensor.numpy(force=True).ravel("K")[place.begin :: place.apart]
 
 
 class _Copies:
-    """Elements on their way from a device. The script does not wait for them."""
+    """Elements on their way from a device, in one tensor. The script does not wait for them."""
 
-    def __init__(self, places: Sequence[_Place], arrived: Any) -> None:
-        self._places, self._arrived = places, arrived
+    def __init__(self, places: Sequence[_Place], lengths: Sequence[int], joined: torch.Tensor, arrived: Any) -> None:
+        self._places, self._lengths, self._joined, self._arrived = places, lengths, joined, arrived
 
     @classmethod
     def of(cls, places: Sequence[_Place], device: torch.device) -> _Copies | None:
@@ -157,11 +168,25 @@ class _Copies:
         capturing = getattr(module, "is_current_stream_capturing", None)
         if capturing is None or capturing():
             return None
-        copied = []
-        for each in places:
-            target = torch.empty(each.values.shape, dtype=each.values.dtype, pin_memory=device.type == "cuda")
-            copied.append(each._replace(values=target.copy_(each.values, non_blocking=True)))
-        return cls(copied, module.current_stream(device).record_event())
+        lengths = [-(-(each.tensor.numel() - each.begin) // each.apart) for each in places]
+        with torch.no_grad():
+            parts = [
+                each.tensor.as_strided((length,), (each.apart,), each.tensor.storage_offset() + each.begin)
+                for each, length in zip(places, lengths, strict=True)
+            ]
+            joined = torch.cat(parts)  # of their common type, which is exact
+            target = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=device.type == "cuda")
+            target.copy_(joined, non_blocking=True)
+        return cls(places, lengths, target, module.current_stream(device).record_event())
 
-    def read(self) -> list[TensorLook] | None:
-        return _read(self._places) if self._arrived.query() else None
+    def read(self) -> Looks | None:
+        if not self._arrived.query():
+            return None
+        values = self._joined.double().numpy()
+        ends = accumulate(self._lengths)
+        return looks_at(
+            [
+                Part(each.tag, each.label, values[end - length : end], each.at)
+                for each, length, end in zip(self._places, self._lengths, ends, strict=True)
+            ]
+        )
