@@ -6,6 +6,7 @@ import argparse
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def test_the_page_of_flags_has_every_flag_that_help_shows_once() -> None:
         assert variable in text
 
 
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_is_built_without_a_warning_and_links_to_the_repository(tmp_path: Path) -> None:
     docs = SCRIPT.parent
     built = subprocess.run(
         [
@@ -132,6 +133,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
             docs,
             tmp_path / "html",
         ],
+        env=os.environ | {"REPOSITORY_URL": "https://example.org/me/horovod.git"},
         capture_output=True,
         text=True,
         timeout=280,
@@ -143,6 +145,14 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     }  # fmt: skip
     text = (tmp_path / "html" / "api" / "torch.html").read_text()
     assert "DistributedOptimizer" in text
+    links = {
+        name: re.findall(
+            r'href="https://example.org/me/horovod/blob/HEAD/([^"]+)"', (tmp_path / "html" / name).read_text()
+        )
+        for name in ("elastic.html", "design/launcher.html", "api/torch.html")
+    }
+    assert {"docs/elastic.md", "examples/pytorch_mnist_elastic.py"} <= set(links["elastic.html"])
+    assert "docs/design/launcher.md" in links["design/launcher.html"] and not links["api/torch.html"]
     assert "http://" not in re.sub(r'href="http://[^"]*"|xmlns="[^"]*"', "", text), (
         "something is fetched from elsewhere"
     )
