@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from operator import is_
 from typing import Any
 
 import msgspec
@@ -83,8 +82,9 @@ class ReductionArguments(msgspec.Struct, frozen=True):
         return self.prescale * self.postscale / max(members, 1)
 
 
+_NOTHING = object()
 _IMMUTABLE = (type(None), int, float, ReduceOp, ProcessSet)
-_last: tuple[tuple[Any, ...], ReductionArguments] = ((object(),) * 5, ReductionArguments())
+_last: tuple[Any, Any, Any, Any, ReductionArguments] = (_NOTHING, _NOTHING, _NOTHING, _NOTHING, ReductionArguments())
 """The arguments that were checked last, and the result. Most scripts pass the same objects in every call."""
 
 
@@ -97,16 +97,22 @@ def checked_reduction(
         TypeError, ValueError: an argument is wrong. The text says which.
     """
     global _last
-    given = op, average, prescale_factor, postscale_factor, process_set
-    last = _last
-    if all(map(is_, given, last[0])):
-        return last[1]
+    last_op, last_prescale, last_postscale, last_set, known = _last
+    if (
+        average is None
+        and op is last_op
+        and prescale_factor is last_prescale
+        and postscale_factor is last_postscale
+        and process_set is last_set
+    ):
+        return known
     if type(process_set) is not ProcessSet:
         set_id(process_set)
     prescale, postscale = real(prescale_factor, "prescale_factor"), real(postscale_factor, "postscale_factor")
     checked = ReductionArguments(reduction(op, average), prescale, postscale, process_set)
+    given = op, prescale_factor, postscale_factor, process_set
     if average is None and all(type(each) in _IMMUTABLE for each in given):
-        _last = given, checked
+        _last = *given, checked
     return checked
 
 
