@@ -125,12 +125,15 @@ FOLDERS: Mapping[str, Layers] = {
         {"compression", "data_order", "errors", "util"},
     ],
     "_keras": [
-        {"__init__", "loading"},
+        {"__init__"},
+        {"by_version"},
+        {"loading"},
         {"legacy", "optimizer"},
         {"backends"},
         {"callbacks", "distribution", "last_steps"},
         {"broadcasting", "compilation", "copies", "custom_steps", "exchange", "guarding", "learning_rate"},
-        {"elastic", "first_step", "loss_scale", "naming", "settings", "values"},
+        {"first_step"},
+        {"elastic", "loss_scale", "naming", "settings", "values"},
     ],
 }
 """The same for the files and folders of the packages that have an order inside."""

@@ -33,13 +33,12 @@ def create_distributed_optimizer(
     Raises:
         ValueError, TypeError: an argument is wrong. The text says which.
     """
+    from horovod._keras.by_version import distribute
     from horovod._keras.settings import checked
 
     if hasattr(keras, "ops"):
         from horovod._keras.backends.backend import compression as choices
-        from horovod._keras.optimizer import distribute
     else:
-        from horovod._keras.legacy.optimizer import distribute
         from horovod.tensorflow.compression import Compression
 
         def choices() -> Any:
@@ -56,4 +55,5 @@ def create_distributed_optimizer(
             gradient_predivide_factor=gradient_predivide_factor,
             **settings,
         ),
+        legacy=not hasattr(keras, "ops"),
     )

@@ -11,7 +11,7 @@ import functools
 import warnings
 from typing import Any
 
-from horovod._keras.loss_scale import unwrapped
+from horovod._keras.loss_scale import is_distributed
 
 _TEXT = (
     "Horovod: this model trains with a DistributedOptimizer, so its training step is not compiled by XLA (which cannot compile "
@@ -32,8 +32,3 @@ def turn_off_xla(model_class: Any) -> None:
         return make(self, force)
 
     model_class.make_train_function = make_train_function
-
-
-def is_distributed(optimizer: Any) -> bool:
-    """Whether an optimizer of any version of Keras, or the one inside a ``LossScaleOptimizer``, is distributed."""
-    return any(hasattr(each, "_horovod") for each in (optimizer, unwrapped(optimizer)))

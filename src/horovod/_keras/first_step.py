@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from horovod._keras.loss_scale import is_distributed
+
 
 def at_first_step(model: Any, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
     """Have ``then`` called in the first training step that ``fit`` makes, before it uses variables, which are made first.
@@ -68,5 +70,4 @@ def trains_alone(model: Any) -> bool:
     optimizer = getattr(model, "optimizer", None)
     kind = type(optimizer).__module__.partition(".")[0]
     wraps = hasattr(optimizer, "optimizer")  # one of TensorFlow 1, which may be distributed
-    parts = (optimizer, getattr(optimizer, "inner_optimizer", None))
-    return own and kind in ("keras", "tf_keras") and not wraps and not any(hasattr(each, "_horovod") for each in parts)
+    return own and kind in ("keras", "tf_keras") and not wraps and not is_distributed(optimizer)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from horovod._keras.compilation import is_distributed
+from horovod._keras.loss_scale import is_distributed
 from horovod.common.util import is_version_greater_equal_than
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from horovod._keras.loss_scale import unwrapped
-from horovod._keras.optimizer import distribute_in_place, is_distributed
+from horovod._keras.loss_scale import is_distributed, unwrapped
+from horovod._keras.optimizer import distribute_in_place
 from horovod._keras.settings import KerasSettings, users_objects
 
 

@@ -19,6 +19,11 @@ def unwrapped(optimizer: Any) -> Any:
     return optimizer if inner is None else inner
 
 
+def is_distributed(optimizer: Any) -> bool:
+    """Whether an optimizer of any version of Keras, or the one inside a ``LossScaleOptimizer``, is distributed."""
+    return any(hasattr(each, "_horovod") for each in (optimizer, unwrapped(optimizer)))
+
+
 @functools.cache
 def check_reduced_gradients() -> None:
     """Patch Keras 3's ``LossScaleOptimizer``, once per process. Only instances around a distributed optimizer are affected."""

@@ -189,14 +189,6 @@ def derived(kind: type[Any]) -> type[Any]:
     return _derived[kind]
 
 
-def is_distributed(optimizer: Any) -> bool:
-    """Whether an optimizer, or the one inside a ``LossScaleOptimizer``, reduces gradients."""
-    return optimizer is not None and any(
-        isinstance(getattr(each, "_horovod", None), Distribution)
-        for each in (optimizer, loss_scale.unwrapped(optimizer))
-    )
-
-
 def distribute(optimizer: Any, settings: KerasSettings) -> Any:
     """A distributed optimizer with the configuration and the state of ``optimizer``, which is not changed.
 
@@ -207,7 +199,7 @@ def distribute(optimizer: Any, settings: KerasSettings) -> Any:
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"expected an instance of keras.optimizers.Optimizer, not {type(optimizer).__name__}")
-    if is_distributed(optimizer):
+    if loss_scale.is_distributed(optimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already; wrap the original")
     _refuse_distribution()
     made = derived(type(optimizer))

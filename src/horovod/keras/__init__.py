@@ -24,6 +24,7 @@ from horovod._bindings import interface
 from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
 from horovod._bindings.local_variables import checked_layers as _checked_layers
 from horovod._bindings.reductions import Adasum, Average, Sum
+from horovod._keras import by_version as _by_version
 from horovod._keras.backends import backend as _backend
 from horovod._keras.custom_steps import reduce_gradients
 from horovod._keras.legacy import versions as _versions
@@ -106,7 +107,7 @@ def DistributedOptimizer(
         ValueError, TypeError: an argument is wrong. The text says which.
         NotImplementedError: Keras does not train on its backend, or ``keras.distribution`` is in use.
     """
-    return _distribute(
+    return _by_version.distribute(
         optimizer,
         _checked(
             name=name,
@@ -123,6 +124,7 @@ def DistributedOptimizer(
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         ),
+        _versions.of_keras_2(optimizer, "optimizers"),
     )
 
 
@@ -175,16 +177,6 @@ def _is_layer(thing: Any) -> bool:
     return isinstance(thing, keras.layers.Layer) or _versions.of_keras_2(thing, "layers")
 
 
-def _distribute(optimizer: Any, settings: Any) -> Any:
-    if _versions.of_keras_2(optimizer, "optimizers"):
-        from horovod._keras.legacy import optimizer as legacy_optimizer
-
-        return legacy_optimizer.distribute(optimizer, settings)
-    from horovod._keras import optimizer as of_keras_3
-
-    return of_keras_3.distribute(optimizer, settings)
-
-
 def broadcast_global_variables(root_rank: int) -> None:
     """Not supported: Keras 3 has no graphs of TensorFlow 1.
 
@@ -220,10 +212,5 @@ def load_model(
     """
     settings = _checked(compression=compression)
     legacy_keras = _versions.legacy_tensorflow_keras()
-    if legacy_keras is not None and _versions.saved_by_keras_2(filepath):
-        from horovod._keras.legacy import optimizer as legacy_optimizer
-
-        return legacy_optimizer.load(legacy_keras, filepath, custom_optimizers, custom_objects, settings)
-    from horovod._keras import loading
-
-    return loading.load(filepath, custom_optimizers, custom_objects, settings)
+    legacy = legacy_keras if legacy_keras is not None and _versions.saved_by_keras_2(filepath) else None
+    return _by_version.load(filepath, custom_optimizers, custom_objects, settings, legacy)

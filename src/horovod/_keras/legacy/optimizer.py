@@ -16,7 +16,7 @@ from horovod._bindings.reductions import Sum
 from horovod._keras.backends.tensorflow_backend import reduction_of
 from horovod._keras.compilation import turn_off_xla
 from horovod._keras.guarding import OptimizerGuard
-from horovod._keras.loss_scale import unwrapped
+from horovod._keras.loss_scale import is_distributed, unwrapped
 from horovod._keras.settings import MODULE, KerasSettings, users_objects
 from horovod._models.arrival import Arrival, ChangeWarning
 from horovod.common.basics import rank
@@ -266,13 +266,6 @@ def derived(kind: type[Any]) -> type[Any]:
         names = {name: value for name, value in vars(kind).items() if name.startswith("_keras_api_names")}
         _derived[kind] = type(kind.__name__, (front, kind), {"__module__": MODULE, "__doc__": kind.__doc__, **names})
     return _derived[kind]
-
-
-def is_distributed(optimizer: Any) -> bool:
-    """Whether an optimizer, or the one inside a ``LossScaleOptimizer``, reduces gradients."""
-    return any(
-        isinstance(getattr(each, "_horovod", None), LegacyDistribution) for each in (optimizer, unwrapped(optimizer))
-    )
 
 
 def distribute(optimizer: Any, settings: KerasSettings) -> Any:

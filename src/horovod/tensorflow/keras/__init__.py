@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import tensorflow as _tf
+
 from horovod._bindings import interface
 from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
 from horovod._bindings.reductions import Average, Sum
+from horovod._keras import by_version as _by_version
 from horovod._keras.backends.tensorflow_values import (
     allgather,
     allreduce,
@@ -29,8 +32,7 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.tensorflow import data
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks, elastic
-from horovod.tensorflow.keras.version import distribute as _distribute
-from horovod.tensorflow.keras.version import load as _load
+from horovod.tensorflow.keras.version import LEGACY as _LEGACY
 from horovod.tensorflow.lifecycle import init, shutdown
 
 __all__ = [
@@ -76,7 +78,7 @@ def DistributedOptimizer(
     which ``fit`` calls, and in ``apply_gradients`` if they are not reduced by then, for example by a
     :func:`horovod.tensorflow.DistributedGradientTape`. The state of a Keras 2 optimizer is not copied.
     """
-    return _distribute(
+    return _by_version.distribute(
         optimizer,
         _checked(
             name=name,
@@ -93,6 +95,7 @@ def DistributedOptimizer(
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         ),
+        _LEGACY,
     )
 
 
@@ -107,4 +110,5 @@ def load_model(
 
     Arguments as :func:`horovod.keras.load_model`. Keras 2 also reads folders in TensorFlow's SavedModel format.
     """
-    return _load(filepath, custom_optimizers, custom_objects, _checked(compression=compression))
+    settings = _checked(compression=compression)
+    return _by_version.load(filepath, custom_optimizers, custom_objects, settings, _tf.keras if _LEGACY else None)
