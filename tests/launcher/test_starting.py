@@ -177,9 +177,9 @@ def test_a_rank_that_is_only_late_is_waited_for(launcher: Launcher) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("HOROVOD_CPU_OPERATIONS", "Pigeon", "available are shm, hierarchical, tcp"),
+        ("HOROVOD_CPU_OPERATIONS", "Pigeon", "use shm, hierarchical, tcp"),
         ("HOROVOD_GPU_OPERATIONS", "nccl", "only horovod.torch"),
-        ("HOROVOD_GPU_OPERATIONS", "Pigeon", "available are nccl for the memory of GPUs"),
+        ("HOROVOD_GPU_OPERATIONS", "Pigeon", "use nccl for the memory of GPUs"),
         ("HOROVOD_CONTROLLER", "MPI", "use gloo"),
     ],
 )

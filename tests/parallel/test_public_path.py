@@ -129,7 +129,7 @@ def test_an_engine_that_does_not_exist(ranks: Ranks) -> None:
         pool = ranks(size, framework="torch")
         with pool.leaves_nothing():
             for text in pool.run(refused):
-                assert "HOROVOD_CPU_OPERATIONS=carrier-pigeon" in text and "available are shm, " in text
+                assert "HOROVOD_CPU_OPERATIONS=carrier-pigeon" in text and "use shm, " in text
             pool.run(generation, {}, lambda: hvd.barrier())  # and then it can be right
 
 

@@ -1,4 +1,5 @@
-"""A class name has one meaning in the tree. Public classes of several bindings share the name that users know."""
+"""A name has one meaning in the tree, of a class or of a module. Bindings share the names that users know, and engines, launchers
+and programs the names of their parts."""
 
 from __future__ import annotations
 
@@ -31,4 +32,31 @@ def files_by_class() -> dict[str, list[str]]:
 
 def test_a_class_name_has_one_meaning() -> None:
     several = {name: files for name, files in files_by_class().items() if len(files) > 1 and name not in PUBLIC}
+    assert not several, f"a name for two things: {several}"
+
+
+PARTS = {
+    "__init__", "__main__", "base", "communicator", "engine", "library", "runtime",  # of engines and launchers
+    "allgather", "allreduce", "alltoall", "broadcast", "reducescatter", "arguments", "tensors", "errors", "submission",  # of ops
+    "adasum", "callbacks", "compression", "debugging", "device", "elastic", "functions", "gradients", "mpi_ops", "optimizer",
+    "settings", "state", "sync_batch_norm", "util",  # of bindings
+    "all_ranks", "collectives", "plot", "report", "stragglers",  # of programs, and what they read
+    "messages",  # of each pair that exchanges them
+    "compute_service", "failures", "jsrun", "secret", "single", "supervisor",  # two sides of one thing
+}  # fmt: skip
+"""Names of modules that parallel folders have for the same part."""
+
+TO_BE_NAMED = {
+    "arrays", "backend", "buckets", "direct", "exchange", "group", "handle", "interface", "local", "loop", "operations", "plain",
+    "processes", "reductions", "store", "watching",
+}  # fmt: skip
+"""Names that still mean two things. None may be added."""
+
+
+def test_a_module_name_has_one_meaning() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(SOURCE.rglob("*.py")):
+        if "_old_paths" not in path.parts:
+            found[path.stem].append(str(path.relative_to(SOURCE)))
+    several = {name: files for name, files in found.items() if len(files) > 1 and name not in PARTS | TO_BE_NAMED}
     assert not several, f"a name for two things: {several}"

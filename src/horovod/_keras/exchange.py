@@ -58,7 +58,7 @@ class InPlaceReducer:
         settings = self._settings
         cut = [range(len(tensors))] if cut is None else cut
         name, device = self._name.of(variables), device_of(tensors)
-        how = self.reduction(op, factor)
+        arguments = self.reduction(op, factor)
         handles: list[Handle] = []
         try:
             for number, members in enumerate(cut):
@@ -70,8 +70,8 @@ class InPlaceReducer:
                     called,
                     own,
                     op,
-                    how.prescale,
-                    how.postscale,
+                    arguments.prescale,
+                    arguments.postscale,
                     device=device,
                     line=settings.line,
                     labels=[names[i] for i in members],

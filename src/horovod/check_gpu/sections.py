@@ -80,8 +80,8 @@ def engine(device: torch.device) -> None:
     require(total.tolist() == [wanted] * 4, f"the sum is {total.tolist()}, and should be {wanted}")
     used = context.current().device_engine
     version = library.text_of(library.loaded().version()) if used else "-"
-    how = f"by {used} (NCCL {version} at {library.find()})" if used else "through host memory"
-    say(f"{hvd.size()} ranks; tensors on {device.type} travel {how}")
+    way = f"by {used} (NCCL {version} at {library.find()})" if used else "through host memory"
+    say(f"{hvd.size()} ranks; tensors on {device.type} travel {way}")
 
 
 def results(device: torch.device) -> None:
@@ -335,10 +335,10 @@ def dies(device: torch.device) -> None:
             wait_for(device)
         require(False, "the others were not told")
     except hvd.HorovodInternalError as error:
-        told = str(error)
-    print(f"after {time.monotonic() - begin:.1f} seconds: {told[:160]}", flush=True)
-    if "ank 1" not in told:
-        raise AssertionError(f"the error does not name rank 1: {told}")
+        message = str(error)
+    print(f"after {time.monotonic() - begin:.1f} seconds: {message[:160]}", flush=True)
+    if "ank 1" not in message:
+        raise AssertionError(f"the error does not name rank 1: {message}")
     begin = time.monotonic()
     wait_for(device)
     print(f"the device is free {time.monotonic() - begin:.2f} seconds later", flush=True)

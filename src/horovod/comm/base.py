@@ -139,6 +139,9 @@ class Communicator(ABC):
         self.rank = rank
         self.size = size
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rank {self.rank} of {self.size})"
+
     @abstractmethod
     def allreduce(
         self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float

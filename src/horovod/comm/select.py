@@ -86,7 +86,7 @@ def engine(name: str, device: str = HOST) -> Engine:
 
 def _no_such_engine(names: Sequence[str]) -> str:
     return (
-        f"there is no such engine in this version; available are {', '.join(names)}, and what installed packages offer as "
+        f"there is no such engine in this version; use {', '.join(names)}, or one that an installed package offers as "
         f"{ENTRY_POINTS}"
     )
 
@@ -197,7 +197,7 @@ def forced_host_engine(gpu: str, cpu: str, gpu_variable: str, cpu_variable: str)
     devices = [each.name for each in ENGINES[GPU]]
     if gpu not in ("", STAGED, *devices, *hosts):
         raise EngineError(
-            f"{gpu_variable}={gpu}: there is no such engine in this version; available are {', '.join(devices)} for the memory "
+            f"{gpu_variable}={gpu}: there is no such engine in this version; use {', '.join(devices)} for the memory "
             f"of GPUs, and for copies in host memory {STAGED} or one of {', '.join(hosts)}. Unset it to let the best one be "
             "chosen."
         )

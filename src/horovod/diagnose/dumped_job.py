@@ -183,12 +183,13 @@ def named(name: str, occurrence: int) -> str:
 
 
 def describe_waiters(item: UnfinishedCollective, seconds: float | None = None) -> str:
-    """The ranks that wait for it, since when if that is given, and where it was submitted."""
+    """The ranks that wait for it, for how long if that is given, and where it was submitted."""
     holders = [rank for rank, each in item.holders.items() if each.ended is None]
-    verb = "waits" if len(holders) == 1 else "wait"
-    since = "" if seconds is None else f" since {duration(seconds)}"
+    one = len(holders) == 1
+    waits, have = ("waits", "has") if one else ("wait", "have")
+    verb = waits if seconds is None else f"{have} been waiting {duration(seconds)}"
     return (
-        f"{describe_ranks(holders).capitalize()} {verb}{since} for {named(item.name, item.first.occurrence)}, submitted at "
+        f"{describe_ranks(holders).capitalize()} {verb} for {named(item.name, item.first.occurrence)}, submitted at "
         f"{item.first.call_site or 'an unknown line'}."
     )
 

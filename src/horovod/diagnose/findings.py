@@ -144,8 +144,8 @@ def _of_waiting(
             found.append(_stopped_finding(job, item, rank))
         elif rank in job.stacks:
             found.append(_held(job, item, rank))
-    told = {rank for each in found for rank in each.ranks} | ended
-    missing = [rank for rank in item.missing if rank not in told]
+    reported = {rank for each in found for rank in each.ranks} | ended
+    missing = [rank for rank in item.missing if rank not in reported]
     if missing:
         found += _apart(job, item, every, missing) or [_silent(job, item, rank) for rank in missing]
     elif not found and not unheard and not ended:
@@ -280,8 +280,8 @@ def _inside(job: DumpedJob, item: UnfinishedCollective) -> Finding:
     engine = next((each.engine for each in item.holders.values() if each.engine), "")
     agreed = any(each.order for each in item.holders.values())
     parts = [
-        f"{describe_ranks(inside).capitalize()} {'is' if len(inside) == 1 else 'are'} inside "
-        f"{named(item.name, item.first.occurrence)} since {duration(seconds)}: every rank has submitted it "
+        f"{describe_ranks(inside).capitalize()} {'has' if len(inside) == 1 else 'have'} been inside "
+        f"{named(item.name, item.first.occurrence)} for {duration(seconds)}: every rank has submitted it "
         f"({item.first.call_site or 'unknown line'}), so the scripts agree."
     ]
     if over:

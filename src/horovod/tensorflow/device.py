@@ -179,18 +179,18 @@ def tell_of_graphs() -> None:
         )
 
 
-def memory_of(tensors: Sequence[Any], how: ReductionArguments | None = None) -> TensorFlowMemory:
+def memory_of(tensors: Sequence[Any], reduction: ReductionArguments | None = None) -> TensorFlowMemory:
     """The memory for a submission of eager tensors. Ranks whose tensors have the same dtypes and are on the same kind of device
     choose the same kind of memory.
 
     Args:
         tensors: the inputs of the collective.
-        how: the reduction; None for a collective that only moves elements.
+        reduction: the reduction; None for a collective that only moves elements.
     """
     if not tensors or _GPUS not in tensors[0].backing_device:
         return host_memory
     data_types = [DATA_TYPES[tensor.dtype] for tensor in tensors]
-    engine = tensorflow_devices.engine(data_types, how)
+    engine = tensorflow_devices.engine(data_types, reduction)
     # TensorFlow keeps some types in host memory, even if it names another device.
     if not engine or not all(_GPUS in tensor.backing_device for tensor in tensors):
         return host_memory

@@ -11,7 +11,7 @@ from horovod.timeline.summary import OperationTotal, RankTotal, Summary, TensorT
 MOST_TENSORS = 10
 
 OPERATION_TITLES = ("operation", "engine", "batches", "tensors", "MB", "ms", "MB/s", "bus MB/s")
-RANK_TITLES = ("rank", "waited ms", "share", "was last", "others lost ms by it", "most before")
+RANK_TITLES = ("rank", "waited ms", "share", "was last", "cost others ms", "most before")
 STEP_TITLES = ("rank", "steps", *(f"{name} ms" for name in PHASE_NAMES), "carried out ms", "overlap")
 TENSOR_TITLES = ("tensor", "times", "MB", "waited ms", "its batches ms")
 
@@ -72,7 +72,7 @@ def sentences(summary: Summary) -> list[str]:
     if summary.straggler is not None:
         slow = next(each for each in summary.ranks if each.rank == summary.straggler)
         found.append(
-            f"Rank {slow.rank} holds the others up: they lose {slow.lost / summary.seconds:.0%} of the time by it, most "
+            f"Rank {slow.rank} holds up the others: it costs them {slow.lost / summary.seconds:.0%} of the time, most of it "
             f"before '{slow.before}'."
         )
     return found

@@ -72,7 +72,7 @@ def test_all_ranks_are_in_one_file(path: Path, capsys: pytest.CaptureFixture[str
     assert main([str(path), "--html", str(path.with_suffix(".html"))]) == 0
     told = capsys.readouterr().out
     assert "While collectives were carried out, the ranks computed in " in told
-    assert "Rank 1 holds the others up" in told
+    assert "Rank 1 holds up the others" in told
     assert [line.split()[:2] for line in told.splitlines()[-3:]] == [[str(rank), str(STEPS)] for rank in range(3)]
     assert "overlap" in path.with_suffix(".html").read_text()
 

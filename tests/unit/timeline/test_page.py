@@ -46,7 +46,7 @@ def test_the_page_needs_nothing_else_and_shows_names_as_they_are() -> None:
     assert "<title>a&lt;b&gt;.json</title>" in written
     assert not re.search(r"@(title|facts|tables)@", written)
     assert not re.search(r"(src|href)\s*=|https?:|@import|url\(", written), "the page asks for something else"
-    assert "Rank 1 holds the others up" in written
+    assert "Rank 1 holds up the others" in written
 
 
 def test_a_long_recording_says_what_its_picture_leaves_out() -> None:

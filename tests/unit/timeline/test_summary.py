@@ -146,7 +146,7 @@ def test_the_slow_rank_is_named_whatever_the_number_of_buckets(ranks: int, data:
     assert summary.straggler == slow
     lost = next(each for each in summary.ranks if each.rank == slow)
     assert lost.lost == pytest.approx(30 * 20)
-    assert f"Rank {slow} holds the others up" in text(summary)
+    assert f"Rank {slow} holds up the others" in text(summary)
     assert all(each.lost == 0 for each in summary.ranks if each.rank != slow)
 
 

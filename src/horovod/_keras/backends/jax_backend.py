@@ -237,13 +237,15 @@ def _arrival(gradient: Any) -> Arrival:
     return Arrival.LOCAL if "transpose(" in str(names) else Arrival.CHANGED
 
 
-def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], how: ReductionArguments) -> list[Any]:
+def _changed(
+    change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], reduction: ReductionArguments
+) -> list[Any]:
     """Apply ``change`` to the arrays, in the computation if one is being traced. Returns the results.
 
     Args:
         change: changes tensors of the core in place.
         arrays: the arrays, all in host memory or all on one device.
-        how: the reduction that ``change`` makes.
+        reduction: the reduction that ``change`` makes.
     """
     shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays]  # type: ignore[no-untyped-call]  # as JAX has it
     data_types = [data_type_of(np.empty(0, each.dtype)) for each in shapes]
@@ -252,7 +254,7 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
         if _in_host_memory(outputs):
             change([_host_tensor(np.asarray(output)) for output in outputs])
             return
-        engine = jax_devices.engine(data_types, how)
+        engine = jax_devices.engine(data_types, reduction)
         if not engine:
             raise HorovodInternalError(
                 "this training step was compiled for an engine that moves the memory of GPUs, and the job no longer has one: "
@@ -278,7 +280,7 @@ def _changed(change: Callable[[Sequence[Tensor]], None], arrays: Sequence[Any], 
         change([_host_tensor(copy) for copy in copies])
         return copies
 
-    if buffer_callback is not None and (_computes_on_host() or jax_devices.engine(data_types, how)):
+    if buffer_callback is not None and (_computes_on_host() or jax_devices.engine(data_types, reduction)):
         aliases = {number: number for number in range(len(arrays))}
         through = buffer_callback(in_place, shapes, has_side_effect=True, input_output_aliases=aliases)
         return list(through(*arrays))

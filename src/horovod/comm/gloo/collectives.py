@@ -165,7 +165,7 @@ class GlooCollectives(ByteCollectives):
                 self._buffers.append(joined.buffer)
 
     def _wait(self, work: Any, number: int) -> None:
-        began, stalls, told = time.monotonic(), 0, False
+        began, stalls, reported = time.monotonic(), 0, False
         while True:
             if self._aborted:
                 raise Aborted("this communicator was aborted")
@@ -180,8 +180,8 @@ class GlooCollectives(ByteCollectives):
             now = time.monotonic()
             running_time.turn(planned, now)
             waited = running_time.age(began, now)
-            if not told and waited > self._stall_timeout / 2:
-                told = True
+            if not reported and waited > self._stall_timeout / 2:
+                reported = True
                 self._late_ranks.tell(number)
             if waited >= (stalls + 1) * self._stall_timeout:
                 stalls += 1

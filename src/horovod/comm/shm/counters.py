@@ -116,7 +116,7 @@ class Counters:
         deadline = time.monotonic() + self._seconds
         sign_of_life = word_index(peer, PROGRESS)
         progress = words.values[sign_of_life]
-        told = 0
+        reports = 0
         while True:
             seen = words.values[word]
             if seen >= value:
@@ -126,10 +126,10 @@ class Counters:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 if progress != words.values[sign_of_life]:
-                    progress, told = words.values[sign_of_life], 0
+                    progress, reports = words.values[sign_of_life], 0
                 else:
-                    told += 1
-                    self._on_stall(Stall(peer, told * self._seconds, told))
+                    reports += 1
+                    self._on_stall(Stall(peer, reports * self._seconds, reports))
                 remaining = self._seconds
                 deadline = time.monotonic() + remaining
             words.sleep(word, seen, remaining)

@@ -212,8 +212,8 @@ class DirectCollectives:
             lengths.append(each.layout.lengths)
         addresses = np.concatenate(tables)
         there = addresses[np.concatenate(lengths) > 0]
-        told = np.array(self._exchange(np.insert(addresses, 0, cross_memory.readable(there))))
-        return told[:, 1:] if told[:, 0].all() else None
+        answers = np.array(self._exchange(np.insert(addresses, 0, cross_memory.readable(there))))
+        return answers[:, 1:] if answers[:, 0].all() else None
 
     def _fold(
         self,

@@ -169,14 +169,14 @@ class RendezvousServer:
                 raise TimeoutError(f"no rank delivered {key!r} within {timeout:g} seconds")
             return self._values[key]
 
-    def depart(self, rank: int, how: str) -> None:
+    def depart(self, rank: int, ending: str) -> None:
         """Record that rank ``rank`` of the launched job has ended. Ranks that wait for it, now or later, fail at once.
 
         Args:
-            how: how it ended, as text, for example "exit code 0".
+            ending: how it ended, as text, for example "exit code 0".
         """
         with self._lock:
-            self._departed[rank] = how
+            self._departed[rank] = ending
         self._wake_up.set()
 
     def awaited_in_vain(self) -> tuple[int, str] | None:
@@ -337,7 +337,7 @@ class RendezvousServer:
         with self._lock:
             departed = dict(self._departed) if self._rendezvous_groups else {}
         for key, group in list(self._rendezvous_groups.items()):
-            missing = {rank: how for rank, how in departed.items() if group.awaits(rank)}
+            missing = {rank: ending for rank, ending in departed.items() if group.awaits(rank)}
             earlier = self._failed.get(key)
             if missing and earlier is not None and {earlier.lost, *earlier.heard} & missing.keys():
                 # It has failed for these ranks, too; or they had come, and have ended because of that.

@@ -148,9 +148,9 @@ class ExchangeOverConnections:
             if descriptor >= 0:
                 os.close(descriptor)
             lost, text = msgspec.msgpack.decode(body.removeprefix(_FAILED), type=tuple[int, str])
-            told = LostMemberError(text)
-            told.lost_rank = lost
-            raise told
+            failure = LostMemberError(text)
+            failure.lost_rank = lost
+            raise failure
         return body[len(_DATA) :], descriptor
 
     def _lost(self, index: int, error: OSError) -> OSError:

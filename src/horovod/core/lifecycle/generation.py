@@ -134,6 +134,10 @@ class Generation:
         self._crash_is_told = self._all_hear_of_crash = False
         self.guard: Callable[[int], None] | None = None
 
+    def __repr__(self) -> str:
+        state = "runs" if self.stopped is None else f"ended: {self.stopped}"
+        return f"Generation({self.generation}, rank {self.identity.rank} of {self.identity.size}, {state})"
+
     @property
     def mark(self) -> str:
         """Names this generation, and no other one of any job. It is drawn, and not secret."""

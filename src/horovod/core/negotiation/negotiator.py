@@ -341,8 +341,8 @@ class Negotiator:
         if operation in _FUSIBLE:
             types = frozenset(tensor.data_type for tensor in first.tensors)
             joined = template is not None
-            how = (first.reduce_op, first.prescale, first.postscale)
-            key = (operation, types, *how, first.device, first.members, joined)
+            scaling = (first.reduce_op, first.prescale, first.postscale)
+            key = (operation, types, *scaling, first.device, first.members, joined)
             if len(self._keys) > _KEYS:
                 self._keys.clear()
             key = self._keys.setdefault(key, key)

@@ -46,6 +46,9 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     error: BaseException | None = None
     ready: Any = None
 
+    def __repr__(self) -> str:
+        return f"Entry({self.request.name!r}, {self.size()} bytes, {self.handle!r})"
+
     def size(self) -> int:
         """The bytes that this rank contributes, or that it receives if it contributes nothing."""
         return size_in_bytes(self.inputs or self.outputs)

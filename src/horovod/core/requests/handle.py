@@ -75,6 +75,10 @@ class Handle(msgspec.Struct, eq=False, gc=False):
     _finished: bool = False
     _next: list[Callable[[], None]] | None = None
 
+    def __repr__(self) -> str:
+        state = "pending" if not self._finished else "done" if self.error is None else f"failed: {self.error}"
+        return f"Handle({state})"
+
     def done(self) -> bool:
         """Whether :meth:`wait` would return at once."""
         return self._finished

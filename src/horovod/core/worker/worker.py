@@ -181,6 +181,9 @@ class WorkerThread:
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-worker-{name}", daemon=True)
 
+    def __repr__(self) -> str:
+        return f"WorkerThread(member {self.index} of ranks {self.ranks}, {self._requests.pending()} in flight)"
+
     # For any thread.
 
     def start(self) -> None:

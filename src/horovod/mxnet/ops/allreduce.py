@@ -16,25 +16,27 @@ from horovod.mxnet.ops.submission import in_place, specs, submit, to_new
 PREFIX = "horovod_allreduce"
 
 
-def _start(reads: Sequence[Any], writes: Sequence[Any], name: str | None, how: MXNetReductionArguments) -> None:
+def _start(reads: Sequence[Any], writes: Sequence[Any], name: str | None, reduction: MXNetReductionArguments) -> None:
     tensors = specs(reads, name or PREFIX)
-    call = prepared_call(Operation.ALLREDUCE, PREFIX, name, tensors, how.op, how.prescale, how.postscale)
-    submit(how.process_set, call.request, reads, writes, how.priority)
+    call = prepared_call(
+        Operation.ALLREDUCE, PREFIX, name, tensors, reduction.op, reduction.prescale, reduction.postscale
+    )
+    submit(reduction.process_set, call.request, reads, writes, reduction.priority)
 
 
-def _reduced(arrays: Sequence[Any], name: str | None, how: MXNetReductionArguments) -> list[Any]:
+def _reduced(arrays: Sequence[Any], name: str | None, reduction: MXNetReductionArguments) -> list[Any]:
     def act(sources: list[Any]) -> list[Any]:
         results = [empty(source.shape, source) for source in sources]
-        _start(sources, results, name, how)
+        _start(sources, results, name, reduction)
         return results
 
     specs(arrays, name or PREFIX)  # check before anything is copied
     return to_new(arrays, act)
 
 
-def _reduce(arrays: Sequence[Any], name: str | None, how: MXNetReductionArguments) -> None:
+def _reduce(arrays: Sequence[Any], name: str | None, reduction: MXNetReductionArguments) -> None:
     specs(arrays, name or PREFIX)
-    in_place(arrays, lambda hosts: _start(hosts, hosts, name, how))
+    in_place(arrays, lambda hosts: _start(hosts, hosts, name, reduction))
 
 
 def allreduce(
@@ -71,8 +73,8 @@ def allreduce(
         disagree or the job has failed, ValueError if the name is still in use. Both are MXNetErrors too.
     """
     with of_both_kinds():
-        how = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
-        return _reduced([tensor], name, how)[0]
+        reduction = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
+        return _reduced([tensor], name, reduction)[0]
 
 
 def allreduce_(
@@ -90,8 +92,8 @@ def allreduce_(
     The content of ``tensor`` is undefined after a failure.
     """
     with of_both_kinds():
-        how = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
-        _reduce([tensor], name, how)
+        reduction = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
+        _reduce([tensor], name, reduction)
     return tensor
 
 
@@ -117,8 +119,8 @@ def grouped_allreduce(
     if not tensors:
         return tensors
     with of_both_kinds():
-        how = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
-        return _reduced(list(tensors), name, how)
+        reduction = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
+        return _reduced(list(tensors), name, reduction)
 
 
 def grouped_allreduce_(
@@ -138,6 +140,6 @@ def grouped_allreduce_(
     if not tensors:
         return tensors
     with of_both_kinds():
-        how = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
-        _reduce(list(tensors), name, how)
+        reduction = reducing(op, average, prescale_factor, postscale_factor, process_set, priority)
+        _reduce(list(tensors), name, reduction)
     return tensors

@@ -93,15 +93,15 @@ class _Operation:
             self.finish(error)
 
     def finish(self, error: BaseException | None) -> None:
-        told = self.on_complete
-        complete = ctypes.cast(told.callback, _Complete)
+        completion = self.on_complete
+        complete = ctypes.cast(completion.callback, _Complete)
         if error is None:
-            complete(told.engine, told.parameter, None)
+            complete(completion.engine, completion.parameter, None)
             return
         self.error = both_kinds(error)
         made = ctypes.create_string_buffer(_ERROR_BYTES)
         _make_error(made, text_of(error).encode())
-        complete(told.engine, told.parameter, ctypes.addressof(made))  # MXNet copies the error
+        complete(completion.engine, completion.parameter, ctypes.addressof(made))  # MXNet copies the error
         _destroy_error(made)
 
 

@@ -19,11 +19,11 @@ from horovod.mxnet.ops.submission import reading, specs, to_new
 PREFIX = "horovod_reducescatter"
 
 
-def _scatter(arrays: Sequence[Any], name: str | None, how: MXNetReductionArguments) -> list[Any]:
+def _scatter(arrays: Sequence[Any], name: str | None, reduction: MXNetReductionArguments) -> list[Any]:
     for spec in specs(arrays, name or PREFIX):
         if not spec.shape:
             raise ValueError(f"reducescatter does not support scalar inputs: {name or PREFIX!r}")
-    set_id = how.process_set.process_set_id
+    set_id = reduction.process_set.process_set_id
 
     def act(sources: list[Any]) -> list[Any]:
         worker = worker_of(set_id, Operation.REDUCESCATTER)
@@ -32,7 +32,15 @@ def _scatter(arrays: Sequence[Any], name: str | None, how: MXNetReductionArgumen
         outputs = [view(result) for result in results]
         with reading(sources, name or PREFIX) as inputs:
             collectives.reducescatter(
-                PREFIX, name, inputs, outputs, how.op, how.prescale, how.postscale, set_id, awaited=True
+                PREFIX,
+                name,
+                inputs,
+                outputs,
+                reduction.op,
+                reduction.prescale,
+                reduction.postscale,
+                set_id,
+                awaited=True,
             ).wait()
         return results
 

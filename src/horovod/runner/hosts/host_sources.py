@@ -107,9 +107,9 @@ def _capture(command: str, seconds: float, cancel: int = -1) -> str:
     except TimeoutError:
         raise UsageError(f"{script} did not end within {seconds:g} seconds") from None
     if status:
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        ending = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
         said = errors.decode("utf-8", "replace").strip().splitlines()
-        raise UsageError(f"{script} {how}" + (f": {said[-1]}" if said else "; try it by hand"))
+        raise UsageError(f"{script} {ending}" + (f": {said[-1]}" if said else "; try it by hand"))
     try:
         return out.decode("utf-8")
     except UnicodeDecodeError:

@@ -21,24 +21,24 @@ from horovod.tensorflow.tensors import check_type
 
 
 def _reduce_slices(
-    slices: tf.IndexedSlices, how: ReductionArguments, name: str | None, ignore_name_scope: bool
+    slices: tf.IndexedSlices, reduction: ReductionArguments, name: str | None, ignore_name_scope: bool
 ) -> tf.IndexedSlices:
     """Gather the values and indices of all ranks. An Average divides the values by the number of ranks."""
-    if how.op == Adasum:
+    if reduction.op == Adasum:
         raise NotImplementedError(
             "op=hvd.Adasum does not support tf.IndexedSlices; pass sparse_as_dense=True to DistributedOptimizer"
         )
-    if how.op not in (Sum, Average):
+    if reduction.op not in (Sum, Average):
         raise NotImplementedError(
-            f"tf.IndexedSlices can be reduced with hvd.Sum or hvd.Average, not hvd.{how.op.label}"
+            f"tf.IndexedSlices can be reduced with hvd.Sum or hvd.Average, not hvd.{reduction.op.label}"
         )
-    if how.prescale != 1.0 or how.postscale != 1.0:
+    if reduction.prescale != 1.0 or reduction.postscale != 1.0:
         raise NotImplementedError("prescale_factor and postscale_factor are not supported for tf.IndexedSlices")
     names = (f"{name}_values", f"{name}_indices") if name else (None, None)
-    values = allgather(slices.values, names[0], ignore_name_scope, how.process_set)
-    indices = allgather(slices.indices, names[1], ignore_name_scope, how.process_set)
-    if how.op == Average:
-        values = values / tf.cast(how.process_set.size() or 1, values.dtype)
+    values = allgather(slices.values, names[0], ignore_name_scope, reduction.process_set)
+    indices = allgather(slices.indices, names[1], ignore_name_scope, reduction.process_set)
+    if reduction.op == Average:
+        values = values / tf.cast(reduction.process_set.size() or 1, values.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
@@ -87,17 +87,17 @@ def allreduce(
         tf.errors.UnknownError, which is a HorovodInternalError too: the job has failed or was shut down.
         In a graph, when it runs: InvalidArgumentError for a wrong value, UnknownError if ranks disagree or the job failed.
     """
-    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
+    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
-    check_adasum(how.op, process_set)
+    check_adasum(reduction.op, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         with tf.device(device_sparse or None):
-            return _reduce_slices(tensor, how, name, ignore_name_scope)
+            return _reduce_slices(tensor, reduction, name, ignore_name_scope)
     tensor = tf.convert_to_tensor(tensor)
     compressed, context = compression.compress(tensor)
     check_type(compressed, KIND)
     names = collective_name(KIND, name, [tensor], ignore_name_scope)
-    reduced = reduce_dense(KIND, names, [compressed], how)[0]
+    reduced = reduce_dense(KIND, names, [compressed], reduction)[0]
     return mark_tensor(compression.decompress(placed(reduced, device_dense), context), process_set)
 
 
@@ -136,13 +136,13 @@ def grouped_allreduce(
     Returns:
         A list of new tensors in the order of ``tensors``. An empty list is returned unchanged.
     """
-    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
+    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     if not isinstance(tensors, list | tuple):
         tensors = list(tensors)
     if not tensors:
         return tensors
-    check_adasum(how.op, process_set)
+    check_adasum(reduction.op, process_set)
     results: list[Any] = [None] * len(tensors)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     for index, tensor in enumerate(tensors):
@@ -151,9 +151,9 @@ def grouped_allreduce(
             results[index] = allreduce(
                 tensor,
                 device_sparse=device_sparse,
-                op=how.op,
-                prescale_factor=how.prescale,
-                postscale_factor=how.postscale,
+                op=reduction.op,
+                prescale_factor=reduction.prescale,
+                postscale_factor=reduction.postscale,
                 name=label,
                 process_set=process_set,
                 ignore_name_scope=ignore_name_scope,
@@ -164,7 +164,7 @@ def grouped_allreduce(
         for tensor in compressed:
             check_type(tensor, GROUPED)
         names = collective_name(GROUPED, name, originals, ignore_name_scope)
-        reduced = reduce_dense(GROUPED, names, compressed, how)
+        reduced = reduce_dense(GROUPED, names, compressed, reduction)
         for index, tensor, context in zip(dense, reduced, contexts, strict=True):
             results[index] = mark_tensor(compression.decompress(placed(tensor, device_dense), context), process_set)
     return results

@@ -26,37 +26,47 @@ class Allreduce(Collective, frozen=True):
 
     kind: str
     name: str | None
-    how: ReductionArguments
+    reduction: ReductionArguments
 
     def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
-        how = self.how
-        memory = memory_of(inputs, how)
+        reduction = self.reduction
+        memory = memory_of(inputs, reduction)
         views = memory.read(inputs)
         rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
         targets = [room.described() for room in rooms]
-        members = how.process_set.process_set_id
+        members = reduction.process_set.process_set_id
         handle = collectives.allreduce(
-            self.kind, self.name, views, targets, how.op, how.prescale, how.postscale, members, awaited
+            self.kind,
+            self.name,
+            views,
+            targets,
+            reduction.op,
+            reduction.prescale,
+            reduction.postscale,
+            members,
+            awaited,
         )
         return handle, lambda: memory.results(handle, rooms)
 
 
-def allreduce_submission(kind: str, name: str | None, tensors: Sequence[Any], how: ReductionArguments) -> Submission:
+def allreduce_submission(
+    kind: str, name: str | None, tensors: Sequence[Any], reduction: ReductionArguments
+) -> Submission:
     """A submission that reduces tensors in one request. It has one output for each tensor."""
     return Submission(
-        tensors, Allreduce(kind, name, how), [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+        tensors, Allreduce(kind, name, reduction), [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
     )
 
 
-def reduce_dense(kind: str, name: Name, tensors: Sequence[Any], how: ReductionArguments) -> list[Any]:
+def reduce_dense(kind: str, name: Name, tensors: Sequence[Any], reduction: ReductionArguments) -> list[Any]:
     """Reduce dense tensors, eagerly or in a graph. Differentiable: the gradients are reduced in the same way."""
 
     @with_gradient
     def reduce(*tensors: Any) -> Any:
-        outputs = run(name.node, [allreduce_submission(kind, name.negotiated, tensors, how)])[0]
+        outputs = run(name.node, [allreduce_submission(kind, name.negotiated, tensors, reduction)])[0]
 
         def gradient(*grads: Any) -> list[Any]:
-            return reduce_dense(kind, collective_name(kind, None, list(grads)), grads, how)
+            return reduce_dense(kind, collective_name(kind, None, list(grads)), grads, reduction)
 
         return outputs, gradient
 

@@ -36,13 +36,13 @@ class Reducescatter(Collective, frozen=True):
 
     kind: str
     name: str | None
-    how: ReductionArguments
+    reduction: ReductionArguments
 
     def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
-        how = self.how
-        members = how.process_set.process_set_id
+        reduction = self.reduction
+        members = reduction.process_set.process_set_id
         worker = worker_of(members, Operation.REDUCESCATTER)
-        memory = memory_of(inputs, how)
+        memory = memory_of(inputs, reduction)
         views = memory.read(inputs)
         rooms = []
         for each, tensor in zip(views, inputs, strict=True):
@@ -52,27 +52,39 @@ class Reducescatter(Collective, frozen=True):
             rooms.append(memory.room(tensor, (rows, *each.shape[1:])))
         targets = [room.described() for room in rooms]
         handle = collectives.reducescatter(
-            self.kind, self.name, views, targets, how.op, how.prescale, how.postscale, members, awaited
+            self.kind,
+            self.name,
+            views,
+            targets,
+            reduction.op,
+            reduction.prescale,
+            reduction.postscale,
+            members,
+            awaited,
         )
         return handle, lambda: memory.results(handle, rooms)
 
 
-def _submission(kind: str, name: str | None, tensors: Sequence[Any], how: ReductionArguments) -> Submission:
+def _submission(kind: str, name: str | None, tensors: Sequence[Any], reduction: ReductionArguments) -> Submission:
     specs = [tf.TensorSpec(any_rows(tensor), tensor.dtype) for tensor in tensors]
-    return Submission(tensors, Reducescatter(kind, name, how), specs)
+    return Submission(tensors, Reducescatter(kind, name, reduction), specs)
 
 
-def _reduce(kind: str, name: Name, tensors: Sequence[Any], how: ReductionArguments) -> list[Any]:
+def _reduce(kind: str, name: Name, tensors: Sequence[Any], reduction: ReductionArguments) -> list[Any]:
     """The reduction. Its gradient gathers the rows of all ranks, times both factors and, for a Sum, the number of ranks."""
 
     @with_gradient
     def reduce(*tensors: Any) -> Any:
-        outputs = run(name.node, [_submission(kind, name.negotiated, tensors, how)])[0]
+        outputs = run(name.node, [_submission(kind, name.negotiated, tensors, reduction)])[0]
 
         def gradient(*grads: Any) -> list[Any]:
-            factor = how.prescale * how.postscale * ((how.process_set.size() or 1) if how.op == Sum else 1)
+            factor = (
+                reduction.prescale
+                * reduction.postscale
+                * ((reduction.process_set.size() or 1) if reduction.op == Sum else 1)
+            )
             scaled = [grad * tf.cast(factor, grad.dtype) for grad in grads]
-            return [allgather(grad, process_set=how.process_set) for grad in scaled]
+            return [allgather(grad, process_set=reduction.process_set) for grad in scaled]
 
         return outputs, gradient
 
@@ -115,13 +127,13 @@ def reducescatter(
     Returns:
         A new tensor of the same dtype with this rank's rows.
     """
-    how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
+    reduction = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     tensor = tf.convert_to_tensor(tensor)
     compressed, context = compression.compress(tensor)
     _check([compressed], KIND)
     names = collective_name(KIND, name, [tensor], ignore_name_scope)
-    reduced = _reduce(KIND, names, [compressed], how)[0]
+    reduced = _reduce(KIND, names, [compressed], reduction)[0]
     return compression.decompress(placed(reduced, device_dense), context)
 
 
@@ -144,7 +156,7 @@ def grouped_reducescatter(
     Returns:
         A list in the order of ``tensors``: this rank's rows of each. An empty list is returned unchanged.
     """
-    how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
+    reduction = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
     if not isinstance(tensors, list | tuple):
         tensors = list(tensors)
@@ -154,7 +166,7 @@ def grouped_reducescatter(
     compressed, contexts = zip(*[compression.compress(tensor) for tensor in originals], strict=True)
     _check(compressed, GROUPED)
     names = collective_name(GROUPED, None, originals)
-    reduced = _reduce(GROUPED, names, compressed, how)
+    reduced = _reduce(GROUPED, names, compressed, reduction)
     return [
         compression.decompress(placed(tensor, device_dense), context)
         for tensor, context in zip(reduced, contexts, strict=True)

@@ -251,8 +251,8 @@ class _Call:
                 "hvd.Sum, or differentiate the gradients of a tf.GradientTape"
             )
         prescale, postscale = self._reduction.scales()
-        how = ReductionArguments(self._reduction.op, prescale, postscale, self._reduction.process_set)
-        return reduce_dense(KIND, collective_name(KIND, None, list(upstream)), list(upstream), how)
+        reduction = ReductionArguments(self._reduction.op, prescale, postscale, self._reduction.process_set)
+        return reduce_dense(KIND, collective_name(KIND, None, list(upstream)), list(upstream), reduction)
 
 
 def _is_sparse(gradient: Any) -> bool:
@@ -353,7 +353,7 @@ class ReduceGradients(Collective, frozen=True):
     Attributes:
         name: identifies the bucket on all ranks.
         labels: the names of the gradients, for errors.
-        how: the reduction, its factors and its process set.
+        reduction: the reduction, its factors and its process set.
         line: the line of the user's code that reduces the gradients.
         alike: the gradients that exist, as in :class:`~horovod.core.negotiation.messages.Request`.
         lacking: the gradients that do not exist, for the error in a graph.
@@ -364,7 +364,7 @@ class ReduceGradients(Collective, frozen=True):
 
     name: str
     labels: Sequence[str]
-    how: ReductionArguments
+    reduction: ReductionArguments
     line: str
     alike: str = ""
     lacking: str = ""
@@ -377,8 +377,8 @@ class ReduceGradients(Collective, frozen=True):
 
     def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
         in_graph.call(self.at_start)
-        how = self.how
-        memory = memory_of(inputs, how)
+        reduction = self.reduction
+        memory = memory_of(inputs, reduction)
         views = memory.read(inputs)
         rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
         call = prepared_call(
@@ -386,16 +386,16 @@ class ReduceGradients(Collective, frozen=True):
             "",
             self.name,
             views,
-            how.op,
-            how.prescale,
-            how.postscale,
+            reduction.op,
+            reduction.prescale,
+            reduction.postscale,
             device=device_of(views),
             line=self.line,
             labels=self.labels,
             alike=self.alike + _of_numbers(in_graph.call(self.numbers) or ""),
         )
         targets = [room.described() for room in rooms]
-        handle = submit(how.process_set.process_set_id, call.request, views, targets, awaited=awaited)
+        handle = submit(reduction.process_set.process_set_id, call.request, views, targets, awaited=awaited)
         return handle, lambda: memory.results(handle, rooms)
 
 
@@ -422,6 +422,6 @@ def _submission(
 ) -> Submission:
     """The submission of one bucket."""
     prescale, postscale = reduction.scales()
-    how = ReductionArguments(reduction.op, prescale, postscale, reduction.process_set)
-    collective = ReduceGradients(name, labels, how, line, alike, lacking, in_graph.number(at_start), numbers)
+    arguments = ReductionArguments(reduction.op, prescale, postscale, reduction.process_set)
+    collective = ReduceGradients(name, labels, arguments, line, alike, lacking, in_graph.number(at_start), numbers)
     return Submission(tensors, collective, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])

@@ -88,6 +88,9 @@ class Slot:
         self.memory: dict[str, Any] = {}
         self.reduced: Callable[[], torch.Tensor | None] = _no_gradient
 
+    def __repr__(self) -> str:
+        return f"Slot({self.name!r}, {self.parameter.dtype} {tuple(self.parameter.shape)})"
+
 
 class Bucket:
     """Parameters whose gradients are sent in one request.
@@ -131,6 +134,9 @@ class Bucket:
         self._parts: dict[int, Bucket] = {}
         self.renumber()
         self.reset(passes)
+
+    def __repr__(self) -> str:
+        return f"Bucket({self.name!r}, {len(self.slots)} gradients, {self.waiting} not ready)"
 
     @property
     def open(self) -> bool:
