@@ -54,7 +54,7 @@ class Blow(NamedTuple):
         from horovod.comm.bytewise import communicator as bytewise_communicator
         from horovod.comm.exchange import communicator as exchange_communicator
         from horovod.comm.shm import communicator as shm_communicator
-        from horovod.comm.shm import direct
+        from horovod.comm.shm import direct_reads as direct
         from horovod.core.lifecycle import context
 
         if context.current().identity.rank != self.rank:

@@ -30,7 +30,7 @@ def work(engine: str, elements: int, marker: str) -> str:
     from horovod.comm import spans
     from horovod.comm.datatypes import DataType
     from horovod.comm.reduction import ReduceOp
-    from horovod.comm.shm import direct
+    from horovod.comm.shm import direct_reads as direct
     from horovod.comm.tcp import link
     from horovod.common import basics
     from horovod.core.errors import HorovodInternalError

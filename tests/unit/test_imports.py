@@ -99,7 +99,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"config_file", "dry_run", "help_text", "options"},
         {"agent", "check_build", "check_gpu", "run_task", "tunables"},
         {"open_files"},
-        {"compute_service", "errors", "loop", "machine", "probes", "remote_call", "signals"},
+        {"compute_service", "errors", "event_loop", "machine", "probes", "remote_call", "signals"},
         {"children", "timeout"},
     ],
     "torch": [
@@ -131,7 +131,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"legacy", "optimizer"},
         {"backends"},
         {"callbacks", "distribution", "last_steps"},
-        {"broadcasting", "compilation", "copies", "custom_steps", "exchange", "guarding", "learning_rate"},
+        {"broadcasting", "compilation", "copies", "custom_steps", "guarding", "in_place_exchange", "learning_rate"},
         {"first_step"},
         {"elastic", "loss_scale", "naming", "settings", "values"},
     ],

@@ -19,7 +19,7 @@ from horovod.control.secret import encode_secret, make_secret
 from horovod.runner import flight_recorders, open_files, worker_environment
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.guardian import Guardian
-from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.local_agent import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.checks import (
     batch_job,
@@ -33,9 +33,9 @@ from horovod.runner.checks import (
 )
 from horovod.runner.children import Cleanup, owned
 from horovod.runner.errors import LaunchError, UsageError
+from horovod.runner.event_loop import Loop
 from horovod.runner.hosts import host_sources
 from horovod.runner.hosts.slots import SlotInfo, get_host_assignments
-from horovod.runner.loop import Loop
 from horovod.runner.machine import port_below_ephemeral, usable_cores
 from horovod.runner.options import Options
 from horovod.runner.output.notices import without_effect

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from horovod.runner import open_files
+from horovod.runner.agent.agent_processes import STREAMS
 from horovod.runner.agent.base import Agent
 from horovod.runner.agent.messages import (
     AgentEvent,
@@ -27,9 +28,8 @@ from horovod.runner.agent.messages import (
     Stopped,
 )
 from horovod.runner.agent.process_tree import GRACE_SECONDS
-from horovod.runner.agent.processes import STREAMS
 from horovod.runner.errors import LaunchError
-from horovod.runner.loop import Loop
+from horovod.runner.event_loop import Loop
 from horovod.runner.output import standard_input
 from horovod.runner.output.outcome import Outcome, ReportedFailure
 from horovod.runner.output.output import JobOutput, RankStream, ReaderGone

@@ -16,7 +16,7 @@ from horovod._bindings.local_gradients import reduce_shared
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.ops.topology import generation_op
-from horovod.tensorflow.training.local import LocalSources
+from horovod.tensorflow.training.local_sources import LocalSources
 
 AllreduceFunction = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
 """Takes gradients and their variables, and returns the reduced gradients."""
@@ -32,7 +32,7 @@ class LocalGradientAggregationHelper:
         average_aggregated_gradients: divide the sums by ``backward_passes_per_step``.
         rank: part of the variables' names.
         optimizer_type: accepted for compatibility.
-        process_set, scale_local_gradients: as for :class:`horovod.tensorflow.training.local.LocalSources`.
+        process_set, scale_local_gradients: as for :class:`horovod.tensorflow.training.local_sources.LocalSources`.
         name: part of the variables' names.
 
     Attributes:

@@ -13,7 +13,7 @@ from horovod.tensorflow import reduced_marks
 from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients
-from horovod.tensorflow.training.local import LocalSources
+from horovod.tensorflow.training.local_sources import LocalSources
 
 
 class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]  # untyped base
@@ -26,7 +26,7 @@ class _DistributedOptimizer(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         reduction: how gradients are reduced.
         passes: the number of backward passes whose gradients are added up before they are reduced.
         average_passes: whether the sum is divided by ``passes``.
-        scale_local: as for :class:`horovod.tensorflow.training.local.LocalSources`.
+        scale_local: as for :class:`horovod.tensorflow.training.local_sources.LocalSources`.
 
     Raises:
         ValueError: ``passes`` is greater than 1 in eager execution.

@@ -21,9 +21,9 @@ import pytest
 from horovod.control.wakeup import WakeUp
 from horovod.runner import children
 from horovod.runner.agent.base import HostFacts
-from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.local_agent import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
-from horovod.runner.loop import Loop
+from horovod.runner.event_loop import Loop
 from horovod.runner.probes import ProbeResult, run_probes
 from interruptions import every_point
 

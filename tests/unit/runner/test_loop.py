@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod.runner.loop import Loop
+from horovod.runner.event_loop import Loop
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from horovod.runner.agent.messages import (
 )
 from horovod.runner.agent.stream import MessageStream
 from horovod.runner.errors import LaunchError
-from horovod.runner.loop import Loop
+from horovod.runner.event_loop import Loop
 from horovod.runner.output.outcome import Outcome, ReportedFailure
 from horovod.runner.output.output import JobOutput, StreamSink
 from horovod.runner.policy import StaticPolicy

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod._bindings.sharding.arrays import shard_arrays
+from horovod._bindings.sharding.sharded_arrays import shard_arrays
 from horovod._bindings.sharding.shares import KINDS, Uneven, rank_and_size, share, steps
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 

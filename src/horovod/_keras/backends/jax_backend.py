@@ -27,8 +27,8 @@ from horovod._bindings.device_tensors import CudaDevices, OnDevice
 from horovod._bindings.dlpack import address_in
 from horovod._bindings.reductions import ReductionArguments
 from horovod._keras.distribution import Reducer, variable_name
-from horovod._keras.exchange import InPlaceReducer
 from horovod._keras.guarding import OptimizerGuard
+from horovod._keras.in_place_exchange import InPlaceReducer
 from horovod._keras.settings import KerasSettings
 from horovod._models.arrival import Arrival
 from horovod.comm.datatypes import Array, data_type_of

@@ -14,7 +14,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.tensorflow import reduced_marks
 from horovod.tensorflow.graph.counted_names import counted
 from horovod.tensorflow.training.gradients import TensorFlowReduction, reduce_gradients
-from horovod.tensorflow.training.watching import StepWatch, looked_at
+from horovod.tensorflow.training.step_watch import StepWatch, looked_at
 
 
 def reduction_of(settings: KerasSettings, **changes: Any) -> TensorFlowReduction:

@@ -24,8 +24,8 @@ from horovod.tensorflow.gradient_aggregation import LocalGradientAggregationHelp
 from horovod.tensorflow.graph.counted_names import counted
 from horovod.tensorflow.reduced_marks import arrival, mark, next_number, watch_tapes
 from horovod.tensorflow.training.gradients import reduce_gradients
-from horovod.tensorflow.training.local import LocalSources
-from horovod.tensorflow.training.watching import StepWatch
+from horovod.tensorflow.training.local_sources import LocalSources
+from horovod.tensorflow.training.step_watch import StepWatch
 
 Apply = Callable[[Sequence[tuple[Any, Any]]], Any]
 """Applies pairs of (gradient, variable)."""

@@ -25,8 +25,8 @@ from horovod.comm.bytewise.base import ByteCollectives
 from horovod.comm.bytewise.late_ranks import LateRanks
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import EngineError
+from horovod.comm.gloo.rendezvous_store import ConnectionStore
 from horovod.comm.gloo.sockets import shut_down, sockets_of
-from horovod.comm.gloo.store import ConnectionStore
 from horovod.comm.lasting import lasting_list
 from horovod.comm.ranges import split
 from horovod.comm.spans import address_of, bytes_at

@@ -18,9 +18,9 @@ one. Piece k uses slot k mod 2 (:mod:`horovod.comm.shm.counters`). No slot is ov
 In a small reduction every rank packs its whole vector, waits once, and reduces the whole vectors of all ranks. The other
 operations wait once per piece.
 
-Large collectives can bypass the arena if the kernel lets ranks read one another's memory (:mod:`horovod.comm.shm.direct`). Then
-only addresses go through the arena, one piece per exchange. The ranks time both paths and use the faster one
-(:mod:`horovod.comm.shm.large`).
+Large collectives can bypass the arena if the kernel lets ranks read one another's memory
+(:mod:`horovod.comm.shm.direct_reads`). Then only addresses go through the arena, one piece per exchange. The ranks time both
+paths and use the faster one (:mod:`horovod.comm.shm.large`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from horovod.comm.ranges import shard_bounds, split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.counters import LONG_SPIN, Counters, Pieces
-from horovod.comm.shm.direct import DirectCollectives
+from horovod.comm.shm.direct_reads import DirectCollectives
 from horovod.comm.shm.futex_words import PACKED, REDUCED
 from horovod.comm.shm.large import SCATTERED, Large
 from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spans_of

@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from horovod.comm.reduction import Workspace
-from horovod.comm.shm.direct import NOTHING, DirectCollectives, ExchangeFunction, exchange_rank_infos
+from horovod.comm.shm.direct_reads import NOTHING, DirectCollectives, ExchangeFunction, exchange_rank_infos
 from horovod.comm.shm.futex_words import WORD_BYTES
 
 _LARGE = 8 << 20
@@ -97,7 +97,7 @@ class Large:
         rank: this rank's index in the group.
         reading: when ranks read one another's memory: ``auto``, if it is faster; ``always``, if they can; ``never``. The same
             on all ranks.
-        exchange, advance, workspace: for :class:`~horovod.comm.shm.direct.DirectCollectives`.
+        exchange, advance, workspace: for :class:`~horovod.comm.shm.direct_reads.DirectCollectives`.
         exchange_bytes: how many bytes a rank can send in one call of ``exchange``.
     """
 

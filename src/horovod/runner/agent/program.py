@@ -23,7 +23,7 @@ from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.secret import decode_secret
 from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.guardian import Guardian
-from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.local_agent import LocalAgent
 from horovod.runner.agent.messages import (
     GREETING,
     AgentEvent,
@@ -45,7 +45,7 @@ from horovod.runner.agent.messages import (
 )
 from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.agent.stream import MessageStream
-from horovod.runner.loop import Loop
+from horovod.runner.event_loop import Loop
 from horovod.runner.machine import usable_cores
 
 LOST_AFTER_SECONDS = 15.0

@@ -11,7 +11,7 @@ import msgspec
 
 from horovod.control.channel import FrameError, FrameReader
 from horovod.control.sealing import Message, Sealer
-from horovod.runner.loop import Loop
+from horovod.runner.event_loop import Loop
 
 _CHUNK = 1 << 18
 _CONGESTED_BYTES = 1 << 20

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from horovod.control.wakeup import WakeUp
+from horovod.runner.event_loop import Loop
 from horovod.runner.hosts.host_sources import HostScript
 from horovod.runner.hosts.slots import HostInfo
-from horovod.runner.loop import Loop
 
 PERIOD_SECONDS = 1.0
 

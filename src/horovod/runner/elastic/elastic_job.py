@@ -12,7 +12,7 @@ from typing import ClassVar
 from horovod._base import config
 from horovod.control.listener import LARGEST_QUEUE
 from horovod.runner.agent.base import Agent, HostFacts
-from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.local_agent import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.checks import batch_job, is_here
 from horovod.runner.children import Cleanup, owned
@@ -23,10 +23,10 @@ from horovod.runner.elastic.elastic_policy import ElasticPolicy
 from horovod.runner.elastic.job_state import JobState, Limits
 from horovod.runner.elastic.supervisor import ElasticSupervisor
 from horovod.runner.errors import UsageError
+from horovod.runner.event_loop import Loop
 from horovod.runner.hosts import host_sources
 from horovod.runner.hosts.slots import HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.job import LOOPBACK, Job
-from horovod.runner.loop import Loop
 from horovod.runner.machine import usable_cores
 from horovod.runner.options import Options
 from horovod.runner.output.outcome import Outcome

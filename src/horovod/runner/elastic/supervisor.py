@@ -17,7 +17,7 @@ from horovod.control.elastic_messages import HostsChanged, News, NoRank, RankAss
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.wakeup import WakeUp
 from horovod.runner.agent.base import Agent
-from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.local_agent import LocalAgent
 from horovod.runner.agent.messages import AgentEvent, AgentReady, Closed, Exit, NotStarted, Refused, Signalled
 from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.children import owned
@@ -33,8 +33,8 @@ from horovod.runner.elastic.decisions import (
 from horovod.runner.elastic.discovery import Found
 from horovod.runner.elastic.elastic_policy import ElasticPolicy
 from horovod.runner.errors import LaunchError
+from horovod.runner.event_loop import Loop
 from horovod.runner.hosts.slots import HostInfo
-from horovod.runner.loop import Loop
 from horovod.runner.output.outcome import UNHEARD_SECONDS, Outcome
 from horovod.runner.output.output import JobOutput
 from horovod.runner.policy import Decisions, EndAll

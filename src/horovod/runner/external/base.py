@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from horovod._base import config
 from horovod.runner import worker_environment
 from horovod.runner.agent.base import HostFacts
-from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.local_agent import LocalAgent
 from horovod.runner.agent.messages import Exit, ProcessPlan
 from horovod.runner.children import Cleanup
 from horovod.runner.dry_run import hide
+from horovod.runner.event_loop import Loop
 from horovod.runner.job import LOOPBACK, Job
-from horovod.runner.loop import Loop
 from horovod.runner.output.outcome import Outcome, ReportedFailure
 from horovod.runner.output.output import JobOutput, RankStream, Sink
 from horovod.runner.policy import Decision, LookAtAll, StaticPolicy

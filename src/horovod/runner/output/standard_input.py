@@ -12,7 +12,7 @@ import os
 from horovod.runner.agent.base import Agent
 from horovod.runner.agent.messages import CHUNK_BYTES
 from horovod.runner.errors import UsageError
-from horovod.runner.loop import Loop
+from horovod.runner.event_loop import Loop
 
 NO_RANK = -1
 """``--stdin none``."""

@@ -16,10 +16,10 @@ from horovod.control.mesh import own_addresses
 from horovod.runner.agent.base import Agent, Report
 from horovod.runner.agent.messages import Prepare
 from horovod.runner.errors import LaunchError
+from horovod.runner.event_loop import Loop
 from horovod.runner.hosts import mpi_operator
 from horovod.runner.hosts.allocation import allocation
 from horovod.runner.hosts.slots import HostInfo
-from horovod.runner.loop import Loop
 from horovod.runner.open_files import HOST, make_room
 from horovod.runner.options import Options
 from horovod.runner.reach import srun, ssh

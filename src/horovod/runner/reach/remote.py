@@ -30,7 +30,7 @@ from horovod.runner.agent.messages import (
     encode,
 )
 from horovod.runner.agent.stream import MessageStream
-from horovod.runner.loop import Loop
+from horovod.runner.event_loop import Loop
 
 _ERROR_BYTES = 1 << 14
 

@@ -32,7 +32,7 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.tensorflow import data
 from horovod.tensorflow.compression import Compression
 from horovod.tensorflow.keras import callbacks, elastic
-from horovod.tensorflow.keras.version import LEGACY as _LEGACY
+from horovod.tensorflow.keras.keras_version import LEGACY as _LEGACY
 from horovod.tensorflow.lifecycle import init, shutdown
 
 __all__ = [

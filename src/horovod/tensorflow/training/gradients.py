@@ -40,7 +40,7 @@ from horovod.tensorflow.ops.arguments import compressor
 from horovod.tensorflow.ops.dense_allreduce import reduce_dense
 from horovod.tensorflow.tensors import check_type
 from horovod.tensorflow.training import in_graph
-from horovod.tensorflow.training.watching import StepWatch, shown
+from horovod.tensorflow.training.step_watch import StepWatch, shown
 
 KIND = "HorovodAllreduce"
 _OTHER_VARIABLES = (

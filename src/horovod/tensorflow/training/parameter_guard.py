@@ -14,7 +14,7 @@ from horovod.comparison.samples import part_of
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.call_site import caller
 from horovod.tensorflow.graph.counted_names import counted
-from horovod.tensorflow.training.watching import StepWatch
+from horovod.tensorflow.training.step_watch import StepWatch
 
 _GUARD = "_horovod_guard"
 

@@ -16,7 +16,7 @@ from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.reduced_marks import mark
 from horovod.tensorflow.training.gradients import TensorFlowReduction
-from horovod.tensorflow.training.local import LocalSources
+from horovod.tensorflow.training.local_sources import LocalSources
 
 
 class _DistributedGradientTape(tf.GradientTape):  # type: ignore[misc]  # untyped base

@@ -12,8 +12,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
-from horovod._bindings.sharding.arrays import shard_arrays  # noqa: E402  TensorFlow may be missing
 from horovod._bindings.sharding.datasets import shard_dataset  # noqa: E402
+from horovod._bindings.sharding.sharded_arrays import shard_arrays  # noqa: E402  TensorFlow may be missing
 from horovod._bindings.sharding.shares import KINDS, share, steps  # noqa: E402
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod._bindings.sharding import shard as sharding
-from horovod._bindings.sharding.arrays import shard_arrays
 from horovod._bindings.sharding.shard import shard, steps_per_epoch
+from horovod._bindings.sharding.sharded_arrays import shard_arrays
 from horovod._bindings.sharding.shares import KINDS, share, steps
 from horovod.core.lifecycle.process_set import ProcessSet
 

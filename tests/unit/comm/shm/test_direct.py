@@ -23,9 +23,10 @@ from engines import group_of, outcomes, run_ranks
 from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, Workspace
-from horovod.comm.shm import cross_memory, direct
+from horovod.comm.shm import cross_memory
+from horovod.comm.shm import direct_reads as direct
 from horovod.comm.shm import large as large_module
-from horovod.comm.shm.direct import DirectCollectives, exchange_rank_infos, folded_bytes
+from horovod.comm.shm.direct_reads import DirectCollectives, exchange_rank_infos, folded_bytes
 from horovod.comm.shm.futex_words import PACKED, word_index
 from horovod.comm.spans import spans_of
 from unit.control.concurrent_ranks import wait_until

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from horovod.runner.agent import local, process_tree
+from horovod.runner.agent import local_agent as local
+from horovod.runner.agent import process_tree
+from horovod.runner.agent.agent_processes import StartedProcess
 from horovod.runner.agent.base import Agent, HostFacts
-from horovod.runner.agent.local import LocalAgent
+from horovod.runner.agent.local_agent import LocalAgent
 from horovod.runner.agent.messages import AgentEvent, Closed, Ended, OutputData, ProcessPlan
-from horovod.runner.agent.processes import StartedProcess
-from horovod.runner.loop import Loop
+from horovod.runner.event_loop import Loop
 
 
 def descriptors() -> int:

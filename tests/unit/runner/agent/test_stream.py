@@ -11,7 +11,7 @@ import pytest
 from connections import frame
 from horovod.runner.agent.messages import GREETING, AgentEvent, OutputData, decode_event, encode
 from horovod.runner.agent.stream import MessageStream
-from horovod.runner.loop import Loop
+from horovod.runner.event_loop import Loop
 
 
 class Pair:

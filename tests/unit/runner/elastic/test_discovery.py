@@ -12,9 +12,9 @@ import pytest
 
 from horovod.runner.elastic import discovery
 from horovod.runner.elastic.discovery import Discovery, Found, confirmed
+from horovod.runner.event_loop import Loop
 from horovod.runner.hosts.host_sources import HostScript
 from horovod.runner.hosts.slots import HostInfo
-from horovod.runner.loop import Loop
 
 
 @contextmanager

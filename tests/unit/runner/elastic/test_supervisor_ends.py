@@ -19,8 +19,8 @@ from horovod.runner.elastic.decisions import StartProcess
 from horovod.runner.elastic.elastic_policy import ElasticPolicy
 from horovod.runner.elastic.job_state import JobState, Limits
 from horovod.runner.elastic.supervisor import ElasticSupervisor
+from horovod.runner.event_loop import Loop
 from horovod.runner.hosts.slots import HostInfo
-from horovod.runner.loop import Loop
 from horovod.runner.output.outcome import Outcome
 from horovod.runner.output.output import JobOutput, StreamSink
 from horovod.runner.supervisor import Plans

@@ -14,14 +14,14 @@ from functools import partial
 
 from horovod.runner import open_files
 from horovod.runner.agent import process_tree
+from horovod.runner.agent.agent_processes import STREAMS, StartedProcess
 from horovod.runner.agent.base import Agent, HostFacts, Report
 from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.messages import Closed, Ended, InputConsumed, NotStarted, OutputData, ProcessPlan, Stopped
 from horovod.runner.agent.process_tree import GRACE_SECONDS
-from horovod.runner.agent.processes import STREAMS, StartedProcess
 from horovod.runner.children import owned
 from horovod.runner.errors import LaunchError
-from horovod.runner.loop import Loop
+from horovod.runner.event_loop import Loop
 
 _GIVE_UP_SECONDS = 0.5
 """How long after SIGKILL a process may still appear as running."""
