@@ -18,7 +18,7 @@ from horovod.core.submission.collectives import prepared_call, submit
 from horovod.core.submission.prepared import device_of
 
 
-class InPlaceReducer:
+class InPlaceExchange:
     """Reduces one optimizer's gradients, which are tensors of the core."""
 
     def __init__(self, settings: KerasSettings) -> None:

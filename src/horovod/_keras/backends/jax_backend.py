@@ -28,7 +28,7 @@ from horovod._bindings.dlpack import address_in
 from horovod._bindings.reductions import ReductionArguments
 from horovod._keras.distribution import Reducer, variable_name
 from horovod._keras.guarding import OptimizerGuard
-from horovod._keras.in_place_exchange import InPlaceReducer
+from horovod._keras.in_place_exchange import InPlaceExchange
 from horovod._keras.settings import KerasSettings
 from horovod._models.arrival import Arrival
 from horovod.comm.datatypes import Array, data_type_of
@@ -91,7 +91,7 @@ class JaxReducer(Reducer):
     def __init__(self, settings: KerasSettings) -> None:
         self._settings = settings
         self._compression = settings.compression
-        self._exchange = InPlaceReducer(settings)
+        self._exchange = InPlaceExchange(settings)
         self._uncompared = False  # the variables had no values when their gradients were reduced last
         self._handed_out: Any = None  # the trace in which the script got reduced gradients, until it applies them
 

@@ -31,7 +31,7 @@ from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import Gather
 from horovod.comm.hierarchical.background import Background
-from horovod.comm.hierarchical.part import Part
+from horovod.comm.hierarchical.part import PartCommunicator
 from horovod.comm.hierarchical.rank_grid import RankGrid
 from horovod.comm.ranges import split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace
@@ -79,8 +79,8 @@ class HierarchicalCommunicator(Communicator):
     ) -> None:
         super().__init__(grid.rank, sum(len(host) for host in grid.hosts))
         self._grid = grid
-        self._inside = Part(inside, grid.hosts[grid.host])
-        self._across = None if across is None else Part(across, grid.column or ())
+        self._inside = PartCommunicator(inside, grid.hosts[grid.host])
+        self._across = None if across is None else PartCommunicator(across, grid.column or ())
         self._flat = flat if isinstance(flat, Communicator) else flat(self._gather)
         self.any_thread = all(part.any_thread for part in (inside, across, self._flat) if part is not None)
         self._steps_in_allreduce = allreduce

@@ -9,7 +9,7 @@ from horovod.comm.base import Communicator, Completion, PeerFailure
 from horovod.comm.forwarding import ForwardingCommunicator
 
 
-class Part(ForwardingCommunicator):
+class PartCommunicator(ForwardingCommunicator):
     """Forwards to a communicator of some of a group's ranks.
 
     Args:

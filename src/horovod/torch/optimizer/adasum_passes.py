@@ -20,7 +20,7 @@ import torch
 
 from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.context import running
-from horovod.torch.optimizer.buckets import NO_GRADIENT, Bucket, Slot
+from horovod.torch.optimizer.buckets import NO_GRADIENT, Bucket, ParameterState
 from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.settings import OptimizerSettings
@@ -92,7 +92,7 @@ class AdasumPasses(DistributedPart):
     def renumbered(self, moved: Callable[[int], int]) -> None:
         """Nothing to do: bits of slots are not used here."""
 
-    def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor | None) -> None:
+    def gradient_is_ready(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
         """Called when a backward pass has added to a gradient.
 
         Raises:
@@ -121,7 +121,7 @@ class AdasumPasses(DistributedPart):
         if not bucket.waiting and running().generation == self.generation:
             self.send(bucket)
 
-    def _begins_with(self, slot: Slot, before: int) -> bool:
+    def _begins_with(self, slot: ParameterState, before: int) -> bool:
         """Begin a step if backward has not added this gradient to an old one. Returns whether a step has begun."""
         if before == NO_GRADIENT:  # the other parameters show whether gradients were discarded
             added = not any(each.version != NO_GRADIENT and each.parameter.grad is None for each in self.slots.values())

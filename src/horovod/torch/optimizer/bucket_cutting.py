@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from horovod._bindings.buckets import bucket_limit, cut, cut_by_groups
-from horovod.torch.optimizer.buckets import Slot
+from horovod.torch.optimizer.buckets import ParameterState
 
 
 def cut_buckets(
-    slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]] | None = None, limit: int = 0
-) -> list[list[Slot]]:
+    slots: Sequence[ParameterState], groups: int | Iterable[Iterable[torch.Tensor]] | None = None, limit: int = 0
+) -> list[list[ParameterState]]:
     """Divide ``slots``, in the order of the parameters, into buckets.
 
     Args:
@@ -24,7 +24,7 @@ def cut_buckets(
     return by_size(slots, limit or bucket_limit(all(slot.parameter.device.type == "cpu" for slot in slots)))
 
 
-def by_size(slots: Sequence[Slot], limit: int) -> list[list[Slot]]:
+def by_size(slots: Sequence[ParameterState], limit: int) -> list[list[ParameterState]]:
     """Cut ``slots`` (in parameter order) into buckets of one dtype and device and at most ``limit`` bytes, last ones first.
 
     A parameter larger than the limit is a bucket of its own.
@@ -34,7 +34,9 @@ def by_size(slots: Sequence[Slot], limit: int) -> list[list[Slot]]:
     return [[slots[index] for index in bucket] for bucket in cut(list(zip(kinds, sizes, strict=True)), limit)]
 
 
-def by_groups(slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tensor]]) -> list[list[Slot]]:
+def by_groups(
+    slots: Sequence[ParameterState], groups: int | Iterable[Iterable[torch.Tensor]]
+) -> list[list[ParameterState]]:
     """Divide ``slots`` into the buckets that the user has asked for: a number of buckets, or lists of parameters. Each
     parameter in no list gets a separate bucket.
 
@@ -45,8 +47,8 @@ def by_groups(slots: Sequence[Slot], groups: int | Iterable[Iterable[torch.Tenso
     return [bucket for members in chosen for bucket in _by_device([slots[index] for index in members])]
 
 
-def _by_device(slots: Sequence[Slot]) -> list[list[Slot]]:
-    buckets: dict[torch.device, list[Slot]] = {}
+def _by_device(slots: Sequence[ParameterState]) -> list[list[ParameterState]]:
+    buckets: dict[torch.device, list[ParameterState]] = {}
     for slot in slots:
         buckets.setdefault(slot.parameter.device, []).append(slot)
     return list(buckets.values())

@@ -20,7 +20,7 @@ from horovod.torch.ops.allgather import grouped_allgather_async
 from horovod.torch.ops.allreduce import grouped_allreduce_async_
 from horovod.torch.ops.handles import synchronize
 from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
-from horovod.torch.optimizer.buckets import Bucket, Slot
+from horovod.torch.optimizer.buckets import Bucket, ParameterState
 from horovod.torch.optimizer.settings import OptimizerSettings
 
 
@@ -117,7 +117,7 @@ class BucketSender:
             return
         bucket.mark_sent([*gradients])
         tensors: list[torch.Tensor] = []
-        slots: list[Slot] = []
+        slots: list[ParameterState] = []
         for slot, gradient in zip(bucket.slots, gradients, strict=True):
             if gradient.layout is not torch.strided:
                 if not self._settings.sparse_as_dense:
@@ -141,7 +141,7 @@ class BucketSender:
         how = ReductionArguments(settings.op, *settings.scales(), self._process_set)
         bucket.handle = bucket.submit(slots, tensors, how, settings.line)
 
-    def _compressed(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
+    def _compressed(self, bucket: Bucket, slot: ParameterState, gradient: torch.Tensor) -> torch.Tensor:
         """The contiguous, compressed tensor to send for a gradient. It is decompressed after the reduction."""
         compressed, context = self._single.compress(gradient.detach())
         sent: torch.Tensor = compressed.contiguous()
@@ -149,32 +149,32 @@ class BucketSender:
             bucket.after.insert(0, partial(self._restore, slot, gradient, sent, context))
         return sent
 
-    def _restore(self, slot: Slot, gradient: torch.Tensor, received: torch.Tensor, context: Any) -> None:
+    def _restore(self, slot: ParameterState, gradient: torch.Tensor, received: torch.Tensor, context: Any) -> None:
         with torch.no_grad():
             gradient.copy_(self._single.decompress(received, context))
         slot.version = gradient._version
 
-    def _densified(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> torch.Tensor:
+    def _densified(self, bucket: Bucket, slot: ParameterState, gradient: torch.Tensor) -> torch.Tensor:
         """A dense copy to send for a sparse gradient. The result is made sparse again."""
         self.knows_sparse = slot.sparse = True
         dense = gradient.detach().to_dense()
         bucket.after.append(lambda: _replace(slot, dense.to_sparse(gradient.sparse_dim())))
         return dense
 
-    def _send_sparse(self, bucket: Bucket, slot: Slot, gradient: torch.Tensor) -> None:
+    def _send_sparse(self, bucket: Bucket, slot: ParameterState, gradient: torch.Tensor) -> None:
         self.knows_sparse = slot.sparse = True
         name = f"{bucket.name}.{slot.name}"
         result = sparse_allreduce_async(gradient.detach(), name, self._settings.op, self._process_set)
         bucket.after.append(lambda: _replace(slot, result()))
 
 
-def is_sparse(slot: Slot) -> bool:
+def is_sparse(slot: ParameterState) -> bool:
     """Whether the present gradient of a parameter is sparse."""
     gradient = slot.parameter.grad
     return gradient is not None and gradient.layout is not torch.strided
 
 
-def zero_gradient(slot: Slot) -> torch.Tensor:
+def zero_gradient(slot: ParameterState) -> torch.Tensor:
     """A gradient of zeros for a parameter, sparse or dense like its other gradients."""
     parameter = slot.parameter
     if not slot.sparse:
@@ -187,7 +187,7 @@ def zero_gradient(slot: Slot) -> torch.Tensor:
     )
 
 
-def _own(slot: Slot) -> torch.Tensor | None:
+def _own(slot: ParameterState) -> torch.Tensor | None:
     """The gradient of a parameter, made suitable for a reduction in place: not lazily conjugated, and not part of a graph."""
     gradient = slot.parameter.grad
     if gradient is None:
@@ -199,7 +199,7 @@ def _own(slot: Slot) -> torch.Tensor | None:
     return gradient
 
 
-def _replace(slot: Slot, gradient: torch.Tensor) -> None:
+def _replace(slot: ParameterState, gradient: torch.Tensor) -> None:
     if slot.parameter.grad is not None:  # the user may have removed it
         slot.parameter.grad = gradient
         slot.version = gradient._version

@@ -40,7 +40,7 @@ def _no_gradient() -> None:
     """A parameter's reduced gradient before its first reduction."""
 
 
-class Slot:
+class ParameterState:
     """An optimizer's data for one parameter.
 
     Attributes:
@@ -89,7 +89,7 @@ class Slot:
         self.reduced: Callable[[], torch.Tensor | None] = _no_gradient
 
     def __repr__(self) -> str:
-        return f"Slot({self.name!r}, {self.parameter.dtype} {tuple(self.parameter.shape)})"
+        return f"ParameterState({self.name!r}, {self.parameter.dtype} {tuple(self.parameter.shape)})"
 
 
 class Bucket:
@@ -121,7 +121,7 @@ class Bucket:
         "waiting",
     )
 
-    def __init__(self, name: str, slots: Sequence[Slot], passes: int = 1) -> None:
+    def __init__(self, name: str, slots: Sequence[ParameterState], passes: int = 1) -> None:
         self.name = name
         self.slots = list(slots)
         self.waiting = len(self.slots)
@@ -182,7 +182,7 @@ class Bucket:
                 slot.version = gradient._version
 
     def wait(
-        self, complaint: str, excused: Callable[[Slot, torch.Tensor], bool] = lambda slot, gradient: False
+        self, complaint: str, excused: Callable[[ParameterState, torch.Tensor], bool] = lambda slot, gradient: False
     ) -> None:
         """Wait until the bucket is reduced. Returns at once if it was not sent.
 
@@ -221,7 +221,7 @@ class Bucket:
 
     def submit(
         self,
-        slots: Sequence[Slot],
+        slots: Sequence[ParameterState],
         tensors: Sequence[torch.Tensor],
         how: ReductionArguments,
         line: str,
@@ -264,7 +264,7 @@ class Bucket:
         self.after.insert(0, partial(memory.arrive, handle))
         return handle
 
-    def matches(self, slots: Sequence[Slot], tensors: Sequence[torch.Tensor | None]) -> bool:
+    def matches(self, slots: Sequence[ParameterState], tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether the last tensors in host memory had these slots, classes, types and shapes. False if one of ``tensors`` is
         None."""
         if self._prepared is None:

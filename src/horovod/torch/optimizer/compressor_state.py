@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from horovod.torch.compression.bucket_compression import BucketCompressor
-from horovod.torch.optimizer.buckets import Slot
+from horovod.torch.optimizer.buckets import ParameterState
 from horovod.torch.optimizer.settings import OptimizerSettings
 
 MEMORY = "horovod_compression"
@@ -19,7 +19,7 @@ equal on all ranks. ``own``: by parameter name, the values of that rank; None: t
 """
 
 
-def saved_memory(slots: Iterable[Slot], settings: OptimizerSettings) -> dict[str, Any] | None:
+def saved_memory(slots: Iterable[ParameterState], settings: OptimizerSettings) -> dict[str, Any] | None:
     """The memory to save. Tensors are not copied. None if the compressor keeps no state."""
     compressor = settings.compression
     if not isinstance(compressor, BucketCompressor):
@@ -38,7 +38,7 @@ def for_all_ranks(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, MEMORY: {**state[MEMORY], "own": None}} if MEMORY in state else state
 
 
-def load_memory(slots: Iterable[Slot], settings: OptimizerSettings, saved: dict[str, Any]) -> None:
+def load_memory(slots: Iterable[ParameterState], settings: OptimizerSettings, saved: dict[str, Any]) -> None:
     """Replace the memory with a saved one. Does nothing if the compressor keeps no state.
 
     Args:

@@ -24,7 +24,7 @@ from horovod.comparison.training_mistakes import (
 from horovod.comparison.training_mistakes import digest as digest_of_bytes
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
-from horovod.torch.optimizer.buckets import Slot
+from horovod.torch.optimizer.buckets import ParameterState
 from horovod.torch.optimizer.data_loading import Batches, loaded
 
 _log = logging.getLogger("horovod.torch")
@@ -49,7 +49,7 @@ class StepDebugger:
         self._told: set[Alike] = set()
         self._rows: list[Mapping[int, bytes]] = []  # by step with batches, what each rank has loaded
 
-    def gradient(self, slot: Slot, gradient: torch.Tensor | None) -> None:
+    def gradient(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
         """Check a gradient before it is reduced. Warns about the first one that is not finite."""
         if self._infinite or gradient is None:
             return
@@ -66,7 +66,7 @@ class StepDebugger:
         rank, step, owner = running().identity.rank, self._steps + 1, made_at(self._line)
         _log.warning(account_of_gradient(rank, slot.name, step, owner, found))
 
-    def after_step(self, slots: Iterable[Slot]) -> None:
+    def after_step(self, slots: Iterable[ParameterState]) -> None:
         """Compare with the other ranks. Every rank of the process set must call it after each step.
 
         Raises:

@@ -10,7 +10,7 @@ import torch
 
 from horovod.observe.step_clock import BACKWARD, clock
 from horovod.torch.optimizer.backward_passes import current_task, enter
-from horovod.torch.optimizer.buckets import NO_GRADIENT, Slot
+from horovod.torch.optimizer.buckets import NO_GRADIENT, ParameterState
 from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.gradient_state import GradientState
 from horovod.torch.optimizer.gradient_views import is_only_added
@@ -44,18 +44,18 @@ class GradientPasses(GradientState):
     _inside: tuple[int, int] = (-2, 0)
     """The graph task in which ``step()`` was last called, and the slots whose gradients it has reduced before their hooks."""
 
-    def hook(self, slot: Slot) -> GradientHook:
+    def hook(self, slot: ParameterState) -> GradientHook:
         if not self._keeps_aside:
             return super().hook(slot)
         return GradientHook(slot.parameter, heard_by(weakref.ref(self), slot), _coming_to(weakref.ref(self), slot))
 
-    def gradient_comes(self, slot: Slot) -> None:
+    def gradient_comes(self, slot: ParameterState) -> None:
         """Called before a backward pass adds to a gradient, if reduced parts are kept aside. Moves the reduced part aside."""
         old = slot.parameter.grad
         if old is not None and slot.aside is None and slot.bit & self._reduced & ~self._touched:
             slot.aside, slot.parameter.grad = old, None
 
-    def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor | None) -> None:
+    def gradient_is_ready(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
         """Called when a backward pass has added to a gradient.
 
         Raises:
@@ -84,7 +84,7 @@ class GradientPasses(GradientState):
             last = self.ends_passes and not any(each.waiting and each.mask & self.trained for each in self.buckets)
             self._sender.send(bucket, awaited=last)
 
-    def _begin_pass(self, task: int, slot: Slot, gradient: torch.Tensor | None) -> None:
+    def _begin_pass(self, task: int, slot: ParameterState, gradient: torch.Tensor | None) -> None:
         """Handle the first hook of a pass, or the first hook after a nested pass."""
         if in_compiled_backward():
             refuse_backward(slot.name)
@@ -106,7 +106,7 @@ class GradientPasses(GradientState):
         for bucket in self.buckets:
             bucket.waiting = len(bucket.slots)
 
-    def _check_added(self, slot: Slot, gradient: torch.Tensor | None) -> None:
+    def _check_added(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
         """Check that between two passes only backward has changed a local gradient. The error is raised after the reduction,
         because other ranks wait for this one."""
         if gradient is None or gradient.layout is not torch.strided or gradient.requires_grad:
@@ -166,7 +166,7 @@ class GradientPasses(GradientState):
         """
         self._inside = task, outside
 
-    def _is_reduced_inside(self, slot: Slot, gradient: torch.Tensor | None) -> bool:
+    def _is_reduced_inside(self, slot: ParameterState, gradient: torch.Tensor | None) -> bool:
         """Whether ``step()`` has reduced this gradient in a hook of the script that runs before this optimizer's."""
         task, outside = self._inside
         if not slot.bit & outside:
@@ -182,7 +182,7 @@ class GradientPasses(GradientState):
         return self._window >= self.passes
 
 
-def _coming_to(optimizer: weakref.ref[GradientPasses], slot: Slot) -> Callable[[torch.Tensor], None]:
+def _coming_to(optimizer: weakref.ref[GradientPasses], slot: ParameterState) -> Callable[[torch.Tensor], None]:
     """The function that is called before the hook of ``slot``."""
 
     def coming(gradient: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from horovod.comparison.alike import is_compared
 from horovod.core.lifecycle.context import running
 from horovod.torch.optimizer.backward_passes import current_task
 from horovod.torch.optimizer.bucket_sender import is_sparse, zero_gradient
-from horovod.torch.optimizer.buckets import Slot
+from horovod.torch.optimizer.buckets import ParameterState
 from horovod.torch.optimizer.gradient_passes import CHANGED_LOCALLY, GradientPasses
 from horovod.torch.optimizer.gradient_views import is_only_added
 from horovod.torch.optimizer.pass_record import Conclusion, TouchedGradients, as_bytes
@@ -81,7 +81,7 @@ class GradientRounds(GradientPasses):
             self._check.digest(self.optimizer, self.slots.values(), self._steps),
         )
 
-    def _check_kept(self, slot: Slot) -> None:
+    def _check_kept(self, slot: ParameterState) -> None:
         """Check that the script has neither removed nor changed a touched gradient that is not sent yet."""
         gradient = slot.parameter.grad
         if gradient is None:
@@ -94,10 +94,10 @@ class GradientRounds(GradientPasses):
         if slot.bit & self._local and not self._is_kept(slot, gradient):
             self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
 
-    def _is_only_added(self, slot: Slot, gradient: torch.Tensor) -> bool:
+    def _is_only_added(self, slot: ParameterState, gradient: torch.Tensor) -> bool:
         return is_only_added(slot, gradient, self.slots.values(), 0)
 
-    def _is_kept(self, slot: Slot, gradient: torch.Tensor) -> bool:
+    def _is_kept(self, slot: ParameterState, gradient: torch.Tensor) -> bool:
         """Whether a local gradient is as the last pass has left it."""
         return gradient._cdata == slot.tensor_address and (
             gradient._version == slot.version or self._is_only_added(slot, gradient)
@@ -194,7 +194,7 @@ class GradientRounds(GradientPasses):
         self.cut_anew(settings.bucket_bytes)
 
     @staticmethod
-    def _add_aside(slot: Slot) -> None:
+    def _add_aside(slot: ParameterState) -> None:
         old, new = slot.aside, slot.parameter.grad
         slot.aside = None
         if old is not None:
@@ -223,7 +223,7 @@ class GradientRounds(GradientPasses):
             elif reached:
                 bucket.reached.append(reached)
                 if len(bucket.reached) == _HISTORY:
-                    alike: dict[tuple[bool, ...], list[Slot]] = {}
+                    alike: dict[tuple[bool, ...], list[ParameterState]] = {}
                     for slot in bucket.slots:
                         alike.setdefault(tuple(bool(slot.bit & each) for each in bucket.reached), []).append(slot)
                     self.buckets.remove(bucket)

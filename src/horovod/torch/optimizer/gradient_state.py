@@ -11,7 +11,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.optimizer.backward_passes import BackwardPass, PassListener
 from horovod.torch.optimizer.bucket_sender import BucketSender
-from horovod.torch.optimizer.buckets import Bucket, Slot
+from horovod.torch.optimizer.buckets import Bucket, ParameterState
 from horovod.torch.optimizer.debugging import StepDebugger, debugger
 from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.identity import OptimizerIdentity
@@ -120,7 +120,7 @@ class GradientState(DistributedPart, PassListener):
     def _all(self) -> int:
         return (1 << len(self.slots)) - 1
 
-    def _in(self, mask: int) -> Iterator[Slot]:
+    def _in(self, mask: int) -> Iterator[ParameterState]:
         return (slot for slot in self.slots.values() if slot.bit & mask) if mask else iter(())
 
     def _unsent(self) -> int:

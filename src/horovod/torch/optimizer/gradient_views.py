@@ -6,10 +6,12 @@ from collections.abc import Iterable
 
 import torch
 
-from horovod.torch.optimizer.buckets import Slot
+from horovod.torch.optimizer.buckets import ParameterState
 
 
-def is_only_added(slot: Slot, gradient: torch.Tensor, slots: Iterable[Slot], additions: int) -> bool:
+def is_only_added(
+    slot: ParameterState, gradient: torch.Tensor, slots: Iterable[ParameterState], additions: int
+) -> bool:
     """Whether a gradient is a view of a larger tensor that backward alone has changed, as far as its count of changes tells.
 
     The count exceeds that of the slot, because backward has added to other gradients in the same tensor since.

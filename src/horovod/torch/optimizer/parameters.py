@@ -19,7 +19,7 @@ from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.steps_made import StepCount
 from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.optimizer.bucket_cutting import by_size, cut_buckets
-from horovod.torch.optimizer.buckets import Bucket, Slot
+from horovod.torch.optimizer.buckets import Bucket, ParameterState
 from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.parameter_names import names_by_position
@@ -62,7 +62,7 @@ class OptimizerParameters(ABC):
         self.count = StepCount()
         self.passes = settings.passes
         self.names = dict(settings.names)
-        self.slots: dict[torch.Tensor, Slot] = {}
+        self.slots: dict[torch.Tensor, ParameterState] = {}
         self.buckets: list[Bucket] = []
         self.trained = 0
         self._numbers = count()
@@ -74,7 +74,7 @@ class OptimizerParameters(ABC):
         self.adopt()
 
     @abstractmethod
-    def gradient_is_ready(self, slot: Slot, gradient: torch.Tensor | None) -> None:
+    def gradient_is_ready(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
         """Called when a backward pass has added to a gradient. ``gradient`` is None if a hook of the script has removed it."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class OptimizerParameters(ABC):
         optimizer = self.optimizer
         self._present = _parameters(optimizer)
         before = {slot: slot.bit for slot in self.slots.values()}
-        kept: dict[torch.Tensor, Slot] = {}
+        kept: dict[torch.Tensor, ParameterState] = {}
         for parameter, name_by_position in names_by_position(optimizer).items():
             name = self.names.setdefault(parameter, name_by_position)
             slot = self.slots.get(parameter)
@@ -107,7 +107,7 @@ class OptimizerParameters(ABC):
                 check_parameter(name, parameter, self.settings.op)
                 if not (parameter.is_floating_point() or parameter.is_complex()):
                     continue
-                slot = Slot(parameter, name)
+                slot = ParameterState(parameter, name)
                 slot.sparse = isinstance(optimizer, torch.optim.SparseAdam)
             kept[parameter] = slot
         for parameter, slot in self.slots.items():
@@ -123,7 +123,7 @@ class OptimizerParameters(ABC):
         self._changed = True
         self._listen()
 
-    def _drop(self, slot: Slot) -> None:
+    def _drop(self, slot: ParameterState) -> None:
         """Drop a parameter that the optimizer no longer has. The other parameters of its bucket get new buckets."""
         if slot.hook is not None:
             slot.hook.remove()
@@ -162,7 +162,7 @@ class OptimizerParameters(ABC):
             return StepCount()
         return running().steps.of(self.name, self.settings.process_set.ranks or (), self.settings.line)
 
-    def adopt_changes(self) -> list[Slot]:
+    def adopt_changes(self) -> list[ParameterState]:
         """Adopt parameters that the script has put into a group or taken out of it. Returns the new ones."""
         present = _parameters(self.optimizer)
         if len(present) == len(self._present) and all(map(is_, present, self._present)):
@@ -194,7 +194,7 @@ class OptimizerParameters(ABC):
                 if slot.hook is None:
                     slot.hook = self.hook(slot)
 
-    def hook(self, slot: Slot) -> GradientHook:
+    def hook(self, slot: ParameterState) -> GradientHook:
         """Register a hook that calls :meth:`gradient_is_ready`."""
         return GradientHook(slot.parameter, heard_by(weakref.ref(self), slot))
 
@@ -235,7 +235,7 @@ class OptimizerParameters(ABC):
         self.buckets.clear()
         self._cut()
 
-    def add_buckets(self, cut: list[list[Slot]]) -> None:
+    def add_buckets(self, cut: list[list[ParameterState]]) -> None:
         """Add a bucket for each list of slots, which are in no bucket."""
         for members in cut:
             bucket = Bucket(f"{self.name}.{next(self._numbers)}", members, self.passes)
@@ -248,7 +248,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [*chain.from_iterable(map(_PARAMETERS, optimizer.param_groups))]
 
 
-def heard_by(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callable[[torch.Tensor], None]:
+def heard_by(optimizer: weakref.ref[OptimizerParameters], slot: ParameterState) -> Callable[[torch.Tensor], None]:
     """The function that the hook of ``slot`` calls."""
 
     def heard(parameter: torch.Tensor) -> None:
@@ -261,7 +261,7 @@ def heard_by(optimizer: weakref.ref[OptimizerParameters], slot: Slot) -> Callabl
     return heard
 
 
-def _let_go(slots: dict[torch.Tensor, Slot], buckets: list[Bucket]) -> None:
+def _let_go(slots: dict[torch.Tensor, ParameterState], buckets: list[Bucket]) -> None:
     """Remove the hooks and release the parameters. Called when the optimizer is deleted."""
     for slot in slots.values():
         if slot.hook is not None:

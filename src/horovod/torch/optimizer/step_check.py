@@ -17,7 +17,7 @@ import torch
 from horovod.comparison.alike import Alike, Value, compare, is_compared
 from horovod.comparison.precision import Elements, precision_of
 from horovod.core.lifecycle.context import running
-from horovod.torch.optimizer.buckets import Slot
+from horovod.torch.optimizer.buckets import ParameterState
 
 GROUPS = 16
 """How many parameter groups of an optimizer each step compares. If there are more, the next step continues with others."""
@@ -58,7 +58,7 @@ class StepCheck:
         """Whether no difference in the first parameters was told."""
         return Alike.PARAMETERS not in self._told
 
-    def digest(self, optimizer: torch.optim.Optimizer, slots: Iterable[Slot], steps: int) -> int:
+    def digest(self, optimizer: torch.optim.Optimizer, slots: Iterable[ParameterState], steps: int) -> int:
         """The digest in this rank's record. 0: nothing is compared. Ranks with the same values have the same digest.
 
         Args:
@@ -87,7 +87,12 @@ class StepCheck:
         self._begun = True
 
     def compare(
-        self, optimizer: torch.optim.Optimizer, slots: Iterable[Slot], name: str, process_set_id: int | None, line: str
+        self,
+        optimizer: torch.optim.Optimizer,
+        slots: Iterable[ParameterState],
+        name: str,
+        process_set_id: int | None,
+        line: str,
     ) -> None:
         """Find the difference, and report it, because digests differ. Every rank of the process set must call it.
 
@@ -119,14 +124,14 @@ def _numbers(index: int, group: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"{key} of group {index}", repr(value)
 
 
-def _sample(slot: Slot) -> list[Any]:
+def _sample(slot: ParameterState) -> list[Any]:
     """Some elements of a parameter, evenly spread."""
     flat = slot.parameter.detach().reshape(-1)
     chosen = flat[:: max(1, flat.numel() // _SAMPLE)][:_SAMPLE]
     return chosen.cpu().tolist()
 
 
-def _elements(slot: Slot, exact: bool) -> Value:
+def _elements(slot: ParameterState, exact: bool) -> Value:
     """Some elements of a parameter, to be compared."""
     kind, values = str(slot.parameter.dtype).removeprefix("torch."), _sample(slot)
     return repr(values) if precision_of(kind) is None else Elements(kind, tuple(values), exact)

@@ -32,7 +32,7 @@ from horovod.comparison.samples import (
     tag_of,
     tensors_in_step,
 )
-from horovod.torch.optimizer.buckets import Slot
+from horovod.torch.optimizer.buckets import ParameterState
 
 _PRECISIONS = {
     torch.float64: Precision.DOUBLE,
@@ -64,7 +64,7 @@ class StepSampler:
 
     def __init__(self) -> None:
         self._waiting = 0  # the set of slots that have not had their turn
-        self._slots: list[Slot] = []
+        self._slots: list[ParameterState] = []
         self._step, self._times = -1, 0
 
     def begin(self) -> None:
@@ -72,7 +72,7 @@ class StepSampler:
         self._waiting = 0
         self._step = -1
 
-    def renumbered(self, slots: Sequence[Slot]) -> None:
+    def renumbered(self, slots: Sequence[ParameterState]) -> None:
         """Take over the slots of the optimizer, of which some are new or gone."""
         self._slots = list(slots)
         self._waiting = 0
@@ -111,7 +111,7 @@ class StepSampler:
         elif (copies := _Copies.of(places, device)) is not None:
             samples.offer(StepLooks(owner, step + 1, len(self._slots), copies.read, late=True))
 
-    def _next(self, among: int) -> Slot:
+    def _next(self, among: int) -> ParameterState:
         if not self._waiting & among:
             self._waiting |= among
         candidates = self._waiting & among
@@ -120,7 +120,7 @@ class StepSampler:
         return self._slots[bit.bit_length() - 1]
 
     def _places(
-        self, slot: Slot, tensor: torch.Tensor, owner: Owner, step: int, is_parameter: bool
+        self, slot: ParameterState, tensor: torch.Tensor, owner: Owner, step: int, is_parameter: bool
     ) -> Sequence[_Place]:
         precision, count, number = _PRECISIONS.get(tensor.dtype), tensor.numel(), slot.bit.bit_length()
         if precision is None or not count or type(tensor) not in _CLASSES or tensor.layout is not torch.strided:
