@@ -2,10 +2,12 @@
 
     python tests/elastic_events.py --events 300 --seed 1
     python tests/elastic_events.py --histories 1000 --seed 0     jobs of a few events each, every one with a seed of its own
+    python tests/elastic_events.py --histories 200 --program ddp    the same with DistributedDataParallel
 
 Hosts are agents on this machine, each in a namespace of processes of its own, which a stand-in for ssh starts. The events:
 
-- ranks are killed, get SIGTERM, or are stopped for a moment or for good
+- ranks are killed, crash, raise an exception (with DistributedDataParallel), get SIGTERM, or are stopped for a moment or for
+  good
 - hosts are withdrawn and arrive
 - the discovery script fails or hangs
 - agents are killed or get SIGTERM
@@ -34,14 +36,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parent))
 
-import elastic_events_rank as rank
+import elastic_ddp_rank
+import elastic_events_rank
 from launcher.harness import Launcher
 
-RANK = Path(rank.__file__)
+PROGRAMS = {"numbers": elastic_events_rank, "ddp": elastic_ddp_rank}
 HOSTS = ["alpha", "beta", "gamma"]
 SLOTS = 2
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -52,6 +55,7 @@ ELASTIC_SECONDS = 30
 GOES_ON_SECONDS = 120
 """By then a job must make steps again after an event."""
 STEPS = 3
+SIGNALS = {"kill": signal.SIGKILL, "crash": signal.SIGSEGV, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 EARLY = ["return", "sys.exit", "os._exit"]
 DISCOVERY = """#!/bin/bash
 while [ -e {folder}/hangs ]; do sleep 0.1; done
@@ -93,9 +97,11 @@ class ElasticEvents:
         folder: an empty one.
         seed: of the events.
         ends: how the job ends: all ranks finish, or one ends early by one of :data:`EARLY`.
+        program: the ranks' program, by its name in :data:`PROGRAMS`.
     """
 
-    def __init__(self, folder: Path, seed: int, ends: str = "finish") -> None:
+    def __init__(self, folder: Path, seed: int, ends: str = "finish", program: str = "numbers") -> None:
+        self._program: Any = PROGRAMS[program]
         self._ends = ends
         self._folder = folder
         self._chance = random.Random(seed)
@@ -114,7 +120,7 @@ class ElasticEvents:
             "--host-discovery-script", quote(str(self._folder / "discover")), "--min-np", "1",
             "--elastic-timeout", str(ELASTIC_SECONDS),
             "--blacklist-cooldown-range", "1", "1", "--gloo-timeout-seconds", str(TIMEOUT_SECONDS),
-            "python", str(RANK), str(self._folder),
+            "python", str(self._program.__file__), str(self._folder),
         ]  # fmt: skip
         with (self._folder / "out").open("w") as out, (self._folder / "err").open("w") as err:
             process = subprocess.Popen(
@@ -182,11 +188,19 @@ class ElasticEvents:
             ("agent killed", bool(agents)), ("agent ended", bool(agents)), ("spare", bool(stays)),
             ("newcomer exits", True), ("newcomer calls", True),
         ]  # fmt: skip
+        kinds += [("crash", bool(others)), ("raise", bool(others) and hasattr(self._program, "RAISING"))]
         kind = self._chance.choice([name for name, possible in kinds if possible])
         what = kind
-        if kind in ("kill", "term", "stop"):
+        if kind == "raise":
             one = self._chance.choice(others)
-            number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}[kind]
+            where = self._chance.choice(self._program.RAISING)
+            (self._folder / "raise.new").write_text(where)
+            (self._folder / "raise.new").rename(self._folder / f"raise.{one.number}")
+            self._leaving.add(one.pid)
+            what = f"raise in {where} of process {one.number} on {one.host}"
+        elif kind in SIGNALS:
+            one = self._chance.choice(others)
+            number = SIGNALS[kind]
             if kind == "stop":
                 self._stopped[one.pid] = time.monotonic() + self._chance.choice([0.5, 2.0, 1000.0])
             _send(one.pid, number)
@@ -234,7 +248,7 @@ class ElasticEvents:
         """The ranks of the round that began last, by process. While a round begins, some may be missing."""
         rounds: dict[int, list[Member]] = {}
         for pid, command in self._launcher.living().items():
-            member = _member(pid, command)
+            member = _member(pid, command, self._program.__file__)
             path = self._folder / f"member.{member.number if member else -1}"
             if member is not None and path.exists():
                 rounds.setdefault(int(path.read_text()), []).append(member)
@@ -271,14 +285,13 @@ class ElasticEvents:
         results = [json.loads(path.read_text()) for path in self._folder.glob("result.*")]
         if not results:
             raise self._error("no rank has a result")
-        steps = {step for step, _, _ in results}
-        if len(steps) > 1 or {found for _, found, _ in results} != {rank.undisturbed(max(steps))}:
-            raise self._error(f"wrong results: {results}")
+        if wrong := self._program.judge(results):
+            raise self._error(wrong)
         kinds = Counter(
             " ".join(each.split()[:2] if each.startswith("agent") else each.split()[:1]) for each in self.happened
         )
         counted = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
-        went = f"{len(self.happened)} events ({counted}), {self._progress()[1]} rounds, {max(steps)} steps"
+        went = f"{len(self.happened)} events ({counted}), {self._progress()[1]} rounds, {results[0][0]} steps"
         return f"{went}, the undisturbed result"
 
     def _judged_early(self, early: int, status: int) -> str:
@@ -328,8 +341,8 @@ class ElasticEvents:
         return EventError(f"{what}\nafter: {'; '.join(self.happened[-12:])}\n{text}")
 
 
-def _member(pid: int, command: str) -> Member | None:
-    if str(RANK) not in command or "horovod.runner" in command:
+def _member(pid: int, command: str, program: str) -> Member | None:
+    if program not in command or "horovod.runner" in command:
         return None
     try:
         environment = dict(_environment(pid))
@@ -352,7 +365,7 @@ def _send(pid: int, number: int) -> None:
         pass  # it has ended meanwhile
 
 
-def play_histories(first: int, count: int) -> int:
+def play_histories(first: int, count: int, program: str) -> int:
     """The number of histories that have gone wrong."""
     wrong = 0
     for seed in range(first, first + count):
@@ -361,7 +374,7 @@ def play_histories(first: int, count: int) -> int:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="elastic-events-") as folder:
             try:
-                went = ElasticEvents(Path(folder), seed, ends).run(events)
+                went = ElasticEvents(Path(folder), seed, ends, program).run(events)
             except EventError as error:
                 went, wrong = f"WRONG {error}", wrong + 1
         print(f"seed {seed}, {time.monotonic() - began:.0f} s, {ends}: {went}", flush=True)
@@ -374,15 +387,17 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=300)
     parser.add_argument("--histories", type=int, default=0, help="so many jobs of 0 to 4 events instead of one")
     parser.add_argument("--seed", type=int, default=0, help="of the job, or of the first history")
+    parser.add_argument("--program", choices=sorted(PROGRAMS), default="numbers", help="what the ranks do")
     options = parser.parse_args()
     if not available():
         parser.error("this machine allows no namespaces of processes (unshare --pid)")
     if options.histories:
-        return play_histories(options.seed, options.histories)
+        return play_histories(options.seed, options.histories, options.program)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="elastic-events-") as folder:
         try:
-            print(ElasticEvents(Path(folder), options.seed).run(options.events, lambda text: print(text, flush=True)))
+            events = ElasticEvents(Path(folder), options.seed, program=options.program)
+            print(events.run(options.events, lambda text: print(text, flush=True)))
         except EventError as error:
             print(error)
             return 1

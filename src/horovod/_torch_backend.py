@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from horovod._base.config import TORCH_BACKEND
+from horovod._base.config import ELASTIC_PROCESS, TORCH_BACKEND
 
 NAME = "horovod"
 _REPLACED = "gloo"
@@ -27,6 +28,8 @@ def register() -> None:
     dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
     if os.environ.get(TORCH_BACKEND, "").strip().lower() == NAME:
         _stand_in()
+    if os.environ.get(ELASTIC_PROCESS):
+        _meet_by_launcher()
 
 
 def _make(options: Any, _: Any = None) -> Any:
@@ -58,6 +61,22 @@ def _stand_in() -> None:
         functools.update_wrapper(replacement, original)
         for place in (module, dist):
             setattr(place, replacement.__name__, replacement)
+
+
+def _meet_by_launcher() -> None:
+    """Have ``init_process_group()`` of an elastic job get rank, number of ranks and store from the launcher, unless the user
+    has given the address of a store."""
+    handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+    by_environment = handlers["env"]
+
+    def by_launcher(url: str, timeout: timedelta = timedelta(minutes=30), **options: Any) -> Any:
+        if os.environ.get("MASTER_ADDR"):
+            return by_environment(url, timeout=timeout, **options)
+        from horovod.torch.distributed import rounds
+
+        return rounds.rendezvous(timeout)
+
+    handlers["env"] = by_launcher
 
 
 def _say_so() -> None:

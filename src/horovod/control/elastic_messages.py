@@ -142,6 +142,15 @@ def news_key(round_number: int, number: int) -> str:
     return f"elastic/news/{round_number}/{number}"
 
 
+STORES = "elastic/store/"
+"""The beginning of all keys of process groups."""
+
+
+def store_prefix(round_number: int) -> str:
+    """The beginning of the keys of the process groups of a round."""
+    return f"{STORES}{round_number}/"
+
+
 encode = msgspec.msgpack.Encoder().encode
 decode_told = msgspec.msgpack.Decoder(Told).decode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode

@@ -325,7 +325,7 @@ class Job:
 
     def _own_environment(self, number: int, slot: SlotInfo) -> dict[str, str]:
         """The environment variables of process ``number`` alone, which has the ranks of ``slot``."""
-        of_torch = worker_environment.torch_rank(slot) if self.ranks_are_fixed else {}
+        of_torch = worker_environment.torch_rank(slot)
         return {**worker_environment.of_rank(slot), **of_torch}
 
     def _command(self, facts: HostFacts) -> tuple[str, ...]:

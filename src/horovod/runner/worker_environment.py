@@ -136,15 +136,9 @@ def torch_store(environment: Mapping[str, str], address: str, port: str) -> dict
 
 
 def torch_rank(slot: SlotInfo) -> dict[str, str]:
-    """The rank's numbers under the names by which torchrun passes them, for scripts that are written for it."""
-    return {
-        "RANK": str(slot.rank),
-        "WORLD_SIZE": str(slot.size),
-        "LOCAL_RANK": str(slot.local_rank),
-        "LOCAL_WORLD_SIZE": str(slot.local_size),
-        "GROUP_RANK": str(slot.cross_rank),
-        "GROUP_WORLD_SIZE": str(slot.cross_size),
-    }
+    """The rank's numbers under the names by which torchrun passes them."""
+    own = of_rank(slot)
+    return {theirs: own[name] for name, theirs in config.OF_TORCHRUN.items()}
 
 
 def of_rank(slot: SlotInfo) -> dict[str, str]:

@@ -24,6 +24,7 @@ from horovod.control.rendezvous.messages import (
     encode,
     values_of,
 )
+from horovod.control.rendezvous.store import StoreRequest
 from horovod.control.sealing import SealError
 
 
@@ -64,6 +65,14 @@ class RendezvousClient:
             TimeoutError: no rank stored it within ``timeout`` seconds.
         """
         return self._ask(Get(key, timeout), timeout)[0]
+
+    def change(self, request: StoreRequest, timeout: float) -> list[bytes]:
+        """Change values, or look at them, in one step. Returns what the request's docstring says.
+
+        Raises:
+            RendezvousError: as for :meth:`put`; or the value does not allow it.
+        """
+        return self._ask(request, timeout, slack=0.0)
 
     def exchange(
         self,

@@ -3,6 +3,8 @@
 ``horovodrun`` runs one server (``server``) for the life of the job. Under other launchers rank 0 runs one during
 ``init()``. Ranks use ``client``. Values are opaque bytes.
 
+A store of ``torch.distributed`` also changes values in one step (:mod:`~horovod.control.rendezvous.store`).
+
 ``init()`` needs ``ExchangeValues``: every rank sends its value and gets the values of all ranks. Then the server forgets them,
 so any number of init/shutdown cycles leaves nothing behind.
 """
@@ -12,6 +14,8 @@ from __future__ import annotations
 import zlib
 
 import msgspec
+
+from horovod.control.rendezvous.store import StoreRequest
 
 VALUE_LIMIT = (1 << 32) - 1
 REACHABILITY = "reachability"
@@ -75,7 +79,7 @@ class Refusal(msgspec.Struct, tag=True):
     timed_out: bool
 
 
-Request = Put | Get | ExchangeValues
+Request = Put | Get | ExchangeValues | StoreRequest
 Answer = Values | CompressedValues | Refusal
 
 decode_request = msgspec.msgpack.Decoder(Request).decode

@@ -39,6 +39,7 @@ from horovod.control.rendezvous.messages import (
     encode,
     encode_values,
 )
+from horovod.control.rendezvous.store import carry_out
 from horovod.control.sealing import Message
 from horovod.control.wakeup import WakeUp
 
@@ -138,6 +139,12 @@ class RendezvousServer:
         """Delete a value, if there is one."""
         with self._lock:
             self._values.pop(key, None)
+
+    def forget_all(self, prefix: str) -> None:
+        """Delete the values whose keys begin with ``prefix``."""
+        with self._lock:
+            for key in [key for key in self._values if key.startswith(prefix)]:
+                del self._values[key]
 
     def pass_on(self, prefix: str, listener: Callable[[str, bytes], None]) -> None:
         """Pass values whose keys begin with ``prefix`` to ``listener(key, value)``, on the server's thread, without storing
@@ -267,8 +274,17 @@ class RendezvousServer:
             self._answer(client, Values([]))
         elif isinstance(request, Get):
             self._waiting.setdefault(request.key, []).append((client, time.monotonic() + request.seconds))
-        else:
+        elif isinstance(request, ExchangeValues):
             self._exchange(client, request)
+        else:
+            try:
+                with self._lock:
+                    values = carry_out(request, self._values)
+                    self._arrived.notify_all()
+            except ValueError as error:
+                self._answer(client, Refusal(f"{request}: {error}", False))
+                return
+            self._answer(client, Values(values))
 
     def _exchange(self, client: Channel, request: ExchangeValues) -> None:
         if 0 < request.round <= self._over[0]:

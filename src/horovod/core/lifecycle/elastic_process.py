@@ -76,6 +76,15 @@ class ElasticProcess:
         """The round that this process is a rank of, or was last; 0 before the first."""
         return 0 if self._listener is None else self._listener.round
 
+    @property
+    def store_prefix(self) -> str:
+        """The beginning of the keys that process groups of the present round have at the launcher."""
+        return messages.store_prefix(self.round)
+
+    def connect(self, seconds: float = _PATIENCE_SECONDS) -> RendezvousClient:
+        """Connect to the launcher's rendezvous server."""
+        return RendezvousClient(self._address, self._secret, seconds)
+
     def next(
         self, failed: bool, reason: str, final: bool = False, *, keeps_state: bool = False, line: str = ""
     ) -> None:
@@ -97,7 +106,7 @@ class ElasticProcess:
             self._listener.stop()
         question, self._questions = self._questions, self._questions + 1
         try:
-            with RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS) as client:
+            with self.connect() as client:
                 has_state = self._connected if self.has_state is None else self.has_state
                 self._tell(
                     client,
@@ -119,7 +128,7 @@ class ElasticProcess:
         self.same_state = answer.same_state
         self.alone = answer.in_run and not self.in_run
         try:
-            client = RendezvousClient(self._address, self._secret, _PATIENCE_SECONDS)
+            client = self.connect()
         except RendezvousError as error:
             raise NoNextRound(
                 f"{reason} The launcher has ended since it gave a rank in the next round: {error}"
@@ -175,7 +184,7 @@ class ElasticProcess:
         Returns whether it may leave at the next check for changed hosts. Otherwise the whole job ends, or the launcher is gone.
         """
         try:
-            with RendezvousClient(self._address, self._secret, 2.0) as client:
+            with self.connect(2.0) as client:
                 try:
                     client.get(messages.ENDING, 0.0)
                     return False
@@ -187,7 +196,7 @@ class ElasticProcess:
 
     def tell(self, told: Told) -> None:
         try:
-            with RendezvousClient(self._address, self._secret, 2.0) as client:
+            with self.connect(2.0) as client:
                 self._tell(client, told)
         except (RendezvousError, OSError) as error:
             _log.debug("this process could not tell the launcher %s: %s", told, error)
@@ -246,15 +255,16 @@ class _Listener:
 
 def variables(assignment: RankAssignment) -> dict[str, str]:
     """A rank assignment as environment variables."""
-    return {
+    numbers = {
         config.RANK: str(assignment.rank),
         config.SIZE: str(assignment.size),
         config.LOCAL_RANK: str(assignment.local_rank),
         config.LOCAL_SIZE: str(assignment.local_size),
         config.CROSS_RANK: str(assignment.cross_rank),
         config.CROSS_SIZE: str(assignment.cross_size),
-        config.ELASTIC_ROUND: str(assignment.round),
     }
+    of_torchrun = {theirs: numbers[name] for name, theirs in config.OF_TORCHRUN.items()}
+    return {**numbers, **of_torchrun, config.ELASTIC_ROUND: str(assignment.round)}
 
 
 def _wait(client: RendezvousClient, key: str) -> bytes:

@@ -255,6 +255,7 @@ class ElasticSupervisor(Supervisor):
     def _begin(self, begin: BeginRound) -> None:
         for number in range(self._news[1]):
             self._server.forget(messages.news_key(self._news[0], number))
+        self._server.forget_all(messages.STORES)
         self._news = [begin.round, 0]
         running = self._elastic.running
         for number in [each for each in self._process_locations if each not in running]:

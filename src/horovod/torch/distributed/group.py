@@ -15,11 +15,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from horovod.torch.distributed import backend
+from horovod.core.lifecycle import context
+from horovod.core.lifecycle.generation import Generation
+from horovod.torch.distributed import backend, before_run
 from horovod.torch.distributed.backend import HorovodBackend
 from horovod.torch.distributed.base import BackendGroup
+from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.splitting import split
 from horovod.torch.distributed.submission import Submitter
+from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.uncompiled import uncompiled
 
 _ProcessGroup: Any = dist.ProcessGroup  # its stubs have overloads, and names that only the compiled class has
@@ -74,6 +78,10 @@ _BASES: Any = (BackendGroup, _ProcessGroup) if backend.AVAILABLE else (BackendGr
 class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
     """A group of ranks whose operations run on Horovod's engines.
 
+    The default group of an elastic job has one membership after another (:meth:`follow`): its ranks, this process's number
+    among them, the process set that carries its operations out, the count of its calls, and its store. The object stays the
+    same.
+
     Args:
         options: PyTorch's ``_DistributedBackendOptions``, or an object with its ``group_rank``, ``group_size``, ``store`` and
             ``timeout``.
@@ -83,12 +91,46 @@ class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
     def __init__(self, options: Any, submitter: Submitter) -> None:
         super().__init__(options.group_rank, options.group_size)  # the one with a store does not suit subclasses
         self._join(options.store, submitter)
+        self._before_run = context.before_run()
         if backend.AVAILABLE:
             self._backend = HorovodBackend(options, submitter)  # kept alive here: PyTorch holds only the C++ object
             kind = _ProcessGroup.BackendType.CUSTOM
             for device in _DEVICES:
                 self._register_backend(torch.device(device), kind, self._backend)
             self._set_default_backend(kind)
+
+    @property
+    def generation(self) -> Generation:
+        """The runtime of the present membership."""
+        generation: Generation = self._submitter.membership.generation
+        return generation
+
+    def follow(self, membership: GroupMembership) -> None:
+        """Take the next membership. The process sets of earlier ones have ended."""
+        submitter = Submitter(membership, self._submitter.seconds)
+        self._join(membership.store, submitter)
+        if backend.AVAILABLE:
+            self._backend._join(membership.store, submitter)
+
+    def rank(self) -> int:
+        return int(self._submitter.index)
+
+    def size(self) -> int:
+        return int(self._submitter.size)
+
+    getRank, getSize = rank, size  # the names by which C++ code asks, such as DistributedDataParallel's reducer
+
+    def broadcast(self, tensors: Any = None, *arguments: Any, **options: Any) -> HorovodWork:
+        operation: before_run.Operation = super().broadcast
+        if self._before_run is not None:
+            return before_run.broadcast(operation, tensors, *arguments, **options)
+        return operation(tensors, *arguments, **options)
+
+    def allgather(self, outputs: Any = None, inputs: Any = None, *arguments: Any, **options: Any) -> HorovodWork:
+        operation: before_run.Operation = super().allgather
+        if self._before_run is not None:
+            return before_run.allgather(operation, outputs, inputs, *arguments, **options)
+        return operation(outputs, inputs, *arguments, **options)
 
     def get_group_store(self) -> Any:
         return self._store

@@ -27,6 +27,7 @@ from horovod.core.worker.worker import WorkerThread
 from horovod.environments import identity
 from horovod.environments.horovodrun import HorovodRun
 from horovod.observe.call_site import caller
+from horovod.torch.distributed import failures
 from horovod.torch.distributed.store import StoreExchange, StoreRendezvous
 
 INIT = 'torch.distributed.init_process_group("horovod")'
@@ -58,12 +59,26 @@ class GroupMembership(NamedTuple):
 
         Raises:
             HorovodInternalError: the group's runtime has ended.
+            RuntimeError: it was that of an earlier round of an elastic job. Another round would not help.
         """
-        if context.running() is not self.generation:
-            raise HorovodInternalError(
-                "the runtime of this process group was shut down, by hvd.shutdown() or the end of the default group. Call "
-                f"torch.distributed.destroy_process_group(), and then {INIT} again."
+        running = context.running()
+        if running is not self.generation:
+            raise self._ended()
+        if running.stopped is not None:
+            failures.note(running.stopped)
+
+    def _ended(self) -> RuntimeError:
+        if elastic_process.this_process() is not None:
+            what = f"The process group of ranks {list(self.ranks)}" if self.number else "This default process group"
+            make = "torch.distributed.new_group(), a device mesh" if self.number else INIT
+            return RuntimeError(
+                f"{what} ended with an earlier round of this job, whose ranks have changed. Make it in the training function "
+                f"({make}), which hvd.elastic.run calls again in each round."
             )
+        return HorovodInternalError(
+            "the runtime of this process group was shut down, by hvd.shutdown() or the end of the default group. Call "
+            f"torch.distributed.destroy_process_group(), and then {INIT} again."
+        )
 
 
 class _Standing(msgspec.Struct, array_like=True):
@@ -89,6 +104,8 @@ _stores: WeakKeyDictionary[Generation, Any] = WeakKeyDictionary()
 def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> GroupMembership:
     """Make the default group: start the runtime, or share the one that runs. Every rank must call it.
 
+    In an elastic job, a process that joins others calls it alone: then the launcher knows the ranks.
+
     Args:
         store: the store of the group.
         rank, size: this rank's number in the group, and the number of ranks.
@@ -98,13 +115,11 @@ def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> Gro
     Raises:
         ValueError: the runtime runs on some ranks only, or numbers the ranks differently; the message is the same on all ranks.
         TimeoutError, RuntimeError: the ranks did not find each other; the message names the missing ranks.
-        RuntimeError: the job is elastic, and this process does not take part in a round with the others yet.
     """
-    if elastic_process.this_process() is not None and not context.is_initialized():
-        raise RuntimeError(
-            f"{INIT} at {caller()}: this job is elastic. Call hvd.init() before: it gives the process its rank."
-        )
-    context.meet(INIT)
+    if elastic_process.this_process() is not None:
+        context.init(identity, foundation=context.Foundation(None, time_limit))
+        _check_numbers(rank, size, _own_standing(size))
+        return of_runtime(context.current(), store)
     exchange = StoreExchange(store, rank, size, INIT)
     own = msgspec.msgpack.encode(_own_standing(size))
     standings = [_decode(each) for each in exchange.all_gather("standing", own, time_limit.total_seconds())]
@@ -117,9 +132,17 @@ def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> Gro
             foundation=context.Foundation(rendezvous, time_limit),
         )
     exchange.end()
-    generation = context.current()
+    return of_runtime(context.current(), store)
+
+
+def of_runtime(generation: Generation, store: Any) -> GroupMembership:
+    """The membership of the default group of a runtime that runs on all ranks.
+
+    Args:
+        store: the store of the group.
+    """
     _stores[generation] = store
-    return _membership(generation, 0, range(size))
+    return _membership(generation, 0, range(generation.identity.size))
 
 
 def of_some_ranks(
@@ -198,16 +221,20 @@ def _check_alike(standings: Sequence[_Standing]) -> None:
         silent = next(rank for rank in range(len(standings)) if rank not in running)
         raise ValueError(f"{INIT}: Horovod runs on rank {running[0]} and does not on rank {silent}. {advice}")
     for rank, standing in enumerate(standings):
-        if standing.size != len(standings):
-            raise ValueError(
-                f"{INIT}: Horovod runs with {standing.size} ranks, and the group has {len(standings)}. Make the group of all "
-                "ranks, and torch.distributed.new_group() for some of them."
-            )
-        if standing.rank != rank:
-            raise ValueError(
-                f"{INIT}: rank {rank} of the group is rank {standing.rank} of the running Horovod. Give the group the same "
-                "numbers: rank=hvd.rank(), world_size=hvd.size()."
-            )
+        _check_numbers(rank, len(standings), standing)
+
+
+def _check_numbers(rank: int, size: int, standing: _Standing) -> None:
+    if standing.size != size:
+        raise ValueError(
+            f"{INIT}: Horovod runs with {standing.size} ranks, and the group has {size}. Make the group of all ranks, and "
+            "torch.distributed.new_group() for some of them."
+        )
+    if standing.rank != rank:
+        raise ValueError(
+            f"{INIT}: rank {rank} of the group is rank {standing.rank} of the running Horovod. Give the group the same "
+            "numbers: rank=hvd.rank(), world_size=hvd.size()."
+        )
 
 
 def _identity(rank: int, size: int) -> ProcessIdentity:

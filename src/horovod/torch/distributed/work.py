@@ -12,9 +12,10 @@ import torch
 import torch.autograd.profiler as profiler
 import torch.distributed as dist
 
-from horovod.core.errors import CollectiveTimeoutError
+from horovod.core.errors import CollectiveTimeoutError, HorovodInternalError
 from horovod.core.requests.handle import Handle
 from horovod.torch.device.base import TorchMemory
+from horovod.torch.distributed import failures
 from horovod.torch.distributed.futures import Origin, future_of
 from horovod.torch.uncompiled import uncompiled
 
@@ -84,6 +85,9 @@ class HorovodWork(dist.Work):
                 f"{self._what} was not done within {seconds:g} seconds: another rank has not called it yet, or is slow. The "
                 "tensors are still in use."
             ) from None
+        except HorovodInternalError as error:
+            failures.note(error)
+            raise
         if self._memory is not None or self._finish is not None or self._failure is not None:
             self._settle()
         return True

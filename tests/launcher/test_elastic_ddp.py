@@ -1,0 +1,136 @@
+"""DistributedDataParallel in an elastic job: the default group, the model and the optimizer stay the same objects."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from shlex import quote
+
+import pytest
+
+import elastic_ddp_rank
+import elastic_events
+import horovod
+from launcher.harness import Launcher
+
+EVENTS = 4
+
+# Ranks end where the plan says so; everything else is that of elastic_ddp_rank.py.
+SCRIPT = """
+import json, os, signal, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from elastic_ddp_rank import loss_of, made, values_of
+import horovod.torch as hvd
+
+torch.set_num_threads(1)
+folder, number, born = Path(sys.argv[1]), os.environ["HOROVOD_ELASTIC_PROCESS"], os.getpid()
+plan = json.loads((folder / "plan.json").read_text())
+dist.init_process_group("horovod")
+model, optimizer = made()
+ddp = DistributedDataParallel(model, bucket_cap_mb=0.002, **plan.get("ddp", {}))
+if plan.get("hook"):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+state = hvd.elastic.TorchState(ddp, optimizer, rollback=plan.get("rollback", "commit"), step=0, runs=[])
+group, sizes = dist.group.WORLD, []
+
+def strike(*_):
+    if plan.get("kill", {}).get(number) == state.step:
+        os.kill(born, signal.SIGKILL)
+
+model[2].register_full_backward_hook(strike)
+
+@hvd.elastic.run
+def train(state):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    assert dist.group.WORLD is group is ddp.process_group
+    sizes.append(size)
+    pairs = [dist.new_group([first, first + 1]) for first in range(0, size - 1, 2)]
+    mine = pairs[rank // 2] if rank // 2 < len(pairs) else None
+    while state.step < plan["steps"] or plan.get("until") not in (None, size):
+        if plan.get("hosts", {}).get(str(state.step)) and rank == 0:
+            (folder / "hosts").write_text(plan["hosts"][str(state.step)])
+        optimizer.zero_grad()
+        loss_of(ddp, state.step, rank).backward()
+        optimizer.step()
+        total = torch.ones(1)
+        if mine is not None:
+            dist.all_reduce(total, group=mine)
+            assert total.item() == 2
+        earlier = state.runs
+        before = earlier[-1][1] if earlier and earlier[-1][0] == size else 0
+        state.runs = [*earlier[: len(earlier) - bool(before)], (size, before + 1)]
+        state.step += 1
+        state.commit()
+    dist.broadcast(model[4].passes, 0)
+
+train(state)
+assert os.getpid() == born
+result = [state.step, "", sizes, state.runs, values_of(model)]
+(folder / f"result.{number}").write_text(json.dumps(result))
+dist.destroy_process_group()
+"""
+
+
+def prepare(folder: Path, **plan: object) -> list[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    return ["python", "train.py", str(folder)]
+
+
+def results(folder: Path) -> dict[int, list[object]]:
+    return {int(path.suffix[1:]): json.loads(path.read_text()) for path in folder.glob("result.*")}
+
+
+def paths(installed: str) -> str:
+    """Where ranks find this back end's entry points, and the program of the other tests."""
+    ours = [Path(horovod.__file__).parents[1], installed, Path(elastic_ddp_rank.__file__).parent]
+    return os.pathsep.join(map(str, ours))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rollback": "step", "ddp": {"gradient_as_bucket_view": True}},
+        {"ddp": {"static_graph": True}, "hook": True},
+        {"ddp": {"find_unused_parameters": True}},
+    ],
+    ids=["plain", "views, last step", "static graph, hook", "unused parameters"],
+)
+def test_the_model_trains_on_with_the_ranks_that_are_left(
+    launcher: Launcher, tmp_path: Path, options: dict[str, object], installed: str
+) -> None:
+    command = prepare(tmp_path, steps=15, kill={"2": 4, "0": 9}, **options)
+    ended = launcher.run("-H", "localhost:4", "--min-np", "2", *command, PYTHONPATH=paths(installed))
+    assert ended.returncode == 0, ended.stderr
+    found = results(tmp_path)
+    assert set(found) == {1, 3}
+    assert elastic_ddp_rank.judge(list(found.values())) == ""
+    for _, _, sizes, runs, _ in found.values():
+        assert (sizes, runs) == ([4, 3, 2], [[4, 4], [3, 5], [2, 6]])
+
+
+def test_a_process_that_joins_gets_parameters_buffers_buckets_and_momentum(
+    launcher: Launcher, tmp_path: Path, installed: str
+) -> None:
+    (tmp_path / "hosts").write_text("localhost:1\n")
+    command = prepare(tmp_path, steps=8, hosts={"4": "localhost:3\n"}, until=3)
+    script = f"cat {quote(str(tmp_path / 'hosts'))}"
+    ended = launcher.run("--host-discovery-script", script, "--min-np", "1", *command, PYTHONPATH=paths(installed))
+    assert ended.returncode == 0, ended.stderr
+    found = results(tmp_path)
+    assert set(found) == {0, 1, 2}
+    assert elastic_ddp_rank.judge(list(found.values())) == ""
+
+
+def test_a_job_with_ddp_goes_on_after_random_events_and_has_the_result_of_a_reference(tmp_path: Path) -> None:
+    """``python tests/elastic_events.py --program ddp --histories 200`` plays more."""
+    if not elastic_events.available():
+        pytest.skip("this machine allows no namespaces of processes")
+    went = elastic_events.ElasticEvents(tmp_path, seed=3, program="ddp").run(EVENTS)
+    assert "the undisturbed result" in went
