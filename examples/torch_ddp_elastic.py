@@ -3,8 +3,8 @@
     horovodrun -np 3 --min-np 2 python torch_ddp_elastic.py
     horovodrun -np 3 --min-np 2 python torch_ddp_elastic.py --lose-a-rank
 
-The script trains on scikit-learn's handwritten digits, and prints the accuracy on test digits after each epoch. Lines with a number
-are what makes ``torch_ddp.py`` elastic.
+The script trains on scikit-learn's handwritten digits, and prints the accuracy on test digits after each epoch. Lines with a
+number are what makes ``torch_ddp.py`` elastic.
 """
 
 import argparse
@@ -40,7 +40,6 @@ def main() -> None:
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)  # 3: what all ranks have in common
-    first = dist.get_rank() == 0 and dist.get_world_size() == 3
 
     @hvd.elastic.run  # 4: called again when ranks were lost or have come
     def train(state: Any) -> None:
@@ -48,7 +47,7 @@ def main() -> None:
             for number, (batch, digits) in enumerate(loader):
                 optimizer.zero_grad()
                 loss = torch.nn.functional.cross_entropy(model(batch), digits)
-                if options.lose_a_rank and first and state.epoch == 1 and number == 5:
+                if options.lose_a_rank and state.epoch == 1 and (dist.get_rank(), dist.get_world_size()) == (0, 3):
                     os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory runs out
                 loss.backward()
                 optimizer.step()

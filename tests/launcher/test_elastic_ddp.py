@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from shlex import quote
 
@@ -15,6 +16,7 @@ import horovod
 from launcher.harness import Launcher
 
 EVENTS = 4
+LEAST = ["--min-np", "2", "--start-timeout", "600"]
 
 # Ranks end where the plan says so; everything else is that of elastic_ddp_rank.py.
 SCRIPT = """
@@ -106,7 +108,7 @@ def test_the_model_trains_on_with_the_ranks_that_are_left(
     launcher: Launcher, tmp_path: Path, options: dict[str, object], installed: str
 ) -> None:
     command = prepare(tmp_path, steps=15, kill={"2": 4, "0": 9}, **options)
-    ended = launcher.run("-H", "localhost:4", "--min-np", "2", *command, PYTHONPATH=paths(installed))
+    ended = launcher.run("-H", "localhost:4", *LEAST, *command, PYTHONPATH=paths(installed))
     assert ended.returncode == 0, ended.stderr
     found = results(tmp_path)
     assert set(found) == {1, 3}
@@ -121,7 +123,16 @@ def test_a_process_that_joins_gets_parameters_buffers_buckets_and_momentum(
     (tmp_path / "hosts").write_text("localhost:1\n")
     command = prepare(tmp_path, steps=8, hosts={"4": "localhost:3\n"}, until=3)
     script = f"cat {quote(str(tmp_path / 'hosts'))}"
-    ended = launcher.run("--host-discovery-script", script, "--min-np", "1", *command, PYTHONPATH=paths(installed))
+    ended = launcher.run(
+        "--host-discovery-script",
+        script,
+        "--min-np",
+        "1",
+        "--start-timeout",
+        "600",
+        *command,
+        PYTHONPATH=paths(installed),
+    )
     assert ended.returncode == 0, ended.stderr
     found = results(tmp_path)
     assert set(found) == {0, 1, 2}
@@ -134,3 +145,82 @@ def test_a_job_with_ddp_goes_on_after_random_events_and_has_the_result_of_a_refe
         pytest.skip("this machine allows no namespaces of processes")
     went = elastic_events.ElasticEvents(tmp_path, seed=3, program="ddp").run(EVENTS)
     assert "the undisturbed result" in went
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torch_ddp_elastic.py"
+
+# A group of the first round is kept, and called in the second.
+KEPT_GROUP = """
+import os, signal
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+import horovod.torch as hvd
+
+dist.init_process_group("horovod")
+kept = []
+
+@hvd.elastic.run
+def train(state):
+    if not kept:
+        kept.extend([dist.new_group([0, 1]), init_device_mesh("cpu", (dist.get_world_size(),))])
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+    dist.all_reduce(torch.ones(1), group=kept[0])
+
+train(hvd.elastic.TorchState(step=0))
+"""
+
+# The script is wrong on every rank at the moment when one is lost.
+WRONG_SCRIPT = """
+import os, signal
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import horovod.torch as hvd
+
+dist.init_process_group("horovod")
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+
+@hvd.elastic.run
+def train(state):
+    model(torch.ones(1, 4)).sum().backward()
+    if dist.get_rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.group.WORLD.generation.termination.failed.wait(60)
+    model.module(torch.ones(1, 5))
+
+train(hvd.elastic.TorchState(model, step=0))
+"""
+
+
+def test_the_example_goes_on_when_rank_0_is_lost(launcher: Launcher, installed: str) -> None:
+    pytest.importorskip("sklearn")
+    words = ["-np", "3", *LEAST, "python", EXAMPLE, "--lose-a-rank"]
+    ended = launcher.run(*words, PYTHONPATH=paths(installed))
+    assert ended.returncode == 0, ended.stderr
+    said = re.findall(r"epoch (\d): accuracy ([\d.]+) on (\d) ranks", ended.stdout)
+    assert [(epoch, size) for epoch, _, size in said] == [("1", "3"), ("2", "2"), ("3", "2"), ("4", "2")]
+    assert float(said[-1][1]) > 0.8, ended.stdout
+
+
+def test_a_group_of_some_ranks_ends_with_its_round_and_says_so(
+    launcher: Launcher, tmp_path: Path, installed: str
+) -> None:
+    (tmp_path / "train.py").write_text(KEPT_GROUP)
+    ended = launcher.run("-np", "3", *LEAST, "python", "train.py", PYTHONPATH=paths(installed))
+    assert ended.returncode == 1, ended.stderr
+    assert "RuntimeError: The process group of ranks [0, 1] ended with an earlier round of this job" in ended.stderr
+    assert "DeviceMesh" in ended.stderr and "was made for 3 ranks, and now there are 2" in ended.stderr
+    assert "round 3" not in ended.stderr
+
+
+def test_an_error_of_the_script_stays_one_although_a_rank_was_lost(
+    launcher: Launcher, tmp_path: Path, installed: str
+) -> None:
+    (tmp_path / "train.py").write_text(WRONG_SCRIPT)
+    ended = launcher.run("-np", "3", *LEAST, "python", "train.py", PYTHONPATH=paths(installed))
+    assert ended.returncode != 0
+    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in ended.stderr
+    assert "round 2" not in ended.stderr

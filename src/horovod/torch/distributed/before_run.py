@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from horovod.core.lifecycle import context
 from horovod.core.requests.handle import Handle
-from horovod.torch.device.memory import host_memory
 from horovod.torch.distributed.arguments import nested
 from horovod.torch.distributed.work import HorovodWork
 
@@ -56,7 +55,7 @@ def _carry_out(
             return operation(*arguments, **options)
     handle = Handle()
     handle.complete()
-    return HorovodWork(handle, host_memory, alone(), operation.__name__)
+    return HorovodWork(handle, None, alone(), operation.__name__)
 
 
 def _in_constructor() -> bool:
