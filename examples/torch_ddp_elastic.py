@@ -47,7 +47,8 @@ def main() -> None:
             for number, (batch, digits) in enumerate(loader):
                 optimizer.zero_grad()
                 loss = torch.nn.functional.cross_entropy(model(batch), digits)
-                if options.lose_a_rank and state.epoch == 1 and (dist.get_rank(), dist.get_world_size()) == (0, 3):
+                first_of_three = (dist.get_rank(), dist.get_world_size()) == (0, 3)
+                if options.lose_a_rank and (state.epoch, number) == (1, 5) and first_of_three:
                     os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory runs out
                 loss.backward()
                 optimizer.step()

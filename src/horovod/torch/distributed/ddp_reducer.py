@@ -237,6 +237,17 @@ def install() -> None:
         setattr(place, name, _using_buckets(getattr(place, name)))
 
 
+def end(reducer: Any) -> None:
+    """End a DDP module's reducer, so that the next one begins as in a process where the module is new."""
+    if hasattr(reducer, "_remove_autograd_hooks"):  # otherwise its hooks end with it
+        reducer._remove_autograd_hooks()
+    if isinstance(reducer, InPlaceReducer):
+        _made.discard(reducer)
+        for parameter in reducer._parameters:
+            if parameter in _in_buckets:
+                del _in_buckets[parameter]
+
+
 def _using_buckets(register: Any) -> Any:
     """PyTorch's function that registers a hook of a reducer: hooks get buckets."""
 

@@ -25,7 +25,7 @@ import torch.distributed
 from horovod.core.lifecycle import context, elastic_process
 from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.environments import identity
-from horovod.torch.distributed import membership
+from horovod.torch.distributed import ddp_reducer, membership
 from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.distributed.launcher_store import LauncherStore
 
@@ -101,7 +101,8 @@ def _store_of(process: ElasticProcess) -> LauncherStore:
 def _renew(model: Any) -> None:
     """Make the reducer of a DistributedDataParallel anew, as PyTorch does when such a model is read from a file."""
     state = model.__getstate__()
-    del model.reducer, model.logger  # the hooks of the old one end with it
+    ddp_reducer.end(model.reducer)
+    del model.reducer, model.logger
     model.__setstate__(state)
     model._has_rebuilt_buckets = False
     if model.static_graph:
