@@ -3,7 +3,8 @@
     python benchmarks/scale.py --ranks 256 1024 4096 --local-ranks 8 4096 --json benchmarks/results/scale.json
 
 Rank 0's side is the real one: its coordinator with a socket for each member, its liveness monitor, its rendezvous server. The
-other ranks are simulated (``scale_ranks.py``): real members, many in one process. They move no tensors.
+other ranks are simulated (``scale_ranks.py``): real members, many in one process. They move no tensors. What many hosts cost
+one rank is measured by ``scale_hosts.py``.
 
 What is measured
     cached      every rank announces ResNet-50's 161 gradients, each by the number that stands for it; in one message, or in 8

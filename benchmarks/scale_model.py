@@ -9,8 +9,9 @@ measured between two hosts: namespaces of one machine, so they are those of its 
 The rate at which a host adds is given. All are printed with the result, and from where they are.
 
 The model of an allreduce of M bytes on H hosts of L ranks (:mod:`horovod.comm.hierarchical`): within the host M bytes are
-added and gathered at the rate of memory; between hosts each of the L columns moves a ring's 2 (H - 1) / H of its M / L bytes,
-all over one link; and a ring takes 2 (H - 1) latencies.
+added and gathered at the rate of memory. Between hosts each of the L columns reduces its M / L bytes on the way that the engine
+takes for so many hosts and bytes (:mod:`horovod.comm.exchange.communicator`). Its messages, one after another, take a latency
+for each step and processor time of their rank; its bytes share the link with those of the other columns.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from horovod.comm.exchange.communicator import PIECE_BYTES, Way, way_of
+from horovod.comm.exchange.tree_reduction import MESSAGE_BYTES
 
 RESNET50_BYTES = 25_557_032 * 4
 
@@ -44,19 +48,64 @@ def main() -> None:
         print(network_in_words(measured))
     print(
         f"Inputs: {options.latency_us:.3g} us and {options.gigabits:.3g} Gbit/s between hosts ({origin}), "
+        f"{options.message_us:g} us of a core for a message (given), "
         f"{options.memory:g} GB/s within one (given), "
         f"{options.local_ranks} ranks a host, {options.bytes / 1e6:.0f} MB of gradients in {options.batches} batches."
     )
-    print("| ranks | hosts | rank 0 decides, ms | latency of rings, ms | bytes between hosts, ms | within hosts, ms |")
-    print("| ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(
+        "| ranks | hosts | rank 0 decides, ms | way | latencies, ms | messages, ms | bytes between hosts, ms "
+        "| within hosts, ms |"
+    )
+    print("| ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |")
     for hosts in (2, 8, 32, 128, 512, 2048):
         ranks = hosts * options.local_ranks
         decides = each_connection * (hosts + options.local_ranks - 2) + each_rank * ranks
-        latency = options.batches * 2 * (hosts - 1) * options.latency_us / 1e3
-        between = 2 * (hosts - 1) / hosts * options.bytes / (options.gigabits / 8 * 1e6)
+        cost = between_hosts(hosts, options.bytes // options.batches // options.local_ranks)
+        latency = options.batches * cost.steps * options.latency_us / 1e3
+        messages = options.batches * cost.messages * options.message_us / 1e3
+        between = options.batches * options.local_ranks * cost.nbytes / (options.gigabits / 8 * 1e6)
         within = 2 * options.bytes / (options.memory * 1e6)
-        cells = [f"{ranks:,}", f"{hosts:,}", f"{decides:.1f}", f"{latency:.1f}", f"{between:.0f}", f"{within:.0f}"]
-        print(f"| {' | '.join(cells)} |")
+        cells = [
+            f"{ranks:,}",
+            f"{hosts:,}",
+            f"{decides:.1f}",
+            cost.way.name.lower(),
+            f"{latency:.1f}",
+            f"{messages:.1f}",
+        ]
+        print(f"| {' | '.join([*cells, f'{between:.0f}', f'{within:.0f}'])} |")
+
+
+class Cost(NamedTuple):
+    """What an allreduce between hosts costs the rank that sends most.
+
+    Attributes:
+        way: how it is carried out.
+        steps: how many messages follow one another.
+        messages: how many the rank sends; it receives as many.
+        nbytes: how many bytes it sends, of 32-bit elements.
+    """
+
+    way: Way
+    steps: int
+    messages: int
+    nbytes: float
+
+
+def between_hosts(hosts: int, nbytes: int) -> Cost:
+    """The cost of an allreduce of ``nbytes`` among ``hosts`` ranks."""
+    way, others = way_of(hosts, nbytes), hosts - 1
+    if way is Way.DIRECT:
+        return Cost(way, 1, others, others * nbytes)
+    if way is Way.SHARDS:
+        pieces = -(-nbytes // hosts // PIECE_BYTES)
+        return Cost(way, 2, 2 * others * max(1, pieces), 2 * others * nbytes / hosts)
+    levels, part, halves = hosts.bit_length() - 1, float(nbytes), 0
+    while part > MESSAGE_BYTES and halves < levels:
+        part, halves = part / 2, halves + 1
+    paired = hosts > 1 << levels
+    sent = 2 * (nbytes - part) + (levels - halves) * part + paired * nbytes
+    return Cost(way, levels + halves + 2 * paired, levels + halves + paired, sent)
 
 
 def fit(points: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
@@ -107,6 +156,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("record", type=Path, help="that scale.py has written")
     parser.add_argument("--network", type=Path, help="a record of many_ranks.py with a job of 2x1")
     parser.add_argument("--latency-us", type=float, default=30, help="of one message between hosts")
+    parser.add_argument("--message-us", type=float, default=20, help="of a core, to send and to receive a message")
     parser.add_argument("--gigabits", type=float, default=25, help="a second between a host and the others")
     parser.add_argument(
         "--memory", type=float, default=10, help="gigabytes a second that a host's ranks add and gather"

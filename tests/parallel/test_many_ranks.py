@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -196,3 +199,25 @@ def test_a_large_tensor_costs_no_more_bytes_than_its_shards(size: int, data_type
     assert way_of(size, array.nbytes) is Way.SHARDS
     for rank in (0, size - 1):
         assert sum(sent_by(rank, size, array)) == 2 * array.nbytes * (size - 1) // size
+
+
+MODEL = Path(__file__).resolve().parents[2] / "benchmarks" / "scale_model.py"
+
+
+@pytest.fixture(scope="module")
+def model() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("scale_model_of_tests", MODEL)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@settings(max_examples=60)
+@given(hosts=st.integers(2, 70), each=st.integers(1, 12_000))
+def test_the_model_of_scaling_counts_what_is_sent(model: ModuleType, hosts: int, each: int) -> None:
+    array = np.zeros(hosts * each, np.float32)
+    sent, cost = sent_by(0, hosts, array), model.between_hosts(hosts, array.nbytes)
+    assert cost.way is way_of(hosts, array.nbytes)
+    assert cost.messages == len(sent)
+    assert cost.nbytes == pytest.approx(sum(sent), rel=1e-3)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from time_limits import SOON
+
 SCALE = Path(__file__).resolve().parents[4] / "benchmarks" / "scale.py"
 RANKS, STEPS = 12, 3
 
@@ -45,3 +47,16 @@ def test_simulated_ranks_follow_one_order_and_are_all_told(tmp_path: Path) -> No
     assert cached["bytes_to"] < 4 * 161 and cached["bytes_from"] < 4 * 161  # small integers
     assert 0 < found["init"]["bytes_from"] <= RANKS * (found["init"]["bytes_to"] + 8)
     assert found["failure"]["connections"] == found["failure of a relay"]["connections"] == 3 + 2 * 2
+
+
+def test_many_hosts_are_measured_beside_another_working_tree(tmp_path: Path) -> None:
+    # The measurement fails by itself if a sum is wrong, or connections are missing.
+    figures = tmp_path / "scale_hosts.json"
+    numbers = ["--allreduce", "16", "--ranks", "5", "--all-hosts", "4", "--hosts", "7", "--delays", "1"]
+    command = [sys.executable, SCALE.with_name("scale_hosts.py"), "--beside", SCALE.parents[1], *numbers]
+    subprocess.run([*command, "--json", figures], check=True, timeout=SOON, capture_output=True)
+    measured = json.loads(figures.read_text())["measured"]
+    assert [each["what"] for each in measured] == ["allreduce", "allreduce", "rendezvous", "all hosts", "one of"]
+    assert all(each["this"].keys() == each["beside"].keys() for each in measured)
+    large = measured[1]
+    assert large["this"]["bytes"] == large["beside"]["bytes"]
