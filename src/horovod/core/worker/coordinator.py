@@ -1,10 +1,8 @@
-"""The role of a process set's first rank: it counts the announcements of all ranks, orders batches, and reports stalls."""
+"""The role of a process set's first rank: it counts the announcements of all ranks, and orders batches."""
 
 from __future__ import annotations
 
 import logging
-import math
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -12,14 +10,10 @@ from contextlib import AbstractContextManager, contextmanager
 import msgspec
 
 from horovod._base.config import Config
-from horovod._base.running_time import TURN_SECONDS, running_time
 from horovod.autotune.kept import Tuned
 from horovod.autotune.tuner import Tuner
 from horovod.comm.shm.proposals import Proposals
-from horovod.control.failure import Cause, FailureKind
-from horovod.control.processes import STOPPED, why_not_running
 from horovod.control.sealing import Message
-from horovod.core.negotiation.agreement import describe, list_ranks
 from horovod.core.negotiation.fusion import fuse
 from horovod.core.negotiation.host_tally import ALL_MEMBERS
 from horovod.core.negotiation.messages import (
@@ -45,18 +39,12 @@ from horovod.core.requests.devices import engine_of
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.observer import Observer
 from horovod.core.worker.role import NOT_RECORDED, Role, Schedule, Watch
+from horovod.core.worker.stall_reporter import StallReporter
 from horovod.observe.activities import activity
 from horovod.observe.clock_offset import ClockOffset
-from horovod.observe.stall import Stalled, StallInspector, describe_different_names
 from horovod.observe.timeline import TensorLabel, Timeline
 
 _log = logging.getLogger("horovod.core")
-
-_HINT_SECONDS = 1.0
-"""Time without an announcement after which to check whether ranks wait for different names."""
-_TIME_TO_ANSWER = 0.2
-"""Seconds between asking the ranks for their lines and reporting a stall. A rank that has not answered is reported without its
-line."""
 
 
 def labels(request: Request) -> list[TensorLabel]:
@@ -103,34 +91,15 @@ class Coordinator(Role):
         self._schedule = schedule
         self._proposals = proposals
         self._config = config
-        self._watch = watch
         self._engine = engine
         self._negotiator = Negotiator(ranks, config.cache_capacity)
+        self._stalls = StallReporter(ranks, self._negotiator, config, watch)
         # By member, and by relay for requests that all members of its host have announced alike.
         self._decoders = {member: RequestDecoder(config.cache_capacity) for member in range(1, len(ranks))}
         self._host_decoders = {member: RequestDecoder(config.cache_capacity) for member in self._relays}
         self._window = config.cycle_time.total_seconds()
         self._window_end = 0.0
-        self._warning_seconds, self._limit_seconds = (
-            config.stall_warning_time.total_seconds(),
-            config.stall_limit.total_seconds(),
-        )
-        self._inspector = StallInspector(self._warning_seconds, self._limit_seconds)
-        if config.stall_check and config.stall_shutdown_time > config.stall_limit:
-            _log.warning(
-                "the stall shutdown time (%s) is shorter than the warning time (%s), so it is off",
-                config.stall_shutdown_time,
-                config.stall_warning_time,
-            )
         self._clocks: dict[int, ClockOffset] = {}  # by member
-        self._turn_seconds = min(TURN_SECONDS, (self._limit_seconds or math.inf) / 4)
-        self._looked_at_launcher = 0.0
-        self._planned = math.inf
-        self._next_inspection = 0.0
-        self._asked_where = False
-        self._looked_at = self._asked_about = (
-            0.0  # the state of announcements that was looked at, and asked about, last
-        )
         self._fusion_threshold = config.fusion_threshold
 
     # Messages
@@ -366,79 +335,7 @@ class Coordinator(Role):
         return self._negotiator.waiting()
 
     def milliseconds(self) -> float | None:
-        planned, self._planned = self._planned, math.inf
         if self._negotiator.has_ready:
+            self._stalls.pause()
             return max(0.0, (self._window_end - time.monotonic()) * 1000)
-        oldest = self._negotiator.oldest() if self._config.stall_check else None
-        if oldest is None:
-            return None
-        now = time.monotonic()
-        # Also where this process was stopped between two waits, or, before the first one, while it handled what has come.
-        running_time.turn(self._negotiator.moved if planned == math.inf else planned, now)
-        self._look_at_launcher(now)
-        hint = self._look_whether_apart(now)
-        due = max(now + self._warning_seconds - running_time.age(oldest, now), self._next_inspection)
-        if now >= due and not self._asked_where:
-            self._watch.probe()  # so that the report can say where the missing ranks are
-            self._asked_where = True
-            due = self._next_inspection = now + _TIME_TO_ANSWER
-        elif now >= due:
-            self._asked_where = False
-            due = self._next_inspection = now + max(1.0, self._inspect(now))
-        self._planned = max(now, min(due, hint, now + self._turn_seconds))
-        return max(1.0, (self._planned - now) * 1000)
-
-    def _look_at_launcher(self, now: float) -> None:
-        """While the process that started this one is stopped, a rank may wait in writing its output: that is no stall."""
-        since, self._looked_at_launcher = self._looked_at_launcher, now
-        if now - since < self._turn_seconds / 2:
-            self._looked_at_launcher = since
-        elif why_not_running(os.getppid()) == STOPPED:
-            running_time.leave_out(max(since, now - 2 * self._turn_seconds), now)
-
-    def _look_whether_apart(self, now: float) -> float:
-        """Report at once if ranks wait for different names, which can then never complete. Returns the time of the next
-        check."""
-        state = self._negotiator.moved
-        if state == self._looked_at:
-            return math.inf
-        if now < state + _HINT_SECONDS:
-            return state + _HINT_SECONDS
-        apart = self._negotiator.apart()
-        if apart and state != self._asked_about:
-            self._watch.probe()
-            self._asked_about = state
-            return now + _TIME_TO_ANSWER
-        self._looked_at = state
-        awaited = self._watch.awaited
-        if apart and all(set(awaited.get(rank, ())) & {each.request.name for each in apart} for rank in self._ranks):
-            by_rank = [(each.announced, each.request.name, describe(each.request)) for each in apart]
-            _log.warning("%s", describe_different_names(by_rank))
-            self._watch.request_dump("stall", "ranks wait for different collectives")
-        return math.inf
-
-    def _inspect(self, now: float) -> float:
-        """Report stalls. Returns the seconds until the next inspection."""
-        stalled = [
-            Stalled(
-                waiting.request.name,
-                describe(waiting.request),
-                now - running_time.age(waiting.since, now),
-                waiting.announced,
-                waiting.missing,
-            )
-            for waiting in self.incomplete()
-        ]
-        text, blamed = self._inspector.report(stalled, now, self._watch.call_sites, self._watch.thread_lines)
-        if text:
-            _log.log(logging.ERROR if blamed >= 0 else logging.WARNING, "%s", text)
-        if text and blamed < 0:  # else the failure makes the ranks write
-            self._watch.request_dump("stall", f"{stalled[0].name} waits for {list_ranks(stalled[0].missing)}")
-        if blamed >= 0:
-            late = stalled[0]
-            call_sites = {rank: line for rank, line in self._watch.call_sites.items() if rank in late.missing}
-            self._watch.report(blamed, text, cause=Cause(FailureKind.TIME_LIMIT, late.name, call_sites))
-        remaining = [self._warning_seconds]
-        if self._limit_seconds:
-            remaining.append(self._limit_seconds - (now - stalled[0].since))
-        return min(remaining)
+        return self._stalls.milliseconds()
