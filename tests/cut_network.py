@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+from time_limits import SOON
+
 _PROGRAM = """
 import fcntl, select, socket, struct, time
 from datetime import timedelta
@@ -36,7 +38,7 @@ def in_a_cut_network(program: str) -> str:
     """What a program prints that has a connection, ``own`` to ``other``, and ``cut()``, which cuts it."""
     text = _PROGRAM + textwrap.dedent(program)
     command = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", text]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON)
     if done.stderr.startswith("unshare:"):
         pytest.skip(f"no network can be made here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr

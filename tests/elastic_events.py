@@ -43,6 +43,7 @@ sys.path.append(str(Path(__file__).parent))
 import elastic_ddp_rank
 import elastic_events_rank
 from launcher.harness import Launcher
+from time_limits import SOON
 
 PROGRAMS = {"numbers": elastic_events_rank, "ddp": elastic_ddp_rank}
 HOSTS = ["alpha", "beta", "gamma"]
@@ -324,11 +325,11 @@ class ElasticEvents:
         if not orderly:
             process.terminate()
             try:
-                process.wait(60)
+                process.wait(SOON)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SOON
         while (left := self._launcher.living()) and time.monotonic() < deadline:
             time.sleep(0.05)
         for pid in left:

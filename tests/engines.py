@@ -167,7 +167,7 @@ def _gloo(size: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES) -> list
     found: dict[int, Communicator] = {}
 
     def make(rank: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SOON
         collectives = GlooCollectives(rank, sockets[rank], ["here"] * size, "", timeout, give_up, deadline)
         found[rank] = GlooCommunicator(rank, size, collectives, piece_bytes)
 
@@ -175,7 +175,7 @@ def _gloo(size: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES) -> list
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(SOON)
     return [found[rank] for rank in range(size)]
 
 
@@ -198,7 +198,7 @@ def _ccl(size: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES) -> list[
     found: dict[int, Communicator] = {}
 
     def make(rank: int) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SOON
         collectives = OneCclCollectives(library, bytes(4096), rank, size, sockets[rank], timeout, give_up, deadline)
         found[rank] = made = _StandInCcl(rank, size, collectives, piece_bytes)
         made.library = library
@@ -207,7 +207,7 @@ def _ccl(size: int, timeout: timedelta, piece_bytes: int = PIECE_BYTES) -> list[
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(SOON)
     return [found[rank] for rank in range(size)]
 
 

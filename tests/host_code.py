@@ -17,6 +17,7 @@ from typing import Any, cast
 from horovod.comm.device import DeviceRuntime
 from horovod.comm.nccl.library import Nccl
 from horovod.comm.nccl.library_handle import CommHandle
+from time_limits import SOON
 
 SIZE = 3
 ENV = {
@@ -125,7 +126,7 @@ class Rank:
 
 
 def await_file(path: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SOON
     while not path.exists():
         assert time.monotonic() < deadline, f"there is no {path}"
         time.sleep(0.002)

@@ -27,6 +27,7 @@ import torch.utils.backend_registration as registration
 from torch.utils._pytree import tree_flatten, tree_map
 
 from late_kernels import KERNELS
+from time_limits import SOON
 
 DEVICES = 2
 _aten = torch.ops.aten
@@ -130,7 +131,7 @@ class Event:
 
     def synchronize(self) -> None:
         _ask_beside_captures("waited for")
-        assert self._reached.wait(60), "the device is stuck"
+        assert self._reached.wait(SOON), "the device is stuck"
         failure, _engine.failure = _engine.failure, None
         if failure is not None:
             raise RuntimeError(f"the device failed: {failure}") from failure
@@ -223,7 +224,7 @@ def drain() -> None:
     """Wait until all work is done and the thread has ended."""
     thread = _engine._thread
     if thread is not None:
-        thread.join(60)
+        thread.join(SOON)
 
 
 def dawdle(seconds: float) -> None:

@@ -137,7 +137,7 @@ class Processes:
             if self._open:
                 return
         try:
-            self._process.wait(10)
+            self._process.wait(SOON)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -246,7 +246,7 @@ def serve(path: str, seconds: str, piece_bytes: str) -> None:
     if int(piece_bytes):
         from horovod.comm.mpi.engine import MpiCommunicator
 
-        exchange = MpiExchange(communicator_of(where, 1, time.monotonic() + 30), group.settings.stall_timeout)
+        exchange = MpiExchange(communicator_of(where, 1, time.monotonic() + SOON), group.settings.stall_timeout)
         communicator = MpiCommunicator(rank, size, exchange, int(piece_bytes))
     else:
         communicator = engine.build(group, Bootstrap((1).to_bytes(4, "little")), time.monotonic() + START_SECONDS)

@@ -1,4 +1,4 @@
-"""What the tests cost: processor time and duration, by folder, and the tests with the most processor time.
+"""What the tests cost: processor time and duration, by folder, and the tests with the most processor time, if it is a second.
 
 Processor time is that of pytest's own process and of all processes that it starts, pools of ranks and launchers included. A
 busy machine changes it little. It is measured from one report of a test to the next, and travels to pytest's main process with
@@ -65,6 +65,6 @@ class Spent:
             (processor, duration, f"{folder}: {number:.0f} tests")
             for folder, (processor, duration, number) in folders.items()
         ]
-        tests = [(*spent, name) for name, spent in self._tests.items()]
+        tests = [(*spent, name) for name, spent in self._tests.items() if spent[0] >= 1.0]
         for processor, duration, what in [*sorted(rows, reverse=True), *sorted(tests, reverse=True)[:_SHOWN]]:
             terminalreporter.write_line(f"{processor:8.1f} {duration:8.1f}  {what}")

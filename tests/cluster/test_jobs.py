@@ -15,6 +15,7 @@ from cluster.hosts import ADDRESSES, INTERFACES, Hosts
 from cluster.training import PYTORCH, TRAINING, Outcome, outcomes
 from horovod.control.secret import decode_secret
 from ranks import RankPool
+from time_limits import SOON
 from torch_versions import GLOO
 
 
@@ -99,7 +100,7 @@ def test_a_function_returns_the_results_of_all_hosts_in_the_order_of_ranks(clust
     environment = cluster.launcher.environment(HOROVOD_SSH_COMMAND=command)
     done = subprocess.run(
         cluster.hosts.on("hostA", sys.executable, "-c", program, folder=cluster.folder),
-        env=environment, capture_output=True, text=True, timeout=60,
+        env=environment, capture_output=True, text=True, timeout=SOON,
     )  # fmt: skip
     assert done.stdout == "[('0', 'hostC'), ('1', 'hostA'), ('2', 'hostB'), ('3', 'hostB')]\n", done.stderr
 

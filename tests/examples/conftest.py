@@ -42,7 +42,7 @@ def example(ranks: Callable[..., RankPool], tmp_path_factory: pytest.TempPathFac
         script, *arguments = shlex.split(command)
         framework, env = ("torch", None) if script.startswith("pytorch") else ("keras", env_of(backend))
         alone = shutil.copy(EXAMPLES / script, tmp_path_factory.mktemp("alone"))
-        return ranks(size, env, framework).run(_run_script, str(alone), framework, arguments, timeout=120)
+        return ranks(size, env, framework).run(_run_script, str(alone), framework, arguments)
 
     return run
 

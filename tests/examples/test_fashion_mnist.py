@@ -77,7 +77,7 @@ def lab(ranks: Callable[..., RankPool], images: Path, tmp_path: Path) -> Callabl
         arguments = [*SMALL.split(), "--data", str(images), "--log-dir", str(tmp_path / "logs"), *options.split()]
         chosen = None if step else [0]
         pool = ranks(2, QUIET, "keras")
-        return pool.run(_run_script, str(LAB / script), arguments, gpus, ranks=chosen, timeout=120)
+        return pool.run(_run_script, str(LAB / script), arguments, gpus, ranks=chosen)
 
     return run
 

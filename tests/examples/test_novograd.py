@@ -82,4 +82,4 @@ def test_novograd(ranks: Any, backend: str) -> None:
         with np.testing.assert_raises_regex(ValueError, "beta_2"):
             NovoGrad(beta_2=1.0)
 
-    job(2, check, str(EXAMPLE), timeout=120)
+    job(2, check, str(EXAMPLE))

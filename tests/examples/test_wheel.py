@@ -16,6 +16,8 @@ from zipfile import ZipFile
 import pytest
 from packaging.requirements import Requirement
 
+from time_limits import SOON
+
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "https://git.example.org/horovod"
 
@@ -39,7 +41,7 @@ def described(wheel: Path) -> Message:
 def run(*command: str, folder: Path = ROOT, **extra: str) -> str:
     environment = {name: value for name, value in os.environ.items() if "HOROVOD" not in name and name != "PYTHONPATH"}
     done = subprocess.run(
-        command, cwd=folder, env=environment | extra, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=folder, env=environment | extra, capture_output=True, text=True, timeout=SOON, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

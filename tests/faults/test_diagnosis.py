@@ -191,7 +191,7 @@ def test_a_stopped_rank(ranks: Ranks, tmp_path: Path) -> None:
         step(0)
         if hvd.rank() == 1:
             Path(ready).touch()
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + SOON
             while not Path(f"{ready}.goes.on").exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
         step(1)
@@ -285,7 +285,7 @@ def test_all_ranks_hang_in_one_collective(ranks: Ranks, tmp_path: Path) -> None:
         reduce = communicator.allreduce
 
         def hang(*arguments: Any) -> Any:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + SOON
             while not Path(over).exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
             return reduce(*arguments)
@@ -320,7 +320,7 @@ def test_a_rank_that_is_slower_and_where(ranks: Ranks, tmp_path: Path) -> None:
             hvd.allreduce(torch.ones(64), name="gradient")
         hvd.barrier()
         (tmp_path / f"left-{hvd.rank()}").touch()
-        given_up = time.monotonic() + 30
+        given_up = time.monotonic() + SOON
         while len(list(tmp_path.glob("left-*"))) < hvd.size() and time.monotonic() < given_up:
             time.sleep(0.01)  # all have left the barrier
         if hvd.rank() == 0:
@@ -421,7 +421,7 @@ def little_memory() -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"no control group can be made here: {error}")
     yield group
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SOON
     while True:
         try:
             group.rmdir()
@@ -510,5 +510,5 @@ def test_the_forms_for_tools(ranks: Ranks, tmp_path: Path) -> None:
         pytest.skip("this PyTorch comes without the analyser")
     said = analyser.stdout + analyser.stderr
     assert "internal record id: 4" in said and "all_reduce" in said, said
-    nothing = subprocess.run([*program[:3], str(tmp_path)], capture_output=True, text=True, timeout=60)
+    nothing = subprocess.run([*program[:3], str(tmp_path)], capture_output=True, text=True, timeout=SOON)
     assert nothing.returncode == 2 and "no rank has written" in nothing.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ranks import Death, RankPool
+from time_limits import SOON
 
 Ranks = Callable[..., RankPool]
 
@@ -151,12 +152,12 @@ def test_a_killed_rank_whose_child_lives_on(ranks: Ranks, tmp_path: Path, kind: 
                 if kind == "subprocess":
                     subprocess.Popen(["sh", "-c", f"for i in $(seq 300); do [ -e {alive} ] && sleep 0.1; done"])
                 elif os.fork() == 0:
-                    deadline = time.monotonic() + 30
+                    deadline = time.monotonic() + SOON
                     while os.path.exists(alive) and time.monotonic() < deadline:  # noqa: PTH110  nothing is imported here
                         time.sleep(0.05)
                     os._exit(0)
                 signal.raise_signal(signal.SIGKILL)
-            collectives.barrier().wait(20)
+            collectives.barrier().wait(SOON)
         except HorovodInternalError as error:
             return str(error)
         finally:
@@ -165,7 +166,7 @@ def test_a_killed_rank_whose_child_lives_on(ranks: Ranks, tmp_path: Path, kind: 
 
     pool = ranks(3, {"HOROVOD_CPU_OPERATIONS": engine, "HOROVOD_GLOO_TIMEOUT_SECONDS": "60"})
     try:
-        results = pool.run(work, str(alive), timeout=40, dies={1})
+        results = pool.run(work, str(alive), dies={1})
     finally:
         alive.unlink()
     assert results[1] == Death(-signal.SIGKILL)

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from ranks import RankPool
+from time_limits import SOON
 
 Ranks = Callable[..., RankPool]
 
@@ -71,7 +72,7 @@ class Strangers:
     def leave(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(SOON)
 
 
 def connections(process: psutil.Process, kind: str) -> list[Any]:

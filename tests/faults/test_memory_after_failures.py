@@ -84,7 +84,7 @@ def work(engine: str, elements: int, marker: str) -> str:
     except HorovodInternalError as error:
         caught[0] = True
         array[:] = -1
-        assert generation.workers[0].join(20)
+        assert generation.workers[0].join(SOON)
         assert "rank 1" in str(error)
         assert rank != 0 or inside.exists()
         return "written" if (array != -1).any() else "left alone"

@@ -20,6 +20,7 @@ import torch
 
 import horovod.torch as hvd
 from ranks import Pools, RankPool
+from time_limits import SOON
 
 Ranks = Callable[..., RankPool]
 
@@ -46,7 +47,7 @@ def generation(env: dict[str, str], function: Callable[[], Any]) -> Any:
 
 def wait_for(path: Path) -> None:
     """Until another rank has made this file."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SOON
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
 
@@ -95,7 +96,7 @@ def test_no_warning_when_it_is_turned_off(ranks: Ranks) -> None:
 def test_a_stall_that_is_to_end_the_job(ranks: Ranks) -> None:
     def check() -> str:
         if hvd.rank() == 1:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + SOON
             while time.monotonic() < deadline:  # it computes, and hears of the end at its next collective
                 try:
                     hvd.synchronize(hvd.allreduce_async(torch.ones(1), name="something.else"))
@@ -189,7 +190,7 @@ def stopped(pools: Pools) -> Iterator[dict[int, list[str]]]:
         if os.environ["HOROVOD_RANK"] == str(victim):
             signal.raise_signal(signal.SIGSTOP)
         try:
-            collectives.barrier().wait(30)
+            collectives.barrier().wait(SOON)
         except HorovodInternalError as error:
             return str(error)
         finally:
@@ -203,7 +204,7 @@ def stopped(pools: Pools) -> Iterator[dict[int, list[str]]]:
             jobs[victim] = RankPool(3, settings(timeout=6), templates=pools.templates)
             jobs[victim].start(wait, victim, ranks=[victim])
             calls[victim] = jobs[victim].start(wait, victim, ranks=[rank for rank in range(3) if rank != victim])
-        found = {victim: call.results(60) for victim, call in calls.items()}
+        found = {victim: call.results(SOON) for victim, call in calls.items()}
     finally:
         for pool in jobs.values():
             pool.close()

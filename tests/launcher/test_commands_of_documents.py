@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.harness import Launcher, finish
+from time_limits import SOON
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = (
@@ -85,7 +86,7 @@ def test_the_commands_of_a_page_do_what_it_says(page: str, launcher: Launcher) -
             assert "not finite" not in done.stderr and "drifted" not in done.stderr, "nothing is wrong in this script"
     if job is not None:
         job.terminate()
-        job.communicate(timeout=60)
+        job.communicate(timeout=SOON)
 
 
 def running(launcher: Launcher) -> subprocess.Popen[str]:
@@ -129,7 +130,7 @@ def looked_at(launcher: Launcher, command: str) -> None:
         while b"2 ranks on 1 host" not in shown:
             shown += os.read(terminal, 1 << 12)  # raises when the view has ended
         view.send_signal(signal.SIGINT)
-        assert view.wait(timeout=60) == 0
+        assert view.wait(timeout=SOON) == 0
     finally:
         view.kill()
         view.wait()

@@ -13,6 +13,7 @@ from shlex import quote
 import pytest
 
 from launcher.harness import Launcher
+from time_limits import SOON
 
 
 def variables(text: str) -> dict[str, str]:
@@ -120,7 +121,9 @@ def test_it_ends_without_a_traceback_if_nobody_reads_what_it_shows(unbuffered: s
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     command = [sys.executable, "-m", "horovod.runner.launch", "--dry-run", "-np", "2", "true"]
     try:
-        done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment, timeout=60, check=False)
+        done = subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, env=environment, timeout=SOON, check=False
+        )
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

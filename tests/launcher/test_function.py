@@ -13,6 +13,7 @@ import pytest
 
 import horovod
 from launcher.harness import Launcher, finish
+from time_limits import SOON
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +105,7 @@ def test_it_works_from_another_thread() -> None:
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(horovod.run(lambda: 5)))
     thread.start()
-    thread.join(30)
+    thread.join(SOON)
     assert results == [[5]]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.harness import Launcher
+from time_limits import SOON
 
 SOURCE = Path(__file__).resolve().parents[1] / "outside_engine.py"
 
@@ -55,7 +56,7 @@ def package(tmp_path: Path) -> str:
         str(target),
         str(wheel),
     ]
-    subprocess.run([sys.executable, "-m", *words], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", *words], check=True, timeout=SOON)
     return str(target)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.harness import Launcher
+from time_limits import SOON
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -65,7 +66,7 @@ def test_ray_train_runs_it(launcher: Launcher, installed: str) -> None:
         "ray.train", reason="Ray is not installed: pip install 'ray[train]', which no target of make does"
     )
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    if subprocess.run([*unshare, "ip", "link", "set", "lo", "up"], capture_output=True, timeout=60).returncode:
+    if subprocess.run([*unshare, "ip", "link", "set", "lo", "up"], capture_output=True, timeout=SOON).returncode:
         pytest.skip("this user cannot make namespaces, or there is no ip")
     path = f"{installed}:{launcher.environment()['PYTHONPATH']}"
     with tempfile.TemporaryDirectory(prefix="ray") as folder:  # a short path, for Ray's sockets

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.harness import Launcher, finish
+from time_limits import SOON
 
 pytest.importorskip("torch")
 
@@ -76,7 +77,7 @@ def test_the_example_learns(launcher: Launcher, installed: str) -> None:
     pytest.importorskip("sklearn")
     path = f"{installed}:{launcher.environment()['PYTHONPATH']}"
     process = launcher.start("-np", "2", sys.executable, str(EXAMPLE), PYTHONPATH=path)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=SOON)
     assert process.returncode == 0, err
     (line,) = [line for line in out.splitlines() if "accuracy" in line]
     assert float(line.split("accuracy ")[1].split()[0]) > 0.85 and line.endswith("on 2 ranks by horovod"), line

@@ -19,6 +19,7 @@ import horovod.torch as hvd
 from loops.harness import Table
 from loops.pytorch import CLASSES, ROWS, STEPS, TIGHT, TorchSide, clip, loss, network, sgd
 from loops.pytorch_windows import quiet
+from time_limits import SOON
 
 TABLE: Table[TorchSide] = Table("inside")
 
@@ -504,7 +505,7 @@ def two_threads_with_an_optimizer_each(side: TorchSide) -> nn.Module:
                 pass
             for step in range(STEPS):
                 optimizers[number].zero_grad()
-                turns.wait(10)
+                turns.wait(SOON)
                 loss(models[number], side, step).backward()
                 optimizers[number].step()
         except BaseException as error:

@@ -138,8 +138,8 @@ def test_a_rank_that_arrives_makes_the_collectives_of_the_others(ranks: Callable
     job = make_job(lambda _: ranks(3, framework="torch"), "horovod.torch")
     seeds = [100 * (begin + number) for number in range(AT_ONCE)]
     env = {"HOROVOD_FLIGHT_RECORDER_SIZE": "100000", "HOROVOD_STALL_CHECK_DISABLE": "1"}
-    job(2, first, seeds, timeout=90, env=env)
-    ranked = job(3, second, seeds, timeout=90, env=env)
+    job(2, first, seeds, env=env)
+    ranked = job(3, second, seeds, env=env)
     for seed, *each in zip(seeds, *ranked, strict=True):
         assert len(each[0]) > 16, seed
         for rank, sequence in enumerate(each):

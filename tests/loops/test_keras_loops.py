@@ -56,6 +56,6 @@ def test_a_loop_trains_as_in_one_process_or_is_refused_by_name(
     if backend != "tensorflow":  # Keras multiplies matrices in float32 on PyTorch, and JAX's compiler reorders sums
         loop = dataclasses.replace(loop, tolerance=max(loop.tolerance, 1e-6))
     env = {"HOROVOD_CHECK": "error"} if loop.told and backend != "tensorflow" else {}
-    outcomes = job(size, run, loop.train, eager, env=env, timeout=120.0)
+    outcomes = job(size, run, loop.train, eager, env=env)
     loop = loop.under(env.get("HOROVOD_CHECK", ""))
     assert not (text := objection(loop, outcomes[0][0], [each for _, each in outcomes])), text

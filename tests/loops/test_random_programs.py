@@ -92,6 +92,6 @@ def test_a_random_program_trains_as_in_one_process(
         return both_sides(train, False)
 
     job = make_job(lambda size: tensorflow_pool(ranks, 3), "horovod.tensorflow.keras")
-    outcomes = job(RANKS, run, trained(program, kind), timeout=120.0)
+    outcomes = job(RANKS, run, trained(program, kind))
     loop: Loop[Any] = Loop("random program", trained(program, kind))
     assert not (text := objection(loop, outcomes[0][0], [each for _, each in outcomes])), text

@@ -50,6 +50,6 @@ def test_a_loop_trains_as_in_one_process_or_is_refused_by_name(
 
     job = make_job(lambda size: tensorflow_pool(ranks, version), "horovod.tensorflow.keras")
     env = {"HOROVOD_CHECK": "error"} if loop.told and mode == COMPILED else {}
-    outcomes = job(size, both_sides, loop.train, mode == COMPILED, env=env, timeout=120.0)
+    outcomes = job(size, both_sides, loop.train, mode == COMPILED, env=env)
     loop = loop.under(env.get("HOROVOD_CHECK", ""))
     assert not (text := objection(loop, outcomes[0][0], [each for _, each in outcomes])), text

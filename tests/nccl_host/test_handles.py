@@ -17,6 +17,7 @@ from horovod.comm.nccl import library_handle as module
 from horovod.comm.nccl.library_handle import SUMS, CommHandle
 from host_code import SIZE, Rank
 from ranks import RankPool
+from time_limits import SOON
 
 
 def test_every_operation_is_queued_and_ends_in_good_order(pool: RankPool, nccl: str, tmp_path: Path) -> None:
@@ -67,13 +68,13 @@ def test_parts_are_made_used_and_outlive_the_whole(pool: RankPool, nccl: str, tm
         for first in range(SIZE):  # every pair of ranks
             members = [first, (first + 1) % SIZE]
             index = members.index(rank.rank) if rank.rank in members else None
-            part = whole.split(None if index is None else 0, index or 0, time.monotonic() + 20)
+            part = whole.split(None if index is None else 0, index or 0, time.monotonic() + SOON)
             rank.allreduce(whole)  # refused if the split were still in progress
             assert (part is None) == (index is None)
             if part is not None:
                 rank.every_operation(part, 2)
                 part.close()
-        last = whole.split(0, SIZE - 1 - rank.rank, time.monotonic() + 20)
+        last = whole.split(0, SIZE - 1 - rank.rank, time.monotonic() + SOON)
         whole.close()
         assert last is not None
         rank.every_operation(last, SIZE)
@@ -95,7 +96,7 @@ def test_nothing_is_written_after_a_split(pool: RankPool, nccl: str, tmp_path: P
 
         rank.nccl.functions.ncclCommSplit = split
         with rank.communicator() as whole:
-            part = whole.split(0 if rank.rank < 2 else None, max(rank.rank, 0), time.monotonic() + 20)
+            part = whole.split(0 if rank.rank < 2 else None, max(rank.rank, 0), time.monotonic() + SOON)
             places[0].value = 0xDEAD
             rank.meet("split")
             time.sleep(1)  # a late write comes within milliseconds
@@ -181,7 +182,7 @@ def while_splitting(rank: Rank) -> CommHandle:
     if rank.rank < 2:
         threading.Timer(0.3, communicator.abort).start()
         with pytest.raises(Aborted):
-            communicator.split(0, rank.rank, time.monotonic() + 20)  # rank 2 does not come
+            communicator.split(0, rank.rank, time.monotonic() + SOON)  # rank 2 does not come
     return communicator
 
 
@@ -193,7 +194,7 @@ def after_collectives(rank: Rank) -> CommHandle:
 
 def after_a_split(rank: Rank) -> CommHandle:
     communicator = rank.create()
-    part = communicator.split(0, rank.rank, time.monotonic() + 20)
+    part = communicator.split(0, rank.rank, time.monotonic() + SOON)
     assert part is not None
     rank.allreduce(part)
     part.abort()

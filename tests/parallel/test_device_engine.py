@@ -30,6 +30,7 @@ from horovod.core.submission import collectives
 from jobs import Job, make_job
 from native_devices import BLOCKING, IN_PROGRESS, INIT, KERNEL, LAUNCH, SPLIT, Arrays, StandIn
 from ranks import RankPool
+from time_limits import SOON
 
 ENV = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 MODES = pytest.mark.parametrize("mode", [BLOCKING, IN_PROGRESS], ids=["blocking", "in progress"])
@@ -82,7 +83,7 @@ def hvd_barrier() -> None:
 def await_devices() -> None:
     """Wait until the worker thread has seen that the device has done everything."""
     open_events = running().workers[0].executor._open_events
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SOON
     while open_events:
         first = open_events._open[0]
         assert time.monotonic() < deadline, (len(open_events), first.names, first.event.begun(), first.event.query())

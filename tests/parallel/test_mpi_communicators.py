@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import horovod
+from time_limits import SOON
 
 SIZE = 4
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
@@ -38,7 +39,7 @@ def play(folder: Path, *scenes: str, ends_well: bool = True) -> list[dict[str, A
     env |= {"PYTHONPATH": str(Path(horovod.__file__).resolve().parents[1]), "OMP_NUM_THREADS": "1"}
     command = [str(MPIEXEC), "-n", str(SIZE), sys.executable, str(SCENES), str(folder), *scenes]
     done = subprocess.run(
-        command, env=env, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+        command, env=env, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SOON
     )
     assert done.returncode == 0 or not ends_well, done.stdout + done.stderr
     return [json.loads((folder / str(rank)).read_text()) for rank in range(SIZE)]

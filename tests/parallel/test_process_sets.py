@@ -8,6 +8,7 @@ from typing import Any
 
 from horovod._base import config
 from ranks import Death, RankPool
+from time_limits import SOON
 
 DYNAMIC = {config.DYNAMIC_PROCESS_SETS: "1"}
 
@@ -121,7 +122,7 @@ def test_a_rank_that_dies_while_a_set_is_removed_is_named_by_the_others(
 
         def die(*_: object) -> None:
             """Rank 0 is about to tell the other members that the set has ended."""
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + SOON
             while not outsider_is_done.exists() and time.monotonic() < deadline:
                 time.sleep(0.01)  # another process makes the file
             os._exit(3)
@@ -396,16 +397,16 @@ def test_a_rank_may_leave_while_others_make_a_set_without_it(ranks: Callable[...
         from horovod.core.lifecycle.context import current
         from horovod.core.submission import dynamic_process_sets
 
-        def late(*arguments: Any) -> Any:
-            worker = assemble(*arguments)
-            deadline = time.monotonic() + 20
-            while current().stopped is None and time.monotonic() < deadline:  # until rank 1 has left
+        def late(*arguments: Any) -> None:
+            deadline = time.monotonic() + SOON
+            while current().stopped is None:  # until rank 1 has left
+                assert time.monotonic() < deadline
                 time.sleep(0.01)
-            return worker
+            start_set(*arguments)
 
-        assemble = dynamic_process_sets.assemble
+        start_set = dynamic_process_sets.start_set
         hvd.init()
-        with mock.patch.object(dynamic_process_sets, "assemble", late):
+        with mock.patch.object(dynamic_process_sets, "start_set", late):
             pair = hvd.add_process_set([0, 2])
         try:
             if pair.included():

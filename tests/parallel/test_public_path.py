@@ -115,7 +115,7 @@ def test_a_gibibyte(ranks: Ranks) -> None:
             assert torch.equal(part, wanted[: part.numel()])
 
     pool = ranks(2, framework="torch")
-    pool.run(generation, force("shm"), much, timeout=120)
+    pool.run(generation, force("shm"), much)
 
 
 def test_an_engine_that_does_not_exist(ranks: Ranks) -> None:

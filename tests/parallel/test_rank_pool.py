@@ -18,6 +18,7 @@ import pytest
 from horovod._base import config
 from leaks import Inventory, left_behind
 from ranks import Death, RankError, RankPool, RankTimeout
+from time_limits import SOON
 
 GREETING = "hello"
 
@@ -192,10 +193,10 @@ def test_closing_leaves_nothing() -> None:
 def test_ranks_end_with_the_process_that_started_them() -> None:
     script = "import ranks, os; pool = ranks.RankPool(2); print(*pool.processes(), flush=True); os.kill(os.getpid(), 9)"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=SOON)
     pids = [int(pid) for pid in run.stdout.split()]
     assert len(pids) == 3, run.stderr
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SOON
     while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(psutil.pid_exists(pid) for pid in pids)

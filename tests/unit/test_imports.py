@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from time_limits import SOON
+
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "horovod"
 
 Layers = Sequence[set[str]]
@@ -286,18 +288,18 @@ def test_modules_that_import_one_another_are_found(tmp_path: Path) -> None:
 def test_importing_the_package_imports_no_framework(module: str) -> None:
     frameworks = ["torch", "tensorflow", "keras", "mxnet", "jax"]
     program = f"import sys, {module}; print([name for name in {frameworks} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SOON, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_importing_the_package_does_not_import_the_launcher() -> None:
     program = "import sys, horovod; print('horovod.runner' in sys.modules, callable(horovod.run))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SOON, check=True)
     assert done.stdout.split() == ["False", "True"]
 
 
 def test_the_runtime_starts_without_what_only_its_reports_need() -> None:
     """Packages' metadata come with the package email: a tenth of what a rank imports before it can call init()."""
     program = "import sys, horovod.common.basics; print('importlib.metadata' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=SOON, check=True)
     assert done.stdout.strip() == "False"

@@ -51,7 +51,7 @@ def test_metrics_are_averages_and_all_stop_at_the_same_epoch(job: Any) -> None:
         )
         return history.history, own
 
-    results = job(3, check, timeout=120)
+    results = job(3, check)
     histories = [history for history, _ in results]
     assert histories[0] == histories[1] == histories[2]
     epochs = len(histories[0]["loss"])
@@ -132,7 +132,7 @@ def test_learning_rates_follow_schedules_and_warmup(job: Any) -> None:
         np.testing.assert_allclose(rates, 0.04 / size * (done * (size - 1) / 2 + 1), rtol=1e-5)
         return told.getvalue()
 
-    told = job(3, check, timeout=120)
+    told = job(3, check)
     assert "Epoch 2: finished gradual learning rate warmup to 0.04" in told[0] and told[1:] == ["", ""]
 
 
@@ -167,7 +167,7 @@ def test_momentum_is_corrected_when_the_learning_rate_changes_and_only_if_asked(
         np.testing.assert_allclose(found, [w, b], rtol=1e-4)
         return found
 
-    corrected, plain = job(2, train, True, timeout=120), job(2, train, False, timeout=120)
+    corrected, plain = job(2, train, True), job(2, train, False)
     assert corrected[0] == corrected[1] and plain[0] == plain[1]
     assert np.abs(np.array(corrected[0]) - plain[0]).max() > 1e-3
 
@@ -214,7 +214,7 @@ def test_a_model_that_one_rank_has_restored_is_broadcast_with_its_optimizer(job:
         weights = [*model.get_weights(), *[variable.numpy() for variable in model.optimizer.variables]]
         return int(model.optimizer.iterations.numpy()), [np.asarray(each).tolist() for each in weights]
 
-    results = job(2, check, path, timeout=120)
+    results = job(2, check, path)
     assert results[0] == results[1] and results[0][0] == 19
 
 

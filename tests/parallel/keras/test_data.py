@@ -58,7 +58,7 @@ def test_evaluate_is_that_of_one_process(job: Any, backend: str) -> None:
         results.append(hvd.data.evaluate(model, batches))
         return wanted, own, len(x), [{name: float(value) for name, value in each.items()} for each in results]
 
-    told = job(3, check, timeout=120)
+    told = job(3, check)
     assert [count for _, _, count, _ in told] == [4, 3, 3]
     wanted = told[0][0]
     assert len(wanted) == 4 and "iou" in wanted
@@ -87,7 +87,7 @@ def test_metrics_that_are_ratios_of_sums_are_those_of_one_process(job: Any) -> N
         mine = hvd.data.shard({"x": x, "y": y}, uneven="keep")
         return {name: np.array(value) for name, value in whole.items()}, hvd.data.evaluate(model, **mine)
 
-    told = job(3, check, timeout=120)
+    told = job(3, check)
     wanted = told[0][0]
     for _, found in told:
         assert set(found) == set(wanted) and len(found) == 6
@@ -108,7 +108,7 @@ def test_fit_on_a_data_set_that_does_not_divide_trains_alike_on_all_ranks(job: A
         history = model.fit(mine, epochs=2, verbose=0, callbacks=[hvd.callbacks.MetricAverageCallback()])
         return history.params["steps"], history.history, [each.tolist() for each in model.get_weights()]
 
-    results = job(3, check, timeout=120)
+    results = job(3, check)
     assert results[0] == results[1] == results[2] and results[0][0] in (2, None)
     assert len(results[0][1]["loss"]) == 2
 
@@ -125,7 +125,7 @@ def test_arrays_are_divided_into_shards_of_equal_length(job: Any) -> None:
         model.fit(x, y, batch_size=3, epochs=2, verbose=0, shuffle=False)
         return len(x), [each.tolist() for each in model.get_weights()]
 
-    results = job(3, check, timeout=120)
+    results = job(3, check)
     assert results[0] == results[1] == results[2] and results[0][0] == 4
 
 
@@ -143,7 +143,7 @@ def test_ranks_with_other_metrics_are_told_which(job: Any, backend: str) -> None
         hvd.data.evaluate(model, *labelled()[:2])
 
     with pytest.raises(RankError) as caught:
-        job(2, check, timeout=120)
+        job(2, check)
     for rank in (0, 1):
         text = str(caught.value.errors[rank])
         assert "test_data.py" in text and "where the metrics are accuracy, iou, loss" in text, text
@@ -167,7 +167,7 @@ def test_numbers_that_no_metric_keeps_cannot_be_combined(job: Any) -> None:
             hvd.data.evaluate(model, labelled()[0], np.ones((SAMPLES, 3)))
         return "told"
 
-    assert job(2, check, timeout=120) == ["told"] * 2
+    assert job(2, check) == ["told"] * 2
 
 
 def test_keras_2_keeps_sums_as_well(ranks: Any) -> None:
@@ -185,5 +185,5 @@ def test_keras_2_keeps_sums_as_well(ranks: Any) -> None:
         return wanted, hvd.data.evaluate(model, batches)
 
     job = make_job(lambda size: tensorflow_pool(ranks, 2), "horovod.tensorflow.keras")
-    for wanted, found in job(3, check, timeout=120):
+    for wanted, found in job(3, check):
         assert found == pytest.approx(wanted, rel=1e-5) and set(found) == {"loss", "accuracy"}

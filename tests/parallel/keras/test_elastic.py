@@ -101,7 +101,7 @@ def test_fit_goes_on_with_other_ranks(ranks: Callable[..., RankPool], backend: s
 
     call = pool.start(work, how, ranks=[0, 1, 2] if how == "lost" else [1, 2])
     results = call.results(timeout=180)[-2:]
-    (wanted,) = pool.run(alone, 0 if how == "lost" else 1, ranks=[0], timeout=120)
+    (wanted,) = pool.run(alone, 0 if how == "lost" else 1, ranks=[0])
     for began, weights in results:
         size = {"lost": 3, "added": 2}[how]
         assert began[0] == (size, 0, 0) and began[1][:2] == (2, 1)
@@ -130,7 +130,7 @@ def test_a_restored_model_and_optimizer_are_those_of_the_commit(job: Any) -> Non
         assert state.epoch == 6
         return begin
 
-    first, second = job(2, check, timeout=120)
+    first, second = job(2, check)
     assert first == second
 
 

@@ -80,7 +80,7 @@ def test_a_rank_that_dies_in_the_middle_of_fit_ends_fit_on_the_others(job: Any, 
             return f"{type(error).__name__}: {error}"
         return ""
 
-    results = job(3, check, dies={1}, timeout=90)
+    results = job(3, check, dies={1})
     assert isinstance(results[1], Death)
     for rank in (0, 2):
         assert "rank 1" in results[rank], results[rank]
@@ -113,7 +113,7 @@ def test_a_step_compiled_as_a_whole_trains_alike_and_tensorflow_says_that_it_is_
         pytest.skip(
             "the compiler of PyTorch takes minutes on few cores; see test_a_compiled_step_breaks_its_graph_at_the_reduction"
         )
-    results = job(2, check, backend, timeout=120)
+    results = job(2, check, backend)
     assert results[0] == results[1]
 
 
@@ -142,7 +142,7 @@ def test_a_compiled_step_breaks_its_graph_at_the_reduction(job: Any, backend: st
             step(torch.full((2,), float(hvd.rank())))
         return float(variable.numpy()[0])
 
-    assert job(2, check, timeout=120) == [-1.0] * 2
+    assert job(2, check) == [-1.0] * 2
 
 
 def test_one_thread_between_operations_does_not_deadlock(ranks: Any) -> None:
@@ -158,5 +158,5 @@ def test_one_thread_between_operations_does_not_deadlock(ranks: Any) -> None:
         fit(model)
         return [weight.tolist() for weight in model.get_weights()]
 
-    results = job(2, check, timeout=90)
+    results = job(2, check)
     assert results[0] == results[1]

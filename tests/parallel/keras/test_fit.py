@@ -119,7 +119,7 @@ def test_fit_trains_as_one_process_with_all_data_does(job: Any, backend: str, si
         return digests
 
     chosen = ("momentum",) if size == 3 else OPTIMIZERS.keys() if backend == "tensorflow" else EVERY_BACKEND
-    assert all_equal(job(size, check, list(chosen), timeout=100))
+    assert all_equal(job(size, check, list(chosen)))
 
 
 WRAPPINGS: dict[str, dict[str, Any]] = {
@@ -172,7 +172,7 @@ def test_compressed_gradients_train_close_to_one_process_and_alike_on_all_ranks(
                     assert_close(model, wanted, rtol=0, atol=1e-7)
         return digest(model)
 
-    assert all_equal(job(2, check, timeout=120))
+    assert all_equal(job(2, check))
 
 
 @pytest.mark.parametrize("averaged", [True, False])
@@ -208,7 +208,7 @@ def test_several_passes_for_one_step_train_as_one_process_and_communicate_once(j
         assert sent[0] == 2, sent
         return digest(model)
 
-    assert all_equal(job(2, check, timeout=120, env={"HOROVOD_CHECK": "off"}))
+    assert all_equal(job(2, check, env={"HOROVOD_CHECK": "off"}))
 
 
 def test_all_ranks_begin_with_the_weights_of_rank_0(job: Any) -> None:
@@ -229,7 +229,7 @@ def test_all_ranks_begin_with_the_weights_of_rank_0(job: Any) -> None:
         assert_close(model, alone(keras, keras.optimizers.Adam(0.01, epsilon=1e-4), size, seed=0))
         return digest(model), int(model.optimizer.iterations)
 
-    results = job(3, check, timeout=120)
+    results = job(3, check)
     assert all_equal(results) and results[0][1] == 2 * STEPS
 
 
@@ -255,7 +255,7 @@ def test_eager_steps_several_per_execution_and_train_on_batch_train_as_one_proce
         assert_close(model, wanted)
         return digest(model)
 
-    assert all_equal(job(2, check, timeout=120))
+    assert all_equal(job(2, check))
 
 
 def test_a_rank_that_has_evaluated_before_trains_as_the_others(job: Any) -> None:
@@ -370,7 +370,7 @@ def test_optimizers_for_parts_of_a_model_train_as_in_one_process(job: Any) -> No
             hvd.DistributedOptimizer(make(), backward_passes_per_step=2)
         return digest(model)
 
-    assert all_equal(job(2, check, timeout=100))
+    assert all_equal(job(2, check))
 
 
 def test_a_job_of_one_trains_as_without_horovod(job: Any) -> None:

@@ -68,7 +68,7 @@ def test_optimizers_of_keras_2_train_as_in_one_process(job: Job, tmp_path: Path)
         partial.minimize(lambda: (rank + 1.0) * tf.reduce_sum(weight + layer.kernel), [weight, layer.kernel])
         return weight.numpy().item(), layer.kernel.numpy().item()
 
-    assert job(2, check, tmp_path, timeout=120) == [(-0.5, 0.0), (-0.5, -1.0)]
+    assert job(2, check, tmp_path) == [(-0.5, 0.0), (-0.5, -1.0)]
 
 
 def test_optimizers_of_keras_3_work_beside_keras_2(job: Job) -> None:
@@ -122,7 +122,7 @@ def test_elastic_states_of_keras_2_begin_alike_and_restore_the_commit(job: Job) 
                 found.append(weights)
         return found
 
-    first, second = job(2, check, timeout=120)
+    first, second = job(2, check)
     assert first == second
 
 

@@ -46,7 +46,7 @@ def test_gradients_of_local_layers_stay_on_their_rank(job: Any, scaled: bool) ->
         np.testing.assert_allclose(first, steps[rank][0] / (size if scaled else 1), rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(second, np.mean([step[1] for step in steps], axis=0), rtol=1e-4, atol=1e-6)
 
-    job(3, check, timeout=120)
+    job(3, check)
 
 
 def test_ranks_have_local_layers_of_different_shapes_and_numbers(job: Any) -> None:
@@ -67,7 +67,7 @@ def test_ranks_have_local_layers_of_different_shapes_and_numbers(job: Any) -> No
         assert len(optimizer._trainable_variables) == 2 * len(own) + 1
         return np.asarray(shared.get_weights()[0]).tolist()
 
-    results = job(3, check, timeout=120)
+    results = job(3, check)
     assert results[0] == results[1] == results[2] != [[1.0], [1.0]]
 
 

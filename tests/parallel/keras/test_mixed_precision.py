@@ -56,7 +56,7 @@ def test_a_step_that_is_not_finite_on_one_rank_is_skipped_by_all(job: Any, insid
             scales.append(float(model.optimizer.dynamic_scale.numpy()))
         return scales, [np.asarray(weight).tolist() for weight in model.get_weights()]
 
-    results = job(3, check, timeout=120)
+    results = job(3, check)
     assert results[0] == results[1] == results[2]
     assert results[0][0] == [2**10, 2**11, 2**10, 2**10, 2**11, 2**11]
 
@@ -83,5 +83,5 @@ def test_fit_in_sixteen_bits_trains_as_one_process_does(job: Any, policy: str) -
         assert np.abs(model.get_weights()[0] - network(keras, policy).get_weights()[0]).max() > 0.02
         return [np.asarray(weight).tolist() for weight in model.get_weights()]
 
-    results = job(2, check, timeout=120)
+    results = job(2, check)
     assert results[0] == results[1]

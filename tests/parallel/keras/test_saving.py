@@ -66,7 +66,7 @@ def test_a_loaded_model_trains_on_where_it_was_saved(job: Any, tmp_path: Any, en
         assert (saved["module"], saved["class_name"]) == ("keras.optimizers", "Adam")
         return state(resumed)
 
-    results = job(2, check, str(tmp_path), timeout=120)
+    results = job(2, check, str(tmp_path))
     assert results[0] == results[1]
 
 
@@ -94,7 +94,7 @@ def test_weights_files_restore_the_optimizer_and_an_export_predicts_alike(
             served = exported.serve(x)
             np.testing.assert_allclose(served, model.predict(x, verbose=0), rtol=1e-6)
 
-    job(2, check, str(tmp_path), timeout=120)
+    job(2, check, str(tmp_path))
 
 
 def test_optimizers_of_users_keep_their_settings_and_are_loaded_as_their_class(job: Any, tmp_path: Any) -> None:
@@ -128,4 +128,4 @@ def test_optimizers_of_users_keep_their_settings_and_are_loaded_as_their_class(j
         assert isinstance(loaded.optimizer, Careful) and type(loaded.optimizer).__module__ == "horovod._keras"
         assert loaded.optimizer.variables() == loaded.optimizer.variables
 
-    job(2, check, str(tmp_path), timeout=120)
+    job(2, check, str(tmp_path))

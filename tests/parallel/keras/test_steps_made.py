@@ -26,16 +26,16 @@ def trained(call: Any, *args: Any) -> Any:
 
 
 def test_a_difference_is_told_once_with_the_optimizer_and_the_numbers(job: Job) -> None:
-    (text,) = [each for texts in job(2, trained, departure, 1, timeout=120.0) for each in texts]
+    (text,) = [each for texts in job(2, trained, departure, 1) for each in texts]
     assert "different numbers of steps of the optimizer made at " in text and "test_steps_made.py" in text, text
     assert "3 steps on rank 1" in text or "3 on rank 1" in text, text
 
 
 def test_ranks_that_are_alike_hear_nothing(job: Job) -> None:
-    assert job(2, trained, departure, -1, timeout=120.0) == [[], []]
+    assert job(2, trained, departure, -1) == [[], []]
 
 
 def test_a_rank_that_left_early_is_named_with_its_steps(job: Job) -> None:
-    text, _ = job(2, trained, left_alone, timeout=120.0)
+    text, _ = job(2, trained, left_alone)
     assert "rank 1: it left the job (hvd.shutdown() or the end of its script) after 2 steps of the optimizer" in text
     assert "test_steps_made.py" in text

@@ -69,7 +69,7 @@ def test_every_combination_reduces_once(job: Job, version: int) -> None:
                     for change in (tf.identity, lambda each: each * 1.0):
                         assert stepped(*where[:2], passes, graph, "", change) == passes * once[of_tape], where
 
-    job(2, check, version, timeout=120)
+    job(2, check, version)
 
 
 def test_a_plain_tape_and_one_over_other_ranks_are_reduced_by_the_optimizer(job: Job, version: int) -> None:

@@ -105,7 +105,7 @@ def test_several_passes_for_one_step_train_as_one_process(job: Job, averaged: bo
             assert_close(model, alone)
         return [weight.tolist() for weight in model.get_weights()]
 
-    results = job(2, check, timeout=120)
+    results = job(2, check)
     assert results[0] == results[1]
 
 
@@ -131,7 +131,7 @@ def test_callbacks_schedule_the_learning_rate_and_all_ranks_train_alike(job: Job
         np.testing.assert_allclose(history["lr"], [0.1, 0.1, 0.05], rtol=1e-5)
         return history, [weight.tolist() for weight in model.get_weights()]
 
-    results = job(3, check, timeout=120)
+    results = job(3, check)
     assert results[0] == results[1] == results[2]
 
 
@@ -190,7 +190,7 @@ def test_a_loaded_model_trains_on_where_it_was_saved(job: Job, version: int, end
             assert_close(more(resumed), through)
         return [weight.tolist() for weight in resumed.get_weights()]
 
-    results = job(2, check, str(tmp_path), timeout=120)
+    results = job(2, check, str(tmp_path))
     assert results[0] == results[1]
 
 
@@ -219,7 +219,7 @@ def test_steps_that_are_not_finite_lower_the_loss_scale_on_all_ranks(job: Job) -
         assert moved == [True, False, True], moved
         return [weight.tolist() for weight in model.get_weights()]
 
-    results = job(2, check, timeout=120)
+    results = job(2, check)
     assert results[0] == results[1]
 
 
@@ -263,7 +263,7 @@ def test_a_model_with_jit_compile_trains_as_one_process_does(job: Job) -> None:
         model = fit(network(tf), optimizer, hvd.size(), hvd.rank(), jit_compile=True)
         assert_close(model, fit(network(tf), tf.keras.optimizers.SGD(0.1), hvd.size(), None))
 
-    job(2, check, timeout=120)
+    job(2, check)
 
 
 def test_sync_batch_normalization_in_fit_trains_as_one_process(job: Job) -> None:
@@ -299,7 +299,7 @@ def test_sync_batch_normalization_in_fit_trains_as_one_process(job: Job) -> None
         assert_close(parts, whole, rtol=1e-3, atol=1e-4)
         return [weight.tolist() for weight in parts.get_weights()]
 
-    results = job(2, check, timeout=120)
+    results = job(2, check)
     assert results[0] == results[1]
 
 

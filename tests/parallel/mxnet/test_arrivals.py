@@ -59,6 +59,6 @@ def second() -> list[str]:
 
 def test_a_rank_that_arrives_makes_the_collectives_of_the_others(job: Any) -> None:
     env = {"HOROVOD_FLIGHT_RECORDER_SIZE": "10000", "HOROVOD_STALL_CHECK_DISABLE": "1"}
-    job(2, first, timeout=60, env=env)
-    results = job(3, second, timeout=60, env=env)
+    job(2, first, env=env)
+    results = job(3, second, env=env)
     assert results[0] == results[1] == results[2] and len(results[0]) > 8

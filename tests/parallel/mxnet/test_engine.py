@@ -18,6 +18,7 @@ import horovod
 import horovod.mxnet as hvd
 from jobs import make_job
 from ranks import RankPool
+from time_limits import SOON
 
 SOURCE = Path(horovod.__file__).resolve().parents[1]
 
@@ -228,7 +229,7 @@ def test_a_script_that_ends_without_waiting_keeps_its_exit_code_and_does_not_cra
         env=environment | {"PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=SOON,
     )
     assert done.returncode == status, done.stderr
     assert "Segmentation" not in done.stderr and "Fatal" not in done.stderr, done.stderr

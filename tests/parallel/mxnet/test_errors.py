@@ -16,6 +16,7 @@ import pytest
 import horovod.mxnet as hvd
 from horovod.common import exceptions
 from ranks import Death
+from time_limits import SOON
 
 
 def test_ranks_that_disagree_get_an_error_that_names_them_wherever_they_wait(job: Any) -> None:
@@ -79,7 +80,7 @@ def test_a_name_that_is_in_flight_is_refused_and_named(job: Any) -> None:
             refused = threading.Thread(target=lambda: _note(found, second.wait_to_read))
             other = threading.Thread(target=lambda: _note(found, first.wait_to_read))
             refused.start(), other.start()
-            error = found.get(timeout=60)  # of one of the two, whichever the engine started later
+            error = found.get(timeout=SOON)  # of one of the two, whichever the engine started later
             hvd.broadcast_object("now", 0)
             refused.join(), other.join()
             assert found.empty() and isinstance(error, (mx.MXNetError, RuntimeError)), error

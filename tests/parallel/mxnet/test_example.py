@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import horovod
+from time_limits import SOON
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "examples" / "mxnet_mnist.py"
@@ -28,7 +29,7 @@ def run(folder: Path, *arguments: str) -> str:
         env=environment | {"PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=SOON,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

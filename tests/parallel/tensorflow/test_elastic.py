@@ -55,7 +55,7 @@ def test_survivors_of_a_lost_rank_go_on(ranks: Callable[..., RankPool], graph: b
             except SystemExit:
                 return None, began
 
-    (_, *results) = ranks(POOL, QUIET, "tensorflow").run(work, graph, timeout=120)
+    (_, *results) = ranks(POOL, QUIET, "tensorflow").run(work, graph)
     weight, velocity = 1.0, 0.0
     for gradient in (2.0,) * 4 + (2.5,) * 2:
         velocity = 0.5 * velocity - 0.5 * gradient

@@ -14,6 +14,7 @@ import tensorflow as tf
 import horovod.tensorflow as hvd
 from horovod.common.exceptions import HorovodInternalError, MismatchError
 from ranks import Death
+from time_limits import SOON
 
 
 def test_ranks_that_disagree_get_an_error_that_names_them(job: Any) -> None:
@@ -109,7 +110,7 @@ def test_shutdown_ends_a_function_that_waits(job: Any) -> None:
             thread = threading.Thread(target=wait)
             thread.start()
             hvd.broadcast_object("now", 0, name="sign")
-            thread.join(30)
+            thread.join(SOON)
             assert len(found) == 1 and isinstance(found[0], tf.errors.UnknownError), found
             assert "has been shut down" in str(found[0])
         else:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import horovod.tensorflow as hvd
 from horovod.tensorflow.graph import operation
+from time_limits import SOON
 
 MANY = 60
 """Far more than the threads between operations, of which there is one."""
@@ -181,7 +182,7 @@ def test_functions_called_by_several_threads_get_their_own_results(job: Any) -> 
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(SOON)
         assert not wrong and not any(thread.is_alive() for thread in threads)
         assert float(reduce(tf.constant(1.0))) == 2.0
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import horovod.tensorflow as hvd
 from ranks import SOURCE
+from time_limits import SOON
 
 
 class Trainer(tf.Module):  # type: ignore[misc]  # untyped base
@@ -96,7 +97,9 @@ hvd.init()
 assert loaded.train(x).numpy().tolist() == [-3.0, -6.0]  # in a job of one rank
 """
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=SOON
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -14,6 +14,7 @@ import horovod
 from keras_ranks import env_of
 from parallel.tensorflow.conftest import QUIET
 from ranks import RankPool
+from time_limits import SOON
 
 SOURCE = Path(horovod.__file__).resolve().parents[1]
 
@@ -30,7 +31,7 @@ def run(tmp_path: Path, script: str, *launcher: str, **extra: str) -> subprocess
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=SOON,
     )
 
 

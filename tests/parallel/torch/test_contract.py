@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import horovod.torch as hvd
+from time_limits import SOON
 
 one = torch.ones
 Case = tuple[Callable[[int], Any], str]
@@ -88,7 +89,7 @@ def _one_name(rank: int) -> Any:
 
     array = one(2).numpy()
     tensor = Tensor(array, DataType.FLOAT32, (2,))
-    return collectives.allgather("allreduce", "x.y", [tensor], lambda _, rows: array).wait(30)
+    return collectives.allgather("allreduce", "x.y", [tensor], lambda _, rows: array).wait(SOON)
 
 
 @pytest.mark.parametrize("line", COMPARED)

@@ -27,6 +27,7 @@ from horovod.torch.device import staging
 from horovod.torch.tensors import DATA_TYPES
 from jobs import Job, make_job
 from ranks import RankPool
+from time_limits import SOON
 
 LATE = "late:0"
 APART = {"TEST_DEVICES": "late"}  # a device must be known before autograd starts
@@ -426,7 +427,7 @@ def test_polling_tells_when_the_result_is_there(job: Job) -> None:
         for _ in range(5):
             x = made(LATE, (4,))
             handle = hvd.allreduce_async_(x, op=hvd.Sum)
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + SOON
             while not hvd.poll(handle) and time.monotonic() < deadline:
                 time.sleep(0.001)
             assert x.inner.tolist() == [3.0, 5.0, 7.0, 9.0]  # without waiting
@@ -502,7 +503,7 @@ def test_captures_of_graphs_stay_valid_while_copies_are_under_way(job: Job) -> N
         handle = hvd.allreduce_async(x, name="x", op=hvd.Sum)
         with late_device.capture():
             gate.set()
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + SOON
             while not hvd.poll(handle):
                 assert time.monotonic() < deadline
                 time.sleep(0.001)

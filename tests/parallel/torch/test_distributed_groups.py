@@ -16,6 +16,7 @@ from horovod._base import config
 from horovod.torch.distributed.backend import AVAILABLE as WITH_BACKENDS
 from process_groups import run_in_group, start_in_group
 from ranks import RankPool
+from time_limits import SOON
 from torch_versions import needs_torch
 
 Ranks = Callable[..., RankPool]
@@ -327,7 +328,7 @@ def test_a_lost_rank_is_named(ranks: Ranks, how: signal.Signals, where: str) -> 
         return "no error"
 
     def await_word(word: str, of: list[int]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SOON
         while not all(word in pool.output(rank) for rank in of):
             assert time.monotonic() < deadline, [pool.output(rank) for rank in of]
             time.sleep(0.02)
@@ -339,7 +340,7 @@ def test_a_lost_rank_is_named(ranks: Ranks, how: signal.Signals, where: str) -> 
     if how is signal.SIGSTOP:
         await_word("told", [0])
         pool.kill(1, signal.SIGKILL)
-    told, _ = call.results(60.0, dies={1})
+    told, _ = call.results(SOON, dies={1})
     assert "rank 1" in told and ("killed" in told or "stopped" in told), told
 
 

@@ -17,6 +17,7 @@ from horovod._base import config
 from mpi_ranks import command, prefix_of
 from process_groups import run_in_group
 from ranks import RankPool
+from time_limits import SOON
 
 ENGINES = ["shm", "tcp", "gloo"]
 
@@ -53,7 +54,7 @@ def test_results_on_mpi_are_those_of_gloo(tmp_path: Path, wheel: str) -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=SOON,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     _judge([json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)], 60)

@@ -10,6 +10,7 @@ import torch
 
 import horovod.torch as hvd
 from horovod.core.errors import HorovodInternalError
+from time_limits import SOON
 
 
 def test_poll_tells_when_a_result_is_there_and_synchronize_clears_the_handle(job: Any) -> None:
@@ -20,7 +21,7 @@ def test_poll_tells_when_a_result_is_there_and_synchronize_clears_the_handle(job
         assert isinstance(handle, int) and not isinstance(handle, bool)
         if hvd.rank() == 0:
             assert hvd.poll(handle) is False  # the other has not submitted it
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SOON
         while not hvd.poll(handle) and time.monotonic() < deadline:
             time.sleep(0.001)
         assert hvd.poll(handle) is True

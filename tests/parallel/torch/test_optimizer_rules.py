@@ -12,6 +12,7 @@ from torch import nn
 import horovod.torch as hvd
 from horovod.core.errors import HorovodInternalError
 from parallel.torch.sent_gradients import sent_gradients, submitted
+from time_limits import SOON
 
 
 def test_before_init_the_error_says_to_call_init() -> None:
@@ -146,7 +147,7 @@ class Wait(torch.autograd.Function):
         def reduced() -> bool:
             return any(each.ended and not each.error for each in sent_gradients(ctx.before))
 
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + SOON
         while time.monotonic() < deadline and not reduced():
             time.sleep(0.001)  # the reduction runs on another thread
         ctx.seen.append(reduced())

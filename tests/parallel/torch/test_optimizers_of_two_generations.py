@@ -25,7 +25,7 @@ def test_an_optimizer_from_before_a_restart_does_not_mix_with_a_new_one(job: Any
         second.step()
         return [parameter.item() for parameter in parameters]
 
-    assert job(2, check, timeout=20) == [[-1.5, -3.0]] * 2
+    assert job(2, check) == [[-1.5, -3.0]] * 2
 
 
 def test_an_optimizer_that_only_one_rank_still_has_takes_no_name(job: Any) -> None:
@@ -48,4 +48,4 @@ def test_an_optimizer_that_only_one_rank_still_has_takes_no_name(job: Any) -> No
         like_the_kept.step()
         return [parameter.item()]
 
-    assert job(2, check, timeout=20) == [[-1.5]] * 2
+    assert job(2, check) == [[-1.5]] * 2

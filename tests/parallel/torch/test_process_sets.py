@@ -113,7 +113,7 @@ def test_unnamed_operations_of_a_set_do_not_shift_the_numbers_of_all_ranks(job: 
             assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=pair).item() == 2.0
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3.0
 
-    job(3, check, sets=[[0, 1]], timeout=10)
+    job(3, check, sets=[[0, 1]])
 
 
 def test_a_refused_operation_uses_up_no_name(job: Any) -> None:
@@ -127,7 +127,7 @@ def test_a_refused_operation_uses_up_no_name(job: Any) -> None:
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3.0
         assert hvd.broadcast(torch.ones(1), 0).item() == 1.0
 
-    job(3, check, sets=[[0, 1]], timeout=10)
+    job(3, check, sets=[[0, 1]])
 
 
 def test_ids_are_given_and_looked_up_again(job: Any) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import horovod
+from time_limits import SOON
 
 SCRIPT = """
 import argparse
@@ -76,7 +77,7 @@ def test_an_existing_script_runs_unchanged(tmp_path: Path) -> None:
     for size, flags in ((None, []), (2, ["--fp16-allreduce"])):
         launcher = ["-m", "horovod.runner.launch", "-np", str(size), sys.executable] if size else []
         run = subprocess.run(
-            [sys.executable, *launcher, str(script), *flags], env=env, capture_output=True, text=True, timeout=90
+            [sys.executable, *launcher, str(script), *flags], env=env, capture_output=True, text=True, timeout=SOON
         )
         assert run.returncode == 0, run.stdout + run.stderr
         assert f"of {size or 1}: loss small total {size or 1}" in run.stdout

@@ -11,6 +11,7 @@ import torch
 import horovod.torch as hvd
 from horovod.core.lifecycle import context
 from regression import network
+from time_limits import SOON
 
 WIDTH = 6
 CAUSE = "hvd.join() after the last batch"
@@ -130,7 +131,7 @@ def test_a_rank_that_has_failed_compares_nothing(job: Any) -> None:
             with optimizer.skip_synchronize():
                 optimizer.step()
             context.current().watch.report(1, "it has failed in a test")
-        assert context.current().termination.failed.wait(30)
+        assert context.current().termination.failed.wait(SOON)
         return leave()
 
     assert job(2, check) == [[], []]

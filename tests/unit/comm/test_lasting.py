@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from time_limits import SOON
+
 PROGRAM = """
 import os
 from functools import partial
@@ -22,5 +24,5 @@ lasting.pop()
 
 
 def test_the_end_of_the_interpreter_frees_what_other_lists_hold() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=SOON, check=True)
     assert sorted(ended.stdout.splitlines()) == ["in a module's list freed", "taken out of a lasting list freed"]

@@ -15,6 +15,7 @@ from horovod.comm.late import LateCommunicator
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.single import SingleCommunicator
 from horovod.comm.tuned import TunedSettings
+from time_limits import SOON
 
 
 class NotedCommunicator(SingleCommunicator):
@@ -102,15 +103,15 @@ def test_an_abort_while_it_is_built_ends_that() -> None:
 
     def build() -> Communicator:
         begun.set()
-        assert cancelled.wait(10)
+        assert cancelled.wait(SOON)
         raise RuntimeError("cancelled")
 
     made = late(build, cancelled.set)
-    thread = threading.Thread(target=lambda: (begun.wait(10), made.abort()))
+    thread = threading.Thread(target=lambda: (begun.wait(SOON), made.abort()))
     thread.start()
     with pytest.raises(Aborted):
         made.barrier()
-    thread.join(10)
+    thread.join(SOON)
 
 
 def test_an_abort_that_comes_too_late_for_the_building_is_passed_on() -> None:

@@ -13,6 +13,7 @@ from unittest.mock import patch
 from horovod.control import liveness_monitor
 from horovod.control.channel import Channel
 from horovod.control.liveness_monitor import LivenessMonitor
+from time_limits import SOON
 
 
 class CountingPoll:
@@ -38,7 +39,7 @@ class CountingPoll:
         """End the monitor as the kernel ends a killed process: its connections close while it polls, without a word."""
         self._closing = [channel for channel in channels.values() if channel.fileno() >= 0]
         monitor.probe()
-        assert not self._closing or self._closed.wait(10)
+        assert not self._closing or self._closed.wait(SOON)
         self._closing = ()
         monitor.leave()
 
@@ -55,7 +56,7 @@ class HeldUpPoll(CountingPoll):
 
     def poll(self, milliseconds: float | None = None) -> list[tuple[int, int]]:
         found = super().poll(milliseconds)
-        self._runs.wait(30)
+        self._runs.wait(SOON)
         return found
 
 

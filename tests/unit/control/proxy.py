@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 from horovod.control.handshake import GREETING, MAC, NONCE
 from horovod.control.sealing import DIGEST_BYTES, LENGTH_BYTES
+from time_limits import SOON
 from unit.control.unauthenticated_clients import receive
 
 Attack = Callable[[list[bytes]], list[bytes]]
@@ -48,7 +49,7 @@ class Proxy:
                 except OSError:
                     pass  # it has ended
             for thread in self._threads:
-                thread.join(10)
+                thread.join(SOON)
 
     def _serve(self) -> None:
         try:

@@ -13,6 +13,7 @@ from cut_network import in_a_cut_network
 from horovod._base.silent_host import silent_host_reason
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.connection import Connection
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 
 
@@ -24,7 +25,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Channel, socket.socke
         with socket.create_server(("127.0.0.1", 0)) as listener:
             other = socket.create_connection(listener.getsockname())
             own, _ = listener.accept()
-    other.settimeout(10)
+    other.settimeout(SOON)
     channel = Channel(Connection(own))
     yield channel, other
     channel.close()

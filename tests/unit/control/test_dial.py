@@ -16,6 +16,7 @@ from horovod.control import dial as dialing
 from horovod.control.connection import receive_exactly
 from horovod.control.dial import anywhere, describe, dial, dial_until, listening_socket, set_keepalive
 from horovod.control.handshake import GREETING, HandshakeError, ServerHandshake
+from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls
 
 SECRET = b"s" * 32
@@ -31,7 +32,7 @@ def listening(name: str = "") -> Iterator[socket.socket]:
     with socket.socket(family) as listener:
         listener.bind(name or ("127.0.0.1", 0))
         listener.listen()
-        listener.settimeout(10)
+        listener.settimeout(SOON)
         yield listener
 
 
@@ -39,7 +40,7 @@ def serve_once(listener: socket.socket, secret: bytes = SECRET) -> bytes:
     """Accept one caller; its purpose."""
     connection, _ = listener.accept()
     with connection:
-        connection.settimeout(10)
+        connection.settimeout(SOON)
         handshake = ServerHandshake(secret)
         connection.sendall(handshake.greeting)
         while True:
@@ -92,7 +93,7 @@ def test_another_job_listens() -> None:
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
-                connection.settimeout(10)
+                connection.settimeout(SOON)
                 connection.sendall(ServerHandshake(b"other").greeting)
                 connection.recv(4096)
                 connection.sendall(bytes(32))
@@ -111,7 +112,7 @@ def test_a_silent_server_is_given_up_at_the_deadline() -> None:
 def test_a_slow_starter_is_reached_in_the_end() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        listener.settimeout(10)
+        listener.settimeout(SOON)
 
         def start_late() -> bytes:
             threading.Event().wait(0.1)
@@ -209,7 +210,7 @@ def test_a_name_of_several_addresses_leads_to_the_one_that_answers(
 ) -> None:
     with listening_socket(served, 0) as listener:
         listener.listen()
-        listener.settimeout(10)
+        listener.settimeout(SOON)
         port = listener.getsockname()[1]
         found = [*socket.getaddrinfo("::1", port), *socket.getaddrinfo("127.0.0.1", port)]
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [each for each in found if each[1] == 1])

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from time_limits import SOON
+
 TESTS = Path(__file__).resolve().parents[2]
 
 
@@ -23,7 +25,7 @@ def soft():
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 """
     done = subprocess.run(
-        [sys.executable, "-c", before + script], capture_output=True, text=True, timeout=120, cwd=TESTS
+        [sys.executable, "-c", before + script], capture_output=True, text=True, timeout=SOON, cwd=TESTS
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

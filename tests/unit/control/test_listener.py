@@ -17,6 +17,7 @@ from horovod.control import listener as listener_module
 from horovod.control.connection import Connection, is_same_user
 from horovod.control.handshake import GREETING, MAC, ClientHandshake
 from horovod.control.listener import FEWEST_FROM_ONE, LARGEST_QUEUE, ConnectionListener
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 
 SECRET = b"s" * 32
@@ -55,7 +56,7 @@ class Door:
     def call(self) -> socket.socket:
         client = socket.socket(self.server_socket.family)
         self.clients.append(client)
-        client.settimeout(5)
+        client.settimeout(SOON)
         client.connect(self.server_socket.getsockname())
         return client
 

@@ -30,6 +30,7 @@ from horovod.control.liveness_messages import (
 from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.processes import KILLED, STOPPED
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 from unit.control.monitors import CountingPoll, polling_with
 
@@ -79,7 +80,7 @@ class Rank:
         self.failed.set()
 
     def wait(self) -> tuple[int, str]:
-        assert self.failed.wait(10), "no failure"
+        assert self.failed.wait(SOON), "no failure"
         return self.failures[0]
 
     def leave(self) -> None:
@@ -565,7 +566,7 @@ def test_leaving_while_the_other_side_does_the_same(job: Job) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(SOON)
             assert not thread.is_alive()
         assert [rank.failures for rank in ranks] == [[], [], []]
 

@@ -282,7 +282,7 @@ def test_leaving_all_at_once_is_no_failure(started: Callable[..., SimulatedHosts
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(SOON)
             assert not thread.is_alive()
         assert not any(rank.failures for rank in job.ranks)
 

@@ -18,6 +18,7 @@ from horovod.control.connection import Connection
 from horovod.control.dial import dial
 from horovod.control.mesh import ConnectionKey, Endpoint, LostPeerError, Mesh, MeshError, by_nearness, own_addresses
 from horovod.control.networks import networks_of
+from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently
 from unit.control.unauthenticated_clients import BAD_CLIENTS, Recorder, connect, receive, visited_by
 
@@ -65,7 +66,7 @@ def assert_connected(made: Sequence[Made]) -> None:
     """Each wire leads to the rank it names, and closes them all."""
     for rank, keys in enumerate(made):
         for key, connection in keys.items():
-            connection.socket.settimeout(10)
+            connection.socket.settimeout(SOON)
             connection.socket.sendall(b"%d to %d in %s" % (rank, key.peer, key.role.encode()))
     for rank, keys in enumerate(made):
         for key, connection in keys.items():
@@ -119,7 +120,7 @@ def test_several_roles_and_groups_between_the_same_two_ranks(meshes: Callable[..
     for key, connection in made[0].items():
         connection.socket.sendall(f"{key.role} {key.group}".ljust(12).encode())
     for key, connection in made[1].items():
-        connection.socket.settimeout(10)
+        connection.socket.settimeout(SOON)
         assert receive(connection.socket, 12).decode() == f"{key.role} {key.group}".ljust(12)
     close(made)
 
@@ -171,7 +172,7 @@ def test_a_failure_closes_what_was_made_before_it(meshes: Callable[..., list[Mes
     made, error = pair.outcomes()
     assert isinstance(error, MeshError)
     ((_, connection),) = made.items()
-    connection.socket.settimeout(10)
+    connection.socket.settimeout(SOON)
     assert connection.socket.recv(1) == b""  # rank 1 gave it up with the rest
     connection.close()
 
@@ -215,7 +216,7 @@ def test_unrequested_connections_are_closed(meshes: Callable[..., list[Mesh]]) -
     close([*waiting.results(), made])
     first.close()
     (connection,) = early.values()
-    connection.socket.settimeout(10)
+    connection.socket.settimeout(SOON)
     assert connection.socket.recv(1) == b""
     connection.close()
 
@@ -226,7 +227,7 @@ def test_a_rank_of_an_earlier_generation_is_refused(meshes: Callable[..., list[M
     waiting = ConcurrentCalls(lambda: first.connect(endpoints, mesh(0, 2), "2", SECRET, soon()))
     stale = second.connect(endpoints, mesh(1, 2), "1", SECRET, soon())
     (connection,) = stale.values()
-    connection.socket.settimeout(10)
+    connection.socket.settimeout(SOON)
     assert connection.socket.recv(1) == b""
     connection.close()
     fresh = second.connect(endpoints, mesh(1, 2), "2", SECRET, soon())
@@ -240,7 +241,7 @@ def test_a_second_claim_to_one_wire_is_refused(meshes: Callable[..., list[Mesh]]
     real = second.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
     again = second.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
     (double,) = again.values()
-    double.socket.settimeout(10)
+    double.socket.settimeout(SOON)
     assert double.socket.recv(1) == b""
     double.close()
     last = third.connect(endpoints, [ConnectionKey(0, "data", 0)], "1", SECRET, soon())
@@ -257,7 +258,7 @@ def test_an_authenticated_client_with_an_invalid_purpose_is_closed(
     endpoints = endpoints_of([first, second])
     waiting = ConcurrentCalls(lambda: first.connect(endpoints, mesh(0, 2), "1", SECRET, soon()))
     with dial(("127.0.0.1", endpoints[0].port), SECRET, purpose, soon()) as nonsense:
-        nonsense.socket.settimeout(10)
+        nonsense.socket.settimeout(SOON)
         assert nonsense.socket.recv(1) == b""
     made = second.connect(endpoints, mesh(1, 2), "1", SECRET, soon())
     assert_connected([*waiting.results(), made])

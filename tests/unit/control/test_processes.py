@@ -14,6 +14,7 @@ import pytest
 
 from horovod.control.lost_rank import stopped_rank
 from horovod.control.processes import KILLED, STOPPED, own_process_namespace, why_not_running
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 
 PTRACE_ATTACH, PTRACE_DETACH = 16, 17
@@ -78,13 +79,13 @@ def test_a_process_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes are not known to see each other")
 def test_processes_of_one_namespace_have_the_same_sight() -> None:
     code = "from horovod.control.processes import own_process_namespace; print(own_process_namespace())"
-    here = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    here = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=SOON)
     assert here.stdout.strip() == own_process_namespace() != ""
     apart = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--pid", "--fork", sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SOON,
     )
     if apart.stderr.startswith("unshare:"):
         pytest.skip(f"no namespace can be made here: {apart.stderr.strip()}")

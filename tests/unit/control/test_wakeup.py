@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from horovod.control.wakeup import WakeUp
+from time_limits import SOON
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_it_is_not_closed_in_the_middle_of_a_wake_up(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "write", write)
     wake_up.set()
-    closing.join(10)
+    closing.join(SOON)
     assert not closing.is_alive()
 
 

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 
 from horovod.control.dial import Address
 from horovod.control.handshake import GREETING, ClientHandshake
+from time_limits import SOON
 
 
 def connect(address: Address) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
-    connection.settimeout(5)
+    connection.settimeout(SOON)
     try:
         connection.connect(address)
     except BaseException:
@@ -133,7 +134,7 @@ class Recorder:
     def __init__(self, server: Address) -> None:
         self._server = server
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(10)
+        self._listener.settimeout(SOON)
         self.address: Address = self._listener.getsockname()
         self.said = bytearray()
         self._thread = threading.Thread(target=self._relay, name="test-recorder", daemon=True)
@@ -141,12 +142,12 @@ class Recorder:
 
     def _relay(self) -> None:
         client, _ = self._listener.accept()
-        client.settimeout(10)
+        client.settimeout(SOON)
         with client, connect(self._server) as server:
             back = threading.Thread(target=self._copy, args=(server, client, None), daemon=True)
             back.start()
             self._copy(client, server, self.said)
-            back.join(10)
+            back.join(SOON)
 
     @staticmethod
     def _copy(source: socket.socket, target: socket.socket, record: bytearray | None) -> None:
@@ -161,5 +162,5 @@ class Recorder:
 
     def close(self) -> None:
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(SOON)
         assert not self._thread.is_alive()

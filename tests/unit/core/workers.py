@@ -42,6 +42,7 @@ from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.core.worker.driving_threads import QUICK_BYTES
 from horovod.core.worker.waiting import WorkerState
 from horovod.core.worker.worker import WorkerThread
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 
 SECONDS = 20.0
@@ -203,7 +204,7 @@ class Set:
     @staticmethod
     def _end(worker: WorkerThread) -> None:
         worker.abort(HorovodInternalError("the test is over"))
-        assert worker.join(10)
+        assert worker.join(SOON)
         worker.close()
 
     def whole(

@@ -15,6 +15,7 @@ import pytest
 
 from horovod.observe import call_site
 from references import kept
+from time_limits import SOON
 
 HERE = str(Path(__file__))
 PACKAGE = Path(call_site.__file__).resolve().parent.parent
@@ -72,7 +73,7 @@ def test_a_deep_library_between_the_script_and_the_call() -> None:
 
 def test_a_thread_of_nobody_has_at_least_some_line() -> None:
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        assert ":" in pool.submit(call_site.caller).result(10)
+        assert ":" in pool.submit(call_site.caller).result(SOON)
 
 
 def raise_in_library() -> None:

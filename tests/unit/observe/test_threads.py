@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from horovod.observe import threads
 from horovod.observe.threads import Frame, ThreadState
+from time_limits import SOON
 
 Result = TypeVar("Result")
 
@@ -28,7 +29,7 @@ def elsewhere(function: Callable[[], Result]) -> Result:
     found: list[Result] = []
     thread = threading.Thread(target=lambda: found.append(function()))
     thread.start()
-    thread.join(30)
+    thread.join(SOON)
     (result,) = found
     return result
 
@@ -40,16 +41,16 @@ def waiting(name: str) -> Iterator[None]:
 
     def waits_here() -> None:
         started.set()
-        end.wait(60)
+        end.wait(SOON)
 
     thread = threading.Thread(target=waits_here, name=name)
     thread.start()
     try:
-        assert started.wait(30)
+        assert started.wait(SOON)
         yield
     finally:
         end.set()
-        thread.join(30)
+        thread.join(SOON)
 
 
 def test_another_thread_is_found_at_its_line() -> None:
@@ -116,7 +117,7 @@ def test_threads_that_run_on_are_read_many_times() -> None:
     finally:
         end.set()
         for thread in running:
-            thread.join(30)
+            thread.join(SOON)
 
 
 DUMP = r"""Thread 0x00007f1c2b7fe640 (most recent call first):
@@ -193,13 +194,13 @@ def parks(started: threading.Event, end: threading.Event) -> None:
 
 def waits_a_while(started: threading.Event, end: threading.Event) -> None:
     started.set()
-    end.wait(60)
+    end.wait(SOON)
 
 
 def reads_a_queue(started: threading.Event, end: threading.Event) -> None:
     started.set()
     items: queue.Queue[None] = queue.Queue()
-    threading.Thread(target=lambda: (end.wait(60), items.put(None))).start()
+    threading.Thread(target=lambda: (end.wait(SOON), items.put(None))).start()
     items.get()
 
 
@@ -227,21 +228,21 @@ def test_a_thread_is_parked_if_only_another_thread_can_wake_it(
         return next(each for each in threads.states() if each.name == "observed")
 
     try:
-        assert started.wait(30)
-        deadline = time.monotonic() + 30
+        assert started.wait(SOON)
+        deadline = time.monotonic() + SOON
         while _innermost(state()) not in ("wait", "sleeps") and time.monotonic() < deadline:
             time.sleep(0.01)
         assert state().ident == thread.ident
         assert threads.is_parked(state()) == parked
     finally:
         end.set()
-        thread.join(30)
+        thread.join(SOON)
 
 
 def test_threads_of_a_pool_without_work_are_parked_and_loops_of_libraries_are() -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="pool") as pool:
         pool.submit(int).result()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SOON
         while not any(threads.is_parked(each) for each in threads.states() if each.name.startswith("pool")):
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -18,6 +18,7 @@ from horovod.observe import trace_file
 from horovod.observe.activities import activity
 from horovod.observe.timeline import TensorLabel, Timeline
 from horovod.observe.trace_file import PAGE_BYTES
+from time_limits import SOON
 
 
 def test_the_file_is_valid_after_every_write_and_writes_are_short(
@@ -124,7 +125,7 @@ def test_a_full_disk_ends_the_file_and_fills_no_memory(
         patch.setattr(trace_file, "os", _Os(full))
         for _ in range(1000):
             timeline.cycle()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + SOON
         while not timeline._events.empty() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert timeline._events.empty()

@@ -26,6 +26,7 @@ from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.event_loop import Loop
 from horovod.runner.probes import ProbeResult, run_probes
 from interruptions import every_point
+from time_limits import SOON
 
 
 class Ended(BaseException):
@@ -172,7 +173,7 @@ def test_what_a_process_started_and_what_closes_its_streams_is_ended_with_it(tmp
     with pytest.raises(children.Cancelled):
         children.run(["sleep", "1000"], 1000, cancel=cancel.fileno())
     cancel.close()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SOON
     while psutil.pid_exists(int(note.read_text())) and psutil.Process(int(note.read_text())).status() != "zombie":
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -195,7 +196,7 @@ def test_an_exception_at_any_place_of_a_ranks_start_leaves_it_to_its_agent() -> 
     for _ in every_point(start):
         for agent in agents:
             agent.kill()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SOON
         while not living() <= before:
             assert time.monotonic() < deadline, living()
             time.sleep(0.01)

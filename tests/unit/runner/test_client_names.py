@@ -17,6 +17,7 @@ from horovod.runner.common.util.timeout import Timeout, TimeoutException
 from horovod.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
 from horovod.runner.http.http_server import RendezvousServer
 from horovod.runner.launch import _run
+from time_limits import SOON
 
 RANK = """
 import os, horovod.common.basics as hvd
@@ -68,7 +69,7 @@ def test_a_program_may_start_ranks_by_itself_and_give_them_the_rendezvous_server
             ranks.append(
                 subprocess.Popen([sys.executable, "-c", RANK], env=environment, stdout=subprocess.PIPE, text=True)
             )
-        assert [rank.communicate(timeout=60)[0].split() for rank in ranks] == [
+        assert [rank.communicate(timeout=SOON)[0].split() for rank in ranks] == [
             ["0", "2", "0", "1"] * 2,
             ["1", "2", "1", "1"] * 2,
         ]

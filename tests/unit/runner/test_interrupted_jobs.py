@@ -19,6 +19,7 @@ from horovod.runner.jobs import make_job
 from horovod.runner.options import Options
 from horovod.runner.output.output import Sink
 from interruptions import interrupted_at
+from time_limits import SOON
 
 TAG = "INTERRUPTED_JOB_TAG"
 JOBS = {
@@ -65,7 +66,7 @@ def main(name: str) -> None:
     threads = threading.active_count()
     for point in random.sample(range(POINTS), TRIES):
         interrupted_at(point, lambda: make_job(JOBS[name], os.environ).run(Nowhere(), Nowhere()))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SOON
         while (left := living(tag)) or threading.active_count() > threads:
             assert time.monotonic() < deadline, f"left after an exception at point {point}: {left}"
             time.sleep(0.02)

@@ -15,6 +15,7 @@ from horovod.comm.cuda.runtime import CudaRuntime
 from horovod.comm.spans import Spans, address_of, layout_of
 from recorded_cuda import RecordedCuda
 from recorded_nccl import array_at
+from time_limits import SOON
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_memory_is_filled_on_its_stream(recorded: RecordedCuda, runtime: CudaRun
 def test_copies_come_after_what_their_stream_waits_for(recorded: RecordedCuda, runtime: CudaRuntime) -> None:
     theirs, gate = recorded.stream(), threading.Event()
     source, target = np.arange(5.0), np.zeros(5)
-    theirs.push(lambda: gate.wait(20))
+    theirs.push(lambda: gate.wait(SOON))
     theirs.push(lambda: source.fill(9))
     with runtime.on(theirs.address):
         marker = runtime.record(runtime.current_stream())

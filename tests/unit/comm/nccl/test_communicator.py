@@ -21,6 +21,7 @@ from horovod.comm.nccl.library_handle import SUMS, CommHandle
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Spans, address_of, layout_of
 from recorded_nccl import RecordedNccl, RecordingRuntime, Stream
+from time_limits import SOON
 
 _T = TypeVar("_T")
 SECONDS = 20.0
@@ -77,7 +78,7 @@ def run_ranks(size: int, function: Callable[[Device, NcclCommunicator], _T]) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(SOON)
     if errors:
         raise errors[0]
     assert breaches == []

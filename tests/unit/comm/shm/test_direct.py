@@ -29,6 +29,7 @@ from horovod.comm.shm import large as large_module
 from horovod.comm.shm.direct_reads import DirectCollectives, exchange_rank_infos, folded_bytes
 from horovod.comm.shm.futex_words import PACKED, word_index
 from horovod.comm.spans import spans_of
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="cross-memory attach needs Linux")
@@ -45,9 +46,9 @@ class Table:
 
     def exchange(self, rank: int) -> Callable[[Array], list[Array]]:
         def exchanged(words: Array) -> list[Array]:
-            self._barrier.wait(20)
+            self._barrier.wait(SOON)
             self._rows[rank] = words
-            self._barrier.wait(20)
+            self._barrier.wait(SOON)
             return list(self._rows)
 
         return exchanged
@@ -68,7 +69,7 @@ def on_ranks(function: Callable[[int, Callable[[Array], list[Array]]], Any]) -> 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(SOON)
     for each in found:
         if isinstance(each, BaseException):
             raise each
@@ -250,7 +251,7 @@ def test_data_read_from_an_aborted_rank_is_not_used(monkeypatch: pytest.MonkeyPa
             reads[0] += 1
             if reads[0] == (2 if operation == "allreduce" else 1):  # the last: an allreduce has folded its shard before
                 reading.set()
-                assert gone.wait(20)
+                assert gone.wait(SOON)
         read(process, nbytes, *rest)
 
     monkeypatch.setattr(cross_memory, "read", read_late)
@@ -288,7 +289,7 @@ def test_data_read_from_an_aborted_rank_is_not_used(monkeypatch: pytest.MonkeyPa
             return "success"
 
         def abort() -> None:
-            assert reading.wait(20)
+            assert reading.wait(SOON)
             words = group[0]._counters._words.values  # type: ignore[attr-defined]
             mine, theirs = word_index(0, PACKED), word_index(1, PACKED)
             wait_until(lambda: words[mine] > words[theirs], "a rank that has nothing left to do but to wait")
@@ -297,7 +298,7 @@ def test_data_read_from_an_aborted_rank_is_not_used(monkeypatch: pytest.MonkeyPa
         aborting = threading.Thread(target=abort)
         aborting.start()
         assert outcomes(group, script) == ["Aborted", "PeerFailure"]
-        aborting.join(20)
+        aborting.join(SOON)
 
 
 def test_memory_for_reads_is_bounded_for_any_number_of_ranks() -> None:

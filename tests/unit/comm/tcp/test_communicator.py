@@ -15,6 +15,7 @@ from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.exchange.base import HEADER, MAGIC, CollectiveKind
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.tcp.communicator import TcpCommunicator
+from time_limits import SOON
 
 
 def frame(payload: bytes) -> bytes:
@@ -26,7 +27,7 @@ class LatePeer:
 
     def __init__(self, piece_bytes: int) -> None:
         own, self.socket = socket.socketpair()
-        self.socket.settimeout(5)
+        self.socket.settimeout(SOON)
         self.threads: list[threading.Thread] = []
         self.communicator = TcpCommunicator(0, {1: own}, timedelta(seconds=5), piece_bytes=piece_bytes)
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

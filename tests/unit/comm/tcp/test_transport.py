@@ -21,6 +21,7 @@ from horovod._base.silent_host import silent_host_reason
 from horovod.comm.base import Aborted, PeerFailure, Stall
 from horovod.comm.exchange.base import HEADER, MAGIC, CollectiveKind
 from horovod.comm.tcp.transport import TcpExchange
+from time_limits import SOON
 
 
 def frame(payload: bytes, collective: int = CollectiveKind.ALLREDUCE, number: int = 1) -> bytes:
@@ -102,7 +103,7 @@ def test_everyone_sends_first_far_more_than_the_kernel_holds() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(SOON)
     assert all(buffer == bytes([peer]) * length for buffers in received for peer, buffer in buffers.items())
     for exchange in exchanges:
         exchange.close()

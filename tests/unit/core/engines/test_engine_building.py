@@ -23,6 +23,7 @@ from horovod.control.connection import Connection
 from horovod.core.engines.engine_building import build_engine
 from horovod.core.engines.member_exchange import ExchangeOverCommunicator, ExchangeOverConnections
 from horovod.core.negotiation.tree import Tree
+from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls
 
 
@@ -39,7 +40,7 @@ def test_members_talk_over_a_communicator_that_they_have_already() -> None:
 @pytest.mark.parametrize(("pair", "passed"), [(socket.socketpair, True), (loopback_pair, False)])
 def test_a_descriptor_is_passed_where_it_can_be(pair: object, passed: bool) -> None:
     near, far = ends(pair())  # type: ignore[operator]
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SOON
     first = ExchangeOverConnections([0, 1], {1: near}, index=0, deadline=deadline)
     second = ExchangeOverConnections([0, 1], {0: far}, index=1, deadline=deadline)
     descriptor = os.memfd_create("test")
@@ -59,7 +60,7 @@ def test_a_descriptor_is_passed_where_it_can_be(pair: object, passed: bool) -> N
 @pytest.mark.parametrize("pair", [socket.socketpair, loopback_pair])
 def test_a_member_that_goes_away_is_named_by_its_rank(pair: object) -> None:
     near, far = ends(pair())  # type: ignore[operator]
-    exchange = ExchangeOverConnections([2, 5], {1: near}, index=0, deadline=time.monotonic() + 20)
+    exchange = ExchangeOverConnections([2, 5], {1: near}, index=0, deadline=time.monotonic() + SOON)
     far.close()
     with near, pytest.raises(ConnectionError, match=r"lost rank 5 while the ranks chose an engine: "):
         exchange.allgather(b"")
@@ -136,7 +137,7 @@ def test_an_engine_that_one_member_cannot_build_is_used_by_none(monkeypatch: pyt
     monkeypatch.setattr(type(engine("tcp", HOST)), "build", build)
     near, far = ends(socket.socketpair())
     data, other = socket.socketpair()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SOON
 
     def run(rank: int) -> Communicator:
         connections: Mapping[int, Connection] = {1: near} if rank == 0 else {0: far}

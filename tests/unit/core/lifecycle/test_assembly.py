@@ -31,6 +31,7 @@ from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE
 from horovod.core.worker.member import Member
 from horovod.core.worker.worker import WorkerThread
+from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls
 
 Pair = Callable[[], tuple[socket.socket, socket.socket]]
@@ -296,7 +297,7 @@ def test_a_member_that_answers_nonsense_ends_the_attempt(answer: bytes) -> None:
                 Config(cpu_operations="tcp"),
                 Watch(),
                 lambda *_: None,
-                time.monotonic() + 10,
+                time.monotonic() + SOON,
             )
 
 
@@ -307,7 +308,7 @@ def test_an_assembled_process_set_works_and_can_be_ended(members: Members) -> No
     for worker in workers:
         worker.leave("done")
     for worker in workers:
-        assert worker.join(10)
+        assert worker.join(SOON)
         worker.abort(HorovodInternalError("too late"))
 
 

@@ -16,6 +16,7 @@ import pytest
 from horovod.core.lifecycle import live_server
 from horovod.core.lifecycle.live_server import LiveServer, MetricsAddressError
 from horovod.observe.live_address import ancestors, listening, names_of
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 
 
@@ -31,7 +32,7 @@ def served(metrics_address: str = "") -> Iterator[LiveServer]:
 
 def exchange(family: socket.AddressFamily, address: object, request: bytes = b"") -> bytes:
     with socket.socket(family, socket.SOCK_STREAM) as connection:
-        connection.settimeout(30)
+        connection.settimeout(SOON)
         connection.connect(address)  # type: ignore[arg-type]  # of whatever family
         if request:  # where there is none, the server may have answered and closed by now
             connection.sendall(request)
@@ -152,7 +153,7 @@ def test_there_is_a_pause_after_a_reader_that_cannot_be_accepted(monkeypatch: py
 
     monkeypatch.setattr(live_server, "time", SimpleNamespace(sleep=sleep))
     with served(), socket.socket(socket.AF_UNIX) as reader:
-        reader.settimeout(30)
+        reader.settimeout(SOON)
         (name,) = names_of(os.getpid())
         with no_free_descriptor():
             reader.connect(name)

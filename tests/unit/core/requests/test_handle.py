@@ -9,6 +9,7 @@ import pytest
 
 from horovod.core.errors import HorovodInternalError
 from horovod.core.requests.handle import Handle
+from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls
 
 
@@ -31,7 +32,7 @@ def test_every_waiting_thread_gets_the_result() -> None:
         handle.complete()
 
     def wait() -> object:
-        handle.wait(10)
+        handle.wait(SOON)
         return handle.result
 
     waiting = ConcurrentCalls(wait, wait, wait, wait)
@@ -52,7 +53,7 @@ def test_a_wait_that_is_too_short() -> None:
 
 def test_waiting_after_somebodys_timeout_still_works() -> None:
     handle = Handle()
-    patient, hasty = ConcurrentCalls(lambda: handle.wait(10)), ConcurrentCalls(lambda: handle.wait(0.01))
+    patient, hasty = ConcurrentCalls(lambda: handle.wait(SOON)), ConcurrentCalls(lambda: handle.wait(0.01))
     assert [type(outcome) for outcome in hasty.outcomes()] == [TimeoutError]
     handle.complete()
     assert patient.results() == [None]
@@ -73,7 +74,7 @@ def test_an_error_is_raised_anew_each_time() -> None:
 
 def test_every_waiter_gets_an_exception_of_its_own() -> None:
     handle = Handle()
-    waiting = ConcurrentCalls(*[lambda: handle.wait(10)] * 5)
+    waiting = ConcurrentCalls(*[lambda: handle.wait(SOON)] * 5)
     handle.complete(ValueError("no", 7))
     outcomes = waiting.outcomes()
     assert [type(outcome) for outcome in outcomes] == [ValueError] * 5
@@ -88,7 +89,7 @@ def test_an_interrupt_ends_a_wait_and_the_handle_lives_on() -> None:
     timer = threading.Timer(0.05, lambda: signal.pthread_kill(main, signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        handle.wait(10)
+        handle.wait(SOON)
     timer.join()
     handle.complete()
     handle.wait()
@@ -136,7 +137,7 @@ def test_a_callback_that_raises_does_not_block_waiting_threads(caplog: pytest.Lo
 
     handle.then(lambda: called.append(1))
     handle.then(broken)
-    waiting = ConcurrentCalls(lambda: handle.wait(10))
+    waiting = ConcurrentCalls(lambda: handle.wait(SOON))
     handle.then(lambda: called.append(2))
     handle.complete()
     assert waiting.results() == [None]
@@ -152,9 +153,9 @@ def test_an_exception_in_the_end_function_becomes_the_error() -> None:
     first.complete()
     second.complete(HorovodInternalError("rank 3 failed"))
     with pytest.raises(HorovodInternalError, match=r"processing its result failed: ZeroDivisionError\('oh'\)"):
-        first.wait(10)
+        first.wait(SOON)
     with pytest.raises(HorovodInternalError, match="rank 3 failed"):
-        second.wait(10)
+        second.wait(SOON)
 
 
 def test_a_wait_that_is_interrupted_while_it_drives_leaves_the_collective_to_the_worker_thread() -> None:

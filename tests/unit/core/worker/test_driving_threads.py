@@ -19,6 +19,7 @@ from horovod.core.negotiation.messages import (
     Stop,
     TensorSpec,
 )
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import (
     JOIN,
@@ -249,7 +250,7 @@ def test_a_failure_on_a_waiting_thread_is_the_workers(
     aborter.join(SECONDS)
     assert broken.is_set()
     assert first.watch.reports[0][:2] == told
-    assert first.worker.join(5)
+    assert first.worker.join(SOON)
 
 
 @pytest.mark.usefixtures("cores")

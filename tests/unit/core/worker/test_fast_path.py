@@ -37,6 +37,7 @@ from horovod.core.requests.batch import Batch
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.fast_path import FAST_PATH
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import (
     JOIN,
@@ -517,7 +518,7 @@ def test_threads_that_wait_for_small_and_large_ones_everywhere(process_set: Set)
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(SOON)
             assert not thread.is_alive()
 
     on_every_rank(ranks, script)
@@ -536,7 +537,7 @@ def test_an_abort_during_a_try(process_set: Set, seconds: float) -> None:
     proposal.join(SECONDS)
     assert not proposal.is_alive()
     assert error_of(handle) == "rank 0 failed"
-    assert ranks[1].worker.join(5)
+    assert ranks[1].worker.join(SOON)
     assert array() is None, "what failed still has its tensor"
 
 

@@ -21,6 +21,7 @@ from horovod.core.requests.batch import Entry, execute
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.open_events import FIRST_LOOK_MILLISECONDS, LOOK_MILLISECONDS, OpenEvents
 from horovod.core.worker.worker import WorkerThread
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import Watch
 
@@ -158,7 +159,7 @@ def test_a_handle_is_done_when_its_collective_is_in_the_devices_queue_and_a_late
     try:
         _, entry = entry_of("a", DataType.FLOAT32, [0x1000])
         worker.submit(entry)
-        entry.handle.wait(20)
+        entry.handle.wait(SOON)
         assert entry.handle.event is device.events[0] and not device.events[0].over
         device.events[0].failure = RuntimeError("remote process exited")
         wait_until(lambda: bool(watch.reports))
@@ -166,5 +167,5 @@ def test_a_handle_is_done_when_its_collective_is_in_the_devices_queue_and_a_late
         assert rank == 0 and "a failed on the device: remote process exited" in reason
     finally:
         worker.abort(HorovodInternalError("the end"))
-        assert worker.join(20)
+        assert worker.join(SOON)
         worker.close()

@@ -15,6 +15,7 @@ from horovod.core.negotiation.messages import (
     Stop,
     encode,
 )
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import (
     Set,
@@ -116,7 +117,7 @@ def test_messages_before_the_coordinator_closed_are_read(process_set: Set) -> No
     handle = rank.allreduce("x", ones())
     rank.worker.start()
     assert "This was caused by rank 0: it is done" in error_of(handle)
-    assert rank.worker.join(10)
+    assert rank.worker.join(SOON)
     assert rank.watch.reports == []
 
 
@@ -126,5 +127,5 @@ def test_a_member_that_leaves_when_the_coordinator_is_gone_ends_with_the_abort(p
     wait_until(lambda: rank.watch.reports, "the report")
     rank.worker.leave("done")
     rank.worker.abort(HorovodInternalError("rank 0 failed"))
-    assert rank.worker.join(10)
+    assert rank.worker.join(SOON)
     assert len(rank.watch.reports) == 1

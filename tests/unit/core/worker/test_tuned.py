@@ -12,6 +12,7 @@ from horovod.autotune.kept import Tuned
 from horovod.comm.tuned import TunedSettings
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.coordinator import Coordinator
+from time_limits import SOON
 from unit.core.workers import MEDIUM, Rank, Set, on_every_rank
 
 COLLECTIVES = 160
@@ -64,7 +65,7 @@ def test_all_ranks_change_at_the_same_collective(process_set: Set, size: int, bu
             handles.append((rank.allreduce(f"x{number % 20}", array), array))
             if len(handles) == burst:
                 for handle, result in handles:
-                    handle.wait(20)
+                    handle.wait(SOON)
                     assert (result == size).all()
                     held[rank.worker.index].append(handle.tuned)
                 handles.clear()

@@ -21,6 +21,7 @@ from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.executor import kept
 from horovod.core.worker.worker import WorkerThread
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import (
     LARGE,
@@ -45,7 +46,7 @@ def test_a_rank_that_leaves_ends_the_set_for_all_and_is_named(process_set: Set, 
     pending = [(index, rank.allreduce("pending", ones())) for index, rank in enumerate(ranks) if index != leaver]
     ranks[leaver].worker.leave("it had enough")
     for rank in ranks:
-        assert rank.worker.join(10)
+        assert rank.worker.join(SOON)
         ((who, reason, _),) = rank.stopped
         assert who == 5 + leaver
         assert reason.startswith("it had enough")
@@ -67,7 +68,7 @@ def test_all_leave_at_once(process_set: Set) -> None:
     for rank in ranks:
         rank.worker.leave("done")
     for rank in ranks:
-        assert rank.worker.join(10)
+        assert rank.worker.join(SOON)
         assert [interrupted for _, _, interrupted in rank.stopped] == [False]
 
 
@@ -81,7 +82,7 @@ def test_decisions_before_a_rank_leaves_still_run(process_set: Set) -> None:
     wait(*handles)
     np.testing.assert_array_equal(arrays[0], 3)
     for rank in ranks:
-        assert rank.worker.join(10)
+        assert rank.worker.join(SOON)
 
 
 @pytest.mark.parametrize("engine", ["shm", "tcp"])
@@ -96,14 +97,14 @@ def test_an_abort_wakes_a_worker_out_of_a_collective(process_set: Set, engine: s
     waiting = first.allreduce("y", ones())
     first.worker.abort(HorovodInternalError("rank 9 failed"))
     assert error_of(handles[0]) == error_of(waiting) == "rank 9 failed"
-    assert first.worker.join(10)
+    assert first.worker.join(SOON)
     with pytest.raises(HorovodInternalError, match="rank 9 failed"):
         first.allreduce("z", ones())
     second.worker.interrupt()
     go_on.set()
     second.worker.abort(HorovodInternalError("rank 9 failed"))
     assert error_of(handles[1]) == "rank 9 failed"
-    assert second.worker.join(10)
+    assert second.worker.join(SOON)
     assert second.watch.reports == []
 
 
@@ -173,7 +174,7 @@ def test_an_abort_wakes_a_worker_that_sleeps(process_set: Set) -> None:
     handle = first.allreduce("x", ones())
     for rank in (first, second):
         rank.worker.abort(HorovodInternalError("over"))
-        assert rank.worker.join(10)
+        assert rank.worker.join(SOON)
     assert error_of(handle) == "over"
     first.worker.abort(HorovodInternalError("again"))
     with pytest.raises(HorovodInternalError, match="over"):
@@ -210,7 +211,7 @@ def test_an_abort_between_two_batches_is_no_failure_of_this_worker(
     handles = [rank.allreduce("a", ones()), rank.allreduce("b", ones())]
     rank.worker.start()
     assert error_of(handles[1]) == "the failure"
-    assert rank.worker.join(10)
+    assert rank.worker.join(SOON)
     assert rank.watch.reports == []
     aborts[0].join(SECONDS)
     assert rank.communicator.batches == [1]
@@ -226,7 +227,7 @@ def test_an_aborted_engine_reports_no_failed_rank(process_set: Set) -> None:
     rank.communicator.before = aborted
     handle = rank.allreduce("x", ones())
     rank.worker.abort(HorovodInternalError("the failure"))
-    assert rank.worker.join(10)
+    assert rank.worker.join(SOON)
     assert error_of(handle) == "the failure"
     assert rank.watch.reports == []
 
@@ -240,7 +241,7 @@ def test_requests_fail_if_no_failure_is_decided_in_time(process_set: Set, failur
 
     rank.communicator.before = fail
     handles = [rank.allreduce("x", ones()), rank.allreduce("y", ones())]
-    assert rank.worker.join(10)
+    assert rank.worker.join(SOON)
     for handle in handles:
         assert error_of(handle).endswith("Rank 0 did not report in time which rank failed first.")
 
@@ -268,7 +269,7 @@ def test_a_bug_in_a_worker_is_that_ranks_failure(process_set: Set, caplog: pytes
     rank.allreduce("x", ones())
     wait_until(lambda: rank.watch.reports, "the report")
     rank.worker.abort(HorovodInternalError("the failure"))
-    assert rank.worker.join(10)
+    assert rank.worker.join(SOON)
     assert rank.watch.reports == [(0, "its worker thread failed: ZeroDivisionError('oh')", False)]
     assert "the worker thread of process set [0] failed" in caplog.text
 
@@ -286,7 +287,7 @@ def test_a_worker_that_was_closed_writes_to_no_file_of_the_script(process_set: S
     rank, _ = process_set.part(0, 1)
     handle = Handle()
     rank.worker.leave("done")
-    assert rank.worker.join(10)
+    assert rank.worker.join(SOON)
     process_set.close()
     pipes = [os.pipe() for _ in range(8)]  # among them the numbers that were the worker thread's
     try:

@@ -15,6 +15,7 @@ from horovod.core.worker import in_flight as requests_module
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import CpuPlacement
 from horovod.observe.timeline import Timeline
+from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import (
     LARGE,
@@ -93,7 +94,7 @@ def test_a_submission_at_the_moment_in_which_the_worker_looks_for_its_oldest(
     assert not rank.worker.join(0)
     assert rank.watch.reports == []
     for thread in threads:
-        thread.join(10)
+        thread.join(SOON)
 
 
 def test_several_threads_submit_at_the_same_time(process_set: Set) -> None:
@@ -132,7 +133,7 @@ def test_leaving_at_the_moment_in_which_the_worker_reads_its_wake_up(process_set
 
     monkeypatch.setattr(os, "read", read)
     rank.allreduce("x", ones())  # wakes a worker thread that sleeps
-    assert rank.worker.join(5)
+    assert rank.worker.join(SOON)
     assert once
 
 

@@ -19,6 +19,7 @@ from horovod.runner.agent.base import Agent, HostFacts
 from horovod.runner.agent.local_agent import LocalAgent
 from horovod.runner.agent.messages import AgentEvent, Closed, Ended, OutputData, ProcessPlan
 from horovod.runner.event_loop import Loop
+from time_limits import SOON
 
 
 def descriptors() -> int:
@@ -50,7 +51,7 @@ def test_processes_that_have_ended_leave_nothing_behind_while_the_job_goes_on(mo
     def ended() -> list[int]:
         return sorted(event.process for event in events if isinstance(event, Ended))
 
-    loop.run(lambda: len(ended()) == 5 and descriptors() == before, time.monotonic() + 30)
+    loop.run(lambda: len(ended()) == 5 and descriptors() == before, time.monotonic() + SOON)
     assert ended() == list(range(5))
     assert descriptors() == before
     gc.collect()
@@ -90,9 +91,9 @@ def test_stubborn_processes_and_their_strays_share_one_grace(monkeypatch: pytest
     def ready() -> bool:
         return b"".join(event.data for event in events if isinstance(event, OutputData)).count(b"ready") == 2
 
-    loop.run(ready, time.monotonic() + 30)
+    loop.run(ready, time.monotonic() + SOON)
     agent.end(0.2, hunt=True)
-    loop.run(lambda: agent.closed, time.monotonic() + 30)
+    loop.run(lambda: agent.closed, time.monotonic() + SOON)
     loop.close()
     assert graces == [0.0]
     assert [event.immortal for event in events if isinstance(event, Closed)] == [[]]

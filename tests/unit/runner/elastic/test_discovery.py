@@ -15,6 +15,7 @@ from horovod.runner.elastic.discovery import Discovery, Found, confirmed
 from horovod.runner.event_loop import Loop
 from horovod.runner.hosts.host_sources import HostScript
 from horovod.runner.hosts.slots import HostInfo
+from time_limits import SOON
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def following(
             loop.after("look", 0.01, look)
 
         look()
-        loop.run(done, time.monotonic() + 60)
+        loop.run(done, time.monotonic() + SOON)
         assert done()
 
     try:

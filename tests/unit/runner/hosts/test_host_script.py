@@ -12,6 +12,7 @@ import pytest
 from horovod.control.wakeup import WakeUp
 from horovod.runner.hosts.host_sources import HostScript
 from horovod.runner.hosts.slots import HostInfo
+from time_limits import SOON
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_a_script_that_hangs_is_ended_with_the_job(tmp_path: Path) -> None:
 
 
 def await_end(process: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + SOON
     while psutil.pid_exists(process) and psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -20,6 +20,7 @@ from horovod.runner.output.output import (
     Sink,
     StreamSink,
 )
+from time_limits import SOON
 
 
 class Paper(Sink):
@@ -119,7 +120,7 @@ def test_a_full_pipe_in_non_blocking_mode_is_waited_for() -> None:
     thread.start()
     DescriptorSink(writer).write("x" * (1 << 20))
     os.close(writer)
-    thread.join(30)
+    thread.join(SOON)
     os.close(reader)
     assert sum(arrived) == 1 << 20
 
