@@ -38,7 +38,7 @@ BENCH_ARGUMENTS ?=
 
 BIN := $(VENV)/bin
 SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
-PYTEST = $(BIN)/python -m pytest $(SIDE_BY_SIDE) --durations 10
+PYTEST = $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 # As if the environment had been activated: `python` and `horovodrun` are its own for whatever recipes start.
 export PATH := $(abspath $(BIN)):$(PATH)
 HAVE_NCCL_HOST := $(if $(and $(NCCL_SOURCE),$(CUDA_HEADERS)),$(NCCL_HOST)/libnccl.so.2)
@@ -69,7 +69,7 @@ HAVE_DOCS := $(DOCS_VENV)/stamps/docs
 HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train wheel test test-gpu test-nccl-host test-mxnet test-oldest test-newest test-odd test-loops lint bench bench-check bench-gpu bench-tensorflow publish docs clean
+.PHONY: help train wheel test test-gpu test-nccl-host test-mxnet test-oldest test-newest test-odd test-all lint bench bench-check bench-gpu bench-tensorflow publish docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -82,7 +82,7 @@ wheel: $(HAVE_WHEEL)  ## build dist/*.whl and check it (REPOSITORY_URL=https://.
 	$(if $(REPOSITORY_URL),REPOSITORY_URL=$(REPOSITORY_URL) )$(BIN)/python -m hatchling build -t wheel
 	$(BIN)/python -m twine check --strict dist/*.whl
 
-test: lint $(HAVE_NCCL_HOST)  ## lint, then run all tests
+test: lint $(HAVE_NCCL_HOST)  ## lint, then run the tests that every change must pass
 	$(PYTEST) $(PYTEST_ARGUMENTS)
 	$(if $(PYTEST_ARGUMENTS),,$(MAKE) test-mxnet)
 
@@ -107,8 +107,8 @@ test-mxnet:  ## run the tests of the MXNet binding, if MXNet can be installed he
 test-oldest: $(HAVE_OLDEST)  ## run the tests with the oldest versions that are supported (Python 3.10; downloads 3 GB)
 	PATH=$(abspath $(OLDEST_VENV))/bin:$$PATH $(OLDEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
 
-test-loops: $(HAVE_TEST)  ## judge all training loops against one process; `make test` has a part of them
-	HOROVOD_TEST_ALL_LOOPS=1 $(PYTEST) tests/loops $(PYTEST_ARGUMENTS)
+test-all:  ## the same with all variants and more random cases (PYTEST_ARGUMENTS=tests/loops: of one folder)
+	HOROVOD_TEST_ALL=1 $(MAKE) test
 
 test-newest: $(HAVE_NEWEST)  ## run the tests with the newest versions, PyTorch 2.15 or later (downloads 4 GB)
 	PATH=$(abspath $(NEWEST_VENV))/bin:$$PATH $(NEWEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -17,10 +19,13 @@ if importlib.util.find_spec("triton"):  # of PyTorch's builds for CUDA: it abort
 
 import native_devices
 from leaks import Inventory, left_behind
+from part import draws
 from ranks import Pools, RankPool
 from spent import Spent
 
-settings.register_profile("untimed", deadline=None)  # no test asserts a time: the machine may be busy
+settings.register_profile(
+    "untimed", deadline=None, max_examples=draws(100)
+)  # no test asserts a time: the machine may be busy
 settings.load_profile("untimed")
 
 # A shell that starts the tests in the background has them ignore Ctrl-C, and nohup a hang-up. Whatever they start would inherit
@@ -40,6 +45,26 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ["TMPDIR"] = tempfile.tempdir = folder.name
     config.pluginmanager.register(Spent())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process of pytest runs a file, or all tests that need one of the pools that take long to start."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByPool(LoadFileScheduling):  # type: ignore[misc]  # untyped base
+        def _split_scope(self, nodeid: str) -> str:
+            return pool_of(nodeid) or super()._split_scope(nodeid)
+
+    return ByPool(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pool_of(nodeid: str) -> str:
+    """The pool of ranks that a test shares with those of other files; "" if that does not matter."""
+    backend = re.search(r"[\[-](jax|torch|tensorflow)[\]-]", nodeid) if "keras" in nodeid else None
+    if backend is not None and not nodeid.startswith(("tests/unit", "tests/launcher")):
+        return f"Keras on {backend[1]}"
+    return "TensorFlow" if nodeid.startswith("tests/parallel/tensorflow") else ""
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 
+from time_limits import SOON
+
 HARMLESS = re.compile(r"/dev/(urandom|null|tty|pts/)|/proc/\d+/cmdline$")
 """What descriptors refer to that libraries open once and keep; TensorFlow 2.16 does so with a command line."""
 
@@ -83,7 +85,7 @@ def _children() -> list[int]:
     return found
 
 
-def left_behind(before: Inventory, take: Callable[[], Inventory] = Inventory.take, patience: float = 15.0) -> list[str]:
+def left_behind(before: Inventory, take: Callable[[], Inventory] = Inventory.take, patience: float = SOON) -> list[str]:
     """What is new since ``before``, in words; endings get ``patience`` seconds, for they take a moment."""
     deadline = time.monotonic() + patience
     while (new := take().new(before)) and time.monotonic() < deadline:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from launcher.harness import Launcher, finish
+from part import some
 from time_limits import SOON
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -39,7 +40,7 @@ for step in range(int(os.environ.get("STEPS", "60"))):
     optimizer.zero_grad()
     model(torch.randn(8, 64)).sum().backward()
     optimizer.step()
-    time.sleep(0.02 * hvd.rank())
+    time.sleep(0.02 * hvd.rank() + float(os.environ.get("PAUSE", "0")))
     if step == 3:
         print("trains", flush=True)
 """
@@ -56,7 +57,7 @@ def commands(page: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", some(PAGES, PAGES[:3]))
 def test_the_commands_of_a_page_do_what_it_says(page: str, launcher: Launcher) -> None:
     pytest.importorskip("torch")
     found = commands(page)
@@ -92,7 +93,8 @@ def test_the_commands_of_a_page_do_what_it_says(page: str, launcher: Launcher) -
 def running(launcher: Launcher) -> subprocess.Popen[str]:
     """A job that trains, whose ranks have written once."""
     recorders = str(launcher.folder / "recorders")
-    job = launcher.start("-np", "2", "python", "train.py", STEPS=str(10**9), HOROVOD_FLIGHT_RECORDER_DIR=recorders)
+    settings = {"STEPS": str(10**9), "PAUSE": "0.2", "HOROVOD_FLIGHT_RECORDER_DIR": recorders}
+    job = launcher.start("-np", "2", "python", "train.py", **settings)
     launcher.await_line(job, "trains", times=2)
     assert launcher.run("--dump", str(job.pid)).returncode == 0
     return job

@@ -12,8 +12,9 @@ import pytest
 
 from launcher.harness import Launcher
 from lost_in_init import Loss, calls_of_init, lost, named
+from part import draws
 
-JOBS = int(os.environ.get("HOROVOD_TEST_INIT_LOSSES", "5"))
+JOBS = int(os.environ.get("HOROVOD_TEST_INIT_LOSSES", draws(12)))
 
 
 @pytest.mark.timeout(60 * JOBS)

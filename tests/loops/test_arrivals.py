@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from jobs import make_job
+from part import draws
 from ranks import RankPool
 
-COUNT = int(os.environ.get("HOROVOD_TEST_ARRIVALS", "6"))
+COUNT = int(os.environ.get("HOROVOD_TEST_ARRIVALS", draws(9)))
 AT_ONCE = 3
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +13,9 @@ from keras_ranks import POOL, env_of
 from loops import keras_apart, keras_copies, keras_fit, keras_heads
 from loops.harness import Loop, Table, objection
 from loops.waiting import WAITING
+from part import ALL
 from ranks import RankPool
 
-ALL = os.environ.get("HOROVOD_TEST_ALL_LOOPS") == "1"
 TABLES: list[tuple[Table[Any], tuple[str, ...], bool]] = [
     (keras_fit.TABLE, ("tensorflow", "torch", "jax"), False),
     (keras_apart.TABLE, ("tensorflow", "torch", "jax"), False),

@@ -11,9 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from jobs import make_job
+from part import draws
 from ranks import RankPool
 
-COUNT = int(os.environ.get("HOROVOD_TEST_PROGRAMS", "100"))
+COUNT = int(os.environ.get("HOROVOD_TEST_PROGRAMS", draws(100)))
 AT_ONCE = 50
 
 

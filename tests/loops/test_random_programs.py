@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jobs import make_job
 from keras_ranks import tensorflow_pool
 from loops.harness import Loop, objection
+from part import draws
 from ranks import RankPool
 
 RANKS, HEADS = 2, 3
@@ -81,7 +82,7 @@ def trained(program: list[Step], kind: str) -> Callable[[Any], Any]:
     return loop
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=draws(12), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(program=st.lists(steps, min_size=1, max_size=3), kind=st.sampled_from(["sgd", "adam"]))
 def test_a_random_program_trains_as_in_one_process(
     ranks: Callable[..., RankPool], program: list[Step], kind: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +11,9 @@ from jobs import make_job
 from keras_ranks import tensorflow_pool
 from loops import tensorflow_apart, tensorflow_heads, tensorflow_legacy, tensorflow_tape
 from loops.harness import Loop, Table, objection
+from part import ALL
 from ranks import RankPool
 
-ALL = os.environ.get("HOROVOD_TEST_ALL_LOOPS") == "1"
 EAGERLY, COMPILED = "eager", "graph"
 TABLES: list[tuple[Table[Any], tuple[str, ...], int]] = [
     (tensorflow_tape.TABLE, (EAGERLY, COMPILED), 3),

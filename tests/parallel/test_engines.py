@@ -24,6 +24,7 @@ from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.datatypes import COMPLEX, Array, DataType
 from horovod.comm.reduction import ReduceOp, can_fold
 from horovod.comm.spans import Layout, Spans, Vectors
+from part import draws
 from rank_tree import in_tree
 
 _P = ParamSpec("_P")
@@ -490,7 +491,7 @@ def trio(request: pytest.FixtureRequest) -> Iterator[RankGroup]:
         yield communicators
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.one_of(st.integers(0, 5), st.integers(0, 6000)), max_size=12),
     data_type=st.sampled_from(list(DataType)),

@@ -23,6 +23,7 @@ from horovod.comm.exchange.communicator import FEW_RANKS, ExchangeCommunicator, 
 from horovod.comm.reduction import ReduceOp, can_fold, can_scale
 from horovod.comm.tcp.communicator import TcpCommunicator
 from parallel.test_engines import FOLD, SCALES, check, reduced, untouched, values
+from part import draws
 
 
 @contextmanager
@@ -99,7 +100,7 @@ def verify(
     run_ranks(group, run)
 
 
-@settings(max_examples=40)
+@settings(max_examples=draws(40))
 @given(
     size=st.integers(FEW_RANKS + 1, 20) | st.integers(2, 20),
     message_bytes=st.sampled_from([1, 64, 1000, 32 << 10]),
@@ -110,7 +111,7 @@ def test_one_rank_a_host(size: int, message_bytes: int, case: dict[str, object])
         verify(group, "", **case)  # type: ignore[arg-type]
 
 
-@settings(max_examples=8)
+@settings(max_examples=draws(8))
 @given(
     counts=st.lists(st.integers(1, 3), min_size=FEW_RANKS + 1, max_size=12),
     message_bytes=st.sampled_from([64, 1000]),

@@ -9,6 +9,7 @@ import pytest
 
 from jobs import Job, make_job
 from keras_ranks import tensorflow_pool
+from part import some
 from told import Told, line_of
 
 DEBUG = {"HOROVOD_DEBUG": "1", "HOROVOD_DEBUG_STEPS": "4"}
@@ -95,9 +96,10 @@ def of_tensorflow(*args: Any) -> list[str]:
     return train(*args[:2], hvd, tf.keras, *args[2:])
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize(
+    ("version", "eager"), some([(2, False), (2, True), (3, False), (3, True)], [(2, False), (3, True)])
+)
 @pytest.mark.parametrize("mistake", [*CHECKS, "none"])
-@pytest.mark.parametrize("eager", [False, True], ids=["graph", "eager"])
 def test_so_it_is_with_tf_keras(ranks: Any, version: int, mistake: str, eager: bool) -> None:
     job = make_job(lambda size: tensorflow_pool(ranks, version), "horovod.tensorflow.keras")
     told = job(2, of_tensorflow, mistake, STEPS.get(mistake, 12), eager, env=DEBUG)

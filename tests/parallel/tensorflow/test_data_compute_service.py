@@ -17,10 +17,11 @@ from horovod.tensorflow.data.compute_service import TfDataServiceConfig
 from keras_ranks import POOL, QUIET
 from launcher.harness import Launcher
 from ranks import RankError, RankPool
+from time_limits import SOON
 
 Ranks = Callable[..., RankPool]
 Serve = Callable[..., TfDataServiceConfig]
-SECONDS = 120.0
+SECONDS = SOON
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import horovod.torch as hvd
+from part import some
 from regression import MAKERS, Batch, assert_as_alone, assert_close, assert_same_on_all_ranks, batches, loss_of, network
 from torch_versions import needs_sixteen_bits
 
@@ -89,7 +90,7 @@ COMPILERS = [
 ]
 
 
-@pytest.mark.parametrize("backend", COMPILERS)
+@pytest.mark.parametrize("backend", some(COMPILERS, COMPILERS[:2]))
 def test_compiled_models_train_as_in_one_process(job: Any, backend: str, tmp_path: Path) -> None:
     if backend == "inductor" and len(str(tmp_path).split()) > 1:
         pytest.skip("inductor's commands for the compiler do not quote the folder, whose name has blanks")

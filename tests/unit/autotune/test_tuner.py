@@ -14,6 +14,7 @@ from horovod.autotune.kept import Fit, Kept
 from horovod.autotune.space import BUCKETS, DIRECT, FUSION_THRESHOLDS
 from horovod.autotune.tuner import Tuner
 from horovod.comm.tuned import TunedSettings
+from part import draws
 from unit.autotune.surfaces import BAD, INITIAL, Notes, Simulation, job, surface
 
 pytest.importorskip("optuna")
@@ -33,7 +34,7 @@ def best_of(speed: object) -> float:
     return max(speed(type(INITIAL)(a, b, engine, direct, True, True)) for a, b, engine, direct in points)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=draws(25), deadline=None)
 @given(
     threshold=st.sampled_from(FUSION_THRESHOLDS[2:]),
     bucket=st.sampled_from(BUCKETS[2:]),
@@ -175,7 +176,7 @@ def test_nothing_to_choose_between_is_said_and_ends() -> None:
     assert notes.said == ["autotuning has nothing to choose between"]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=draws(50), deadline=None)
 @given(trials=st.integers(0, 30), warmup=st.integers(0, 3), noise=st.floats(0, 0.9))
 def test_a_search_ends_whatever_is_measured(trials: int, warmup: int, noise: float) -> None:
     notes = Notes()

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from time_limits import SOON
+
 
 class ConcurrentCalls:
     """Functions that run at the same time, from the start of a ``with`` block on, or until :meth:`outcomes`."""
@@ -26,7 +28,7 @@ class ConcurrentCalls:
         except BaseException as error:
             self._found[number] = error
 
-    def outcomes(self, seconds: float = 20.0) -> list[Any]:
+    def outcomes(self, seconds: float = SOON) -> list[Any]:
         """What each returned or raised, in order."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
@@ -35,7 +37,7 @@ class ConcurrentCalls:
         assert not hanging, f"{hanging} did not end within {seconds:g} seconds; the others: {self._found}"
         return [self._found[number] for number in range(len(self._threads))]
 
-    def results(self, seconds: float = 20.0) -> list[Any]:
+    def results(self, seconds: float = SOON) -> list[Any]:
         """What each returned; the first exception is raised."""
         outcomes = self.outcomes(seconds)
         for outcome in outcomes:
@@ -44,12 +46,12 @@ class ConcurrentCalls:
         return outcomes
 
 
-def run_concurrently(*functions: Callable[[], Any], seconds: float = 20.0) -> list[Any]:
+def run_concurrently(*functions: Callable[[], Any], seconds: float = SOON) -> list[Any]:
     """Run ``functions`` at the same time and return what they return."""
     return ConcurrentCalls(*functions).results(seconds)
 
 
-def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], Any], what: str = "it", seconds: float = SOON) -> None:
     """Return as soon as ``condition()`` is true."""
     deadline = time.monotonic() + seconds
     while not condition():

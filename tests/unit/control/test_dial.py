@@ -22,7 +22,7 @@ from unit.control.concurrent_ranks import ConcurrentCalls
 SECRET = b"s" * 32
 
 
-def soon(seconds: float = 10.0) -> float:
+def soon(seconds: float = SOON) -> float:
     return time.monotonic() + seconds
 
 

@@ -26,7 +26,7 @@ SECRET = b"s" * 32
 Made = dict[ConnectionKey, Connection]
 
 
-def soon(seconds: float = 20.0) -> float:
+def soon(seconds: float = SOON) -> float:
     return time.monotonic() + seconds
 
 

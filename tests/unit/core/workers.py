@@ -45,7 +45,7 @@ from horovod.core.worker.worker import WorkerThread
 from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 
-SECONDS = 20.0
+SECONDS = SOON
 
 MEDIUM = 20_000
 """Elements of an array too large for the fast path, and small enough for a waiting thread."""

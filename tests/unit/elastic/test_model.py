@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastic_model import sequence
+from part import draws
 
 SEQUENCES = 1000
 LENGTH = 1500
@@ -18,7 +19,7 @@ LENGTH = 1500
 
 
 @settings(
-    max_examples=SEQUENCES,
+    max_examples=draws(SEQUENCES),
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod.observe.deadlock import Deadlock, DeadlockDetector, Expected, Standing, Submitted
+from part import draws
 
 SECONDS = 20.0
 JOIN = "join"
@@ -240,7 +241,7 @@ def watched(job: Job, detector: DeadlockDetector, chance: random.Random) -> Dead
 
 
 @given(st.integers(0, 1 << 40), st.sampled_from([0.5, SECONDS]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=draws(300), deadline=None)
 def test_a_job_is_ended_only_if_no_thread_can_continue_and_then_always(seed: int, seconds: float) -> None:
     chance = random.Random(seed)
     job = made(chance)

@@ -18,6 +18,7 @@ from horovod.observe.flight_recorder import FlightRecorder
 from horovod.observe.progress import PHASES, ProgressMeter, StepProgress, merged, overlap
 from horovod.observe.step_clock import BACKWARD, DATA, FORWARD, REDUCTION, UPDATE, StepClock
 from horovod.observe.stragglers import LEAST_SHARE, STEPS, StragglerWatch, describe, slowest
+from part import draws
 
 BUCKET_BYTES = 400
 REDUCED_IN = 0.002
@@ -124,7 +125,7 @@ def report(ranks: Sequence[SimulatedRank], watch: StragglerWatch) -> list[StepPr
 seconds = st.floats(0.001, 0.05)
 
 
-@settings(max_examples=25)
+@settings(max_examples=draws(25))
 @given(
     base=st.builds(Step, seconds, seconds, seconds, seconds),
     count=st.integers(2, 5),
@@ -258,7 +259,7 @@ def submissions(ranks: Sequence[SimulatedRank]) -> list[Submissions]:
     return found
 
 
-@settings(max_examples=20)
+@settings(max_examples=draws(20))
 @given(data=st.data(), count=st.integers(2, 4), hooks=st.booleans())
 def test_the_diagnosis_names_the_rank_that_the_log_names(data: st.DataObject, count: int, hooks: bool) -> None:
     turns = data.draw(st.lists(st.lists(seconds, min_size=count, max_size=count), min_size=1, max_size=5))

@@ -17,11 +17,12 @@ from horovod.control.secret import make_secret
 from horovod.runner.common.service import compute_service
 from horovod.runner.common.service.compute_service import Addresses, ComputeClient, ComputeService
 from horovod.runner.common.util.timeout import TimeoutException
+from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
 from unit.control.unauthenticated_clients import BAD_CLIENTS, visited_by
 
 KEY = make_secret()
-SECONDS = 20.0
+SECONDS = SOON
 
 
 @pytest.fixture

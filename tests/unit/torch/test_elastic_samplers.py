@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from horovod.torch.elastic import ElasticSampler, GlobalBatchSampler
 from horovod.torch.elastic import sampler as module
+from part import draws
 
 Make = Callable[[], ElasticSampler]
 
@@ -41,7 +42,7 @@ ROUNDS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 4), st.booleans())
 """Of each round: how many ranks, how many steps they record, and whether one more is under way when it ends."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(
     samples=st.integers(0, 60), batch=st.integers(1, 7), rounds=ROUNDS, shuffle=st.booleans(), epoch=st.integers(0, 3)
 )
@@ -104,7 +105,7 @@ def test_a_loader_is_not_disturbed_by_a_change_while_it_runs(monkeypatch: pytest
     assert seen == [0, 1, 2, 3, 4, 5]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=draws(60), deadline=None)
 @given(
     samples=st.integers(0, 50),
     whole=st.integers(5, 16),

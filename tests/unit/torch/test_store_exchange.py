@@ -13,13 +13,14 @@ import torch.distributed as dist
 
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.torch.distributed.store import StoreExchange
+from time_limits import SOON
 
 
 def _store() -> Any:
     return dist.HashStore()  # type: ignore[attr-defined]  # from a star import
 
 
-def exchange(store: Any, rank: int, size: int, seconds: float = 10.0) -> list[list[bytes]]:
+def exchange(store: Any, rank: int, size: int, seconds: float = SOON) -> list[list[bytes]]:
     made = StoreExchange(store, rank, size, "the_call()")
     found = [made.all_gather("one", b"%d" % rank, seconds), made.all_gather("two", b"", seconds)]
     made.end()

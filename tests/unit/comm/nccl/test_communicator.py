@@ -24,7 +24,7 @@ from recorded_nccl import RecordedNccl, RecordingRuntime, Stream
 from time_limits import SOON
 
 _T = TypeVar("_T")
-SECONDS = 20.0
+SECONDS = SOON
 TYPES = [
     np.dtype(each) for each in (np.uint8, np.int32, np.int64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
 ]

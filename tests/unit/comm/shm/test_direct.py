@@ -29,6 +29,7 @@ from horovod.comm.shm import large as large_module
 from horovod.comm.shm.direct_reads import DirectCollectives, exchange_rank_infos, folded_bytes
 from horovod.comm.shm.futex_words import PACKED, word_index
 from horovod.comm.spans import spans_of
+from part import draws
 from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 
@@ -76,7 +77,7 @@ def on_ranks(function: Callable[[int, Callable[[Array], list[Array]]], Any]) -> 
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=draws(40), deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 3000), min_size=1, max_size=30),
     dtype=st.sampled_from([np.dtype(np.float32), np.dtype(np.int64), np.dtype(ml_dtypes.bfloat16)]),

@@ -14,12 +14,13 @@ import pytest
 from horovod.comm.shm import futex_words as module
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.futex_words import ASLEEP, PACKED, PROPOSAL, FutexWords, word_index
+from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls, wait_until
 
 pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="shared memory needs Linux")
 
 ROUNDS = 20_000
-LOST_SECONDS = 30.0
+LOST_SECONDS = SOON
 """A sleep that nobody ends; no other lasts so long."""
 
 

@@ -17,10 +17,11 @@ from horovod.control.rendezvous.at_rank_0 import Directory, KnownAddress, Rendez
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.rendezvous.torchrun_store import TorchrunStore
+from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
 from unit.control.unauthenticated_clients import BAD_CLIENTS, connect, visited_by
 
-SECONDS = 20.0
+SECONDS = SOON
 SECRET = b"a secret of the user's"
 Making = Callable[[], Directory]
 

@@ -17,10 +17,11 @@ from horovod.control.dial import dial
 from horovod.control.rendezvous.interface import LauncherServer, OnThisHost, Rendezvous
 from horovod.control.rendezvous.messages import PURPOSE, RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
+from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
 from unit.control.unauthenticated_clients import BAD_CLIENTS, visited_by
 
-SECONDS = 20.0
+SECONDS = SOON
 
 
 def rendezvous(name: str = "job") -> OnThisHost:

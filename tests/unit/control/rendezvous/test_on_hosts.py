@@ -15,10 +15,11 @@ from horovod.control.rendezvous import on_hosts as rendezvous_on_hosts
 from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.rendezvous.munge import MungeError
 from horovod.control.rendezvous.on_hosts import PORTS, RendezvousOnHosts, candidates
+from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
 from unit.control.unauthenticated_clients import BAD_CLIENTS, connect, receive, visited_by
 
-SECONDS = 20.0
+SECONDS = SOON
 KEY = b"k" * 32
 
 

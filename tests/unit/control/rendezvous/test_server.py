@@ -37,7 +37,7 @@ from unit.control.concurrent_ranks import ConcurrentCalls, errors, run_concurren
 from unit.control.unauthenticated_clients import BAD_CLIENTS, Recorder, connect, receive, visited_by
 
 SECRET = b"s" * 32
-SECONDS = 20.0
+SECONDS = SOON
 
 
 @pytest.fixture

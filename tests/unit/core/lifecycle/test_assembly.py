@@ -65,7 +65,7 @@ class Members:
         engines: Sequence[str] | None = None,
         hosts: Sequence[str] | None = None,
         control: Pair = socket.socketpair,
-        seconds: float = 20.0,
+        seconds: float = SOON,
     ) -> list[WorkerThread | BaseException]:
         size = max(ranks) + 1
         endpoints = [Endpoint(rank, (hosts or ["one"] * size)[rank], 1, 1, (), "") for rank in range(size)]

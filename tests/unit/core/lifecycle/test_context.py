@@ -48,10 +48,11 @@ from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission import collectives
 from leaks import Inventory
+from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until
 
 NOT_INITIALIZED = "Horovod has not been initialized; use hvd.init()."
-SECONDS = 20.0
+SECONDS = SOON
 TOPOLOGY: list[Callable[[], object]] = [
     basics.size,
     basics.rank,

@@ -27,6 +27,7 @@ from horovod.core.negotiation.messages import (
     encode,
 )
 from horovod.core.negotiation.negotiator import NegotiationError, Negotiator, ReadyRequest
+from part import draws
 
 
 def make(
@@ -470,7 +471,7 @@ def step_requests(source: random.Random, names: Sequence[str], version: int) -> 
     return made
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=draws(200), deadline=None)
 @given(
     size=st.integers(1, 5),
     capacity=st.sampled_from([0, 1, 2, 3, 5, 8, 100]),
@@ -571,7 +572,7 @@ def test_thousands_of_ranks_one_of_which_disagrees() -> None:
     assert len(ready.decision.error) < 1000
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=draws(100), deadline=None)
 @given(st.integers(2, 5), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_uneven_work_ends_in_a_join(size: int, most: int, source: random.Random) -> None:
     """Each rank runs a number of steps of its own, then joins; all end, and the last to join is known."""

@@ -19,6 +19,7 @@ from horovod.core.submission.requests import (
     prepared_call,
     sendable,
 )
+from part import draws
 
 SPEC = (TensorSpec("x", DataType.FLOAT32, (4,)),)
 
@@ -137,7 +138,7 @@ CALLS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=draws(50))
 @given(st.lists(CALLS, max_size=30), st.booleans())
 def test_a_call_that_is_recognised_has_the_request_that_would_be_made_for_it(
     calls: list[dict[str, Any]], named: bool

@@ -17,6 +17,7 @@ from horovod.core.negotiation.messages import Leave, MessageError, Relayed, Shar
 from horovod.core.negotiation.negotiator import NegotiationError
 from horovod.core.negotiation.tree import Tree
 from horovod.core.worker import relay
+from part import draws
 from unit.core.worker.tree_simulation import GLOBAL, Action, Marks, SimulatedSet, request_of
 
 NAMES = ("a", "b", "c")
@@ -77,7 +78,7 @@ def flat_set(size: int, what: Sequence[Sequence[Action]]) -> SimulatedSet:
     return made
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=draws(100))
 @given(data=st.data())
 def test_ranks_are_told_the_same_with_relays_as_without(data: st.DataObject) -> None:
     hosts = data.draw(hosts_of_some_ranks, label="hosts")
@@ -108,7 +109,7 @@ def test_ranks_are_told_the_same_with_relays_as_without(data: st.DataObject) -> 
     assert tree.waiting() == flat.waiting()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=draws(60))
 @given(data=st.data())
 def test_all_ranks_stop_at_one_place_when_one_leaves(data: st.DataObject) -> None:
     hosts = data.draw(hosts_of_some_ranks, label="hosts")

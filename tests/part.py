@@ -1,0 +1,31 @@
+"""Which tests run. Every change must pass a part, ``make test``; ``make test-all`` sets HOROVOD_TEST_ALL=1 and runs all.
+
+The part has every test. What a test draws at random is drawn fewer times, and of variants that differ in a size, a back end or
+an optimizer alone, it has some: each size, and each back end, in some test of its kind.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+ALL = os.environ.get("HOROVOD_TEST_ALL") == "1"
+
+
+def draws(number: int) -> int:
+    """How many of so many random cases run."""
+    return number if ALL else -(-number // 3)
+
+
+def some(variants: Sequence[T], part: Sequence[T]) -> Sequence[T]:
+    """All variants, or ``part`` of them."""
+    return variants if ALL else part
+
+
+def leaves_out(test: str, variants: int) -> int:
+    """Which one of so many variants the part leaves out of a test, by the test's name; -1: none."""
+    return -1 if ALL else zlib.crc32(test.encode()) % variants
