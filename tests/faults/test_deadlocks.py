@@ -92,6 +92,16 @@ def test_a_rank_that_waits_for_another_name_while_pools_and_queues_are_idle(rank
     )
 
 
+def test_without_a_flight_recorder(ranks: Ranks) -> None:
+    def scene() -> None:
+        for number in range(3):
+            reduce(f"of all {number}")
+        reduce(f"of {hvd.rank()}")
+
+    texts = on_every_rank(ranks(3, framework="torch"), scene, **{config.FLIGHT_RECORDER_SIZE: "0"})
+    assert_ended(texts, "rank 0: allreduce.of 0, submitted", "ranks 1, 2 have not called it")
+
+
 def test_a_rank_that_has_joined_too_early(ranks: Ranks) -> None:
     def scene(pair: Any) -> None:
         if hvd.rank() == 1:
@@ -267,6 +277,29 @@ def test_a_receive_without_a_send(group: Callable[..., list[str]]) -> None:
         dist.all_reduce(tensor)
 
     assert_ended(group(scene), "rank 0: recv from rank 1 at", "rank 1 has not called it", "ranks 1, 2: ")
+
+
+def test_a_send_to_a_rank_that_has_neither_sent_nor_received(group: Callable[..., list[str]]) -> None:
+    def scene() -> None:
+        tensor = torch.ones(4)
+        if dist.get_rank() == 0:
+            dist.send(tensor, 1)
+        dist.all_reduce(tensor)
+
+    assert_ended(group(scene), "rank 0: send of 16 bytes to rank 1 at", "rank 1 has not called it", "ranks 1, 2: ")
+
+
+def test_the_first_message_of_a_rank_that_comes_late_is_awaited(group: Callable[..., list[str]]) -> None:
+    def scene() -> None:
+        tensor = torch.ones(4)
+        if dist.get_rank() == 0:
+            dist.send(tensor, 1)
+        elif dist.get_rank() == 1:
+            time.sleep(LONG_SECONDS)
+            dist.recv(tensor, 0)
+        dist.all_reduce(tensor)
+
+    assert group(scene) == ["", "", ""]
 
 
 def test_large_sends_before_the_receives(group: Callable[..., list[str]]) -> None:

@@ -70,6 +70,8 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
         submitted, expected: what is not done.
         sent, arrived: by global rank, how many parts of messages and answers were sent to it, and have arrived from it.
         doubtful: the lines of threads of which it is not known whether they wait. With any, the job is not ended.
+        unconnected: the ranks to which it has messages that wait for a connection.
+        listens: whether it takes connections for messages: not before its first message.
     """
 
     progress: int
@@ -80,6 +82,8 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     sent: dict[int, int] = {}
     arrived: dict[int, int] = {}
     doubtful: list[str] = []
+    unconnected: list[int] = []
+    listens: bool = False
 
 
 encode = msgspec.msgpack.Encoder().encode
@@ -202,6 +206,8 @@ def _lacking(standings: Mapping[int, Standing]) -> list[tuple[_Item, list[int]]]
         found += [((rank, message), list(message.ranks)) for message in standing.expected]
         if any(standings[peer].arrived.get(rank, 0) != count for peer, count in standing.sent.items()):
             return None  # something is on its way
+        if any(standings[peer].listens for peer in standing.unconnected):
+            return None  # they are about to be connected
     return found
 
 

@@ -319,3 +319,16 @@ def test_a_message_that_was_never_sent() -> None:
     found = looked(DeadlockDetector(2, 5), *[receives(3, 3)] * 3)
     assert found is not None and "rank 0: recv from rank 1 at train.py:5; rank 1 has not called it" in found.text
     assert looked(DeadlockDetector(2, 5), *[receives(4, 3)] * 3) is None  # one is on its way
+
+
+def test_a_message_that_waits_for_a_connection() -> None:
+    def sends(listens: bool) -> list[Standing | None]:
+        message = Expected((1,), "send of 16 bytes to rank 1 at train.py:5", True)
+        return [
+            Standing(1, 0.0, {}, [], [message], unconnected=[1], listens=True),
+            waits(1, "metric", listens=listens),
+        ]
+
+    assert looked(DeadlockDetector(2, 3.0), *[sends(listens=True)] * 9) is None
+    found = looked(DeadlockDetector(2, 3.0), *[sends(listens=False)] * 9)
+    assert found is not None and "rank 1 has not called it" in found.text, found

@@ -8,7 +8,7 @@ rank has none then. The proof ends a job, so where this is not certain there is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +31,13 @@ class Messages:
 
     Attributes:
         pending: each with its handle, as in :class:`~horovod.observe.deadlock.Expected`: the ranks, and a description.
-        sent, arrived: as in :class:`~horovod.observe.deadlock.Standing`.
+        sent, arrived, unconnected: as in :class:`~horovod.observe.deadlock.Standing`.
     """
 
     pending: Sequence[tuple[Handle, tuple[int, ...], str]]
     sent: Mapping[int, int]
     arrived: Mapping[int, int]
+    unconnected: Collection[int] = ()
 
 
 class StandingReporter:
@@ -80,10 +81,10 @@ class StandingReporter:
         if not sleeping or any(handle.done() for handle, _ in sleeping.values()):
             return None
         workers = list(self._workers.items())
-        if any(worker.recorder is None for _, worker in workers):
+        if any(worker.executor.runs for _, worker in workers):
             return None
         entries = [(number, worker, worker.entries()) for number, worker in workers]
-        if any(_moves(entry) for _, _, found in entries for entry in found):
+        if any(entry.held for _, _, found in entries for entry in found):  # it waits for a device
             return None
         parts = []
         for part in self._messages():
@@ -107,15 +108,20 @@ class StandingReporter:
         sent = {rank: count for part in parts for rank, count in part.sent.items()}
         arrived = {rank: count for part in parts for rank, count in part.arrived.items()}
         since = max(begin for _, begin in sleeping.values())
-        orders = {number: worker.recorder.carried_out for number, worker in workers if worker.recorder is not None}
+        orders = {number: worker.executor.begun for number, worker in workers}
+        unconnected = sorted({rank for part in parts for rank in part.unconnected})
         doubtful = [_line(each) for each in states if _is_doubtful(each, sleeping)]
         handles = [(thread, _Same(handle), begin) for thread, (handle, begin) in sorted(sleeping.items())]
         latest = [(number, _Same(worker.latest())) for number, worker in workers]
         pending = [_Same(handle) for handle, _, _ in messages]
         idents = sorted(each.ident for each in states)
-        identity = handles, latest, pending, sent, arrived, idents, orders, doubtful
+        identity = handles, latest, pending, sent, arrived, idents, orders, doubtful, unconnected, len(parts)
         idle = time.monotonic() - since
-        return Standing(0, idle, orders, submitted, expected, sent, arrived, doubtful), identity
+        listens = bool(parts)
+        return (
+            Standing(0, idle, orders, submitted, expected, sent, arrived, doubtful, unconnected, listens),
+            identity,
+        )
 
     def _submitted(self, number: int, worker: WorkerThread, entry: Entry, awaited: bool) -> Submitted:
         request = entry.request
@@ -141,12 +147,6 @@ class _Same:
         return isinstance(other, _Same) and self._found is other._found
 
     __hash__ = None  # type: ignore[assignment]  # compared only
-
-
-def _moves(entry: Entry) -> bool:
-    """Whether a request waits for something else than other ranks: for a device, or it is carried out."""
-    record = entry.handle.record
-    return entry.held or record is None or bool(record.started)
 
 
 def _continues(state: ThreadState, sleeping: Mapping[int, object]) -> bool:

@@ -43,6 +43,8 @@ class Executor:
         settled: called when nothing is in flight any more, before the last handle is completed.
 
     Attributes:
+        begun, ended: how many collectives of these ranks it has begun to carry out, and how many have ended. ``begun`` is the
+            same on all ranks that have the same orders.
         devices: on the executor of the global process set, the communicators for the device memory of all sets, if an engine
             moves it; set before the worker's thread starts.
         tuned: the settings that autotuning has chosen for the present batches; None without autotuning.
@@ -63,6 +65,7 @@ class Executor:
         self.agreed = 0.0
         self.tuned: TunedSettings | None = None
         self.recorder = recorder
+        self.begun = self.ended = 0
         self.devices: DeviceEngines | None = None
         self._ranks = ranks
         self._communicator = communicator
@@ -71,6 +74,12 @@ class Executor:
         self._disagreed = disagreed
         self._settled = settled
         self._open_events = OpenEvents(seconds)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it carries something out at this moment. Any thread may ask."""
+        ended = self.ended  # first, so that a batch between both is seen
+        return self.begun != ended
 
     def carry_out(self, batch: Batch, driven: bool) -> None:
         """Run one batch, and complete the handles of this rank's requests in it.
@@ -155,6 +164,7 @@ class Executor:
         completion: Completion = None
         held: list[object] = []
         recorder = self.recorder
+        self.begun += len(batch)
         if first.error:
             if recorder is not None:
                 recorder.begins(batch, "", self.agreed)
@@ -171,9 +181,11 @@ class Executor:
                     recorder.begins(batch, communicator.name if communicator is not None else "", self.agreed)
                 if communicator is None:  # the batch is of other ranks alone
                     self._settle()
+                    self.ended += len(batch)
                     return
                 completion = execute(communicator, ranks, batch, held)
         self._complete(batch, failure, completion, held)
+        self.ended += len(batch)
         if first.error:
             self._disagreed(first.error)
 

@@ -157,13 +157,16 @@ class FastPath:
 
     def _complete(self, entry: Entry) -> None:
         """Complete a request that ran without the engine."""
-        recorder = self._executor.recorder
+        executor = self._executor
+        executor.begun += 1
+        recorder = executor.recorder
         if recorder is not None:
-            recorder.ran(entry.handle.record, FAST_PATH, self._executor.agreed)
+            recorder.ran(entry.handle.record, FAST_PATH, executor.agreed)
         known = self._requests.finish_one(entry.request.name)
         if known is not None:  # else an abort has completed it
-            known.handle.tuned = self._executor.tuned
+            known.handle.tuned = executor.tuned
             known.handle.complete(known.error)
+        executor.ended += 1
 
     def _finish_allgather(self, entry: Entry) -> None:
         notes = self._proposals.notes(1)

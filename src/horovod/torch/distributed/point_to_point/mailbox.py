@@ -223,7 +223,8 @@ class Mailbox:
             receives, sends = self._receiver.pending(), self._sender.pending()
             if receives is None or sends is None:
                 return None
-            return Messages([*receives, *sends], dict(self._wire.sent), dict(self._wire.arrived))
+            sent, arrived = dict(self._wire.sent), dict(self._wire.arrived)
+            return Messages([*receives, *sends], sent, arrived, self._sender.unconnected())
         finally:
             self._access.release()
 

@@ -115,15 +115,19 @@ class Sender:
             self._transmit(rank, peer, send)
 
     def pending(self) -> list[tuple[Handle, tuple[int, ...], str]] | None:
-        """The offered messages that their receivers have not taken: the handle, the receiver, and a description. None: a
-        message waits for a connection, or is being sent."""
-        if any(peer.queued or peer.streaming for peer in self._peers.values()):
+        """The messages that their receivers have not taken: the handle, the receiver, and a description. None: one is being
+        sent."""
+        if any(peer.streaming for peer in self._peers.values()):
             return None
         return [
             (send.handle, (rank,), f"send of {send.data.size} bytes to rank {rank} at {send.envelope.caller}")
             for rank, peer in self._peers.items()
-            for send in peer.offered.values()
+            for send in [*peer.queued, *peer.offered.values()]
         ]
+
+    def unconnected(self) -> list[int]:
+        """The ranks to which messages wait for a connection."""
+        return [rank for rank, peer in self._peers.items() if peer.queued]
 
     def busy(self) -> bool:
         """Whether a message waits for a connection or for its receiver."""
