@@ -14,7 +14,7 @@ from horovod._base.config import Config
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "src" / "horovod"
-DECLARED_IN = SOURCE / "core" / "config.py"
+DECLARED_IN = Path(config.__file__)
 TABLE = ROOT / "docs" / "environment.md"
 NAME = re.compile(r"_?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 
