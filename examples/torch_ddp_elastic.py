@@ -5,6 +5,8 @@
 
 The script trains on scikit-learn's handwritten digits, and prints the accuracy on test digits after each epoch. Lines with a
 number are what makes ``torch_ddp.py`` elastic.
+
+Needs the extras ``torch`` and ``examples``. Takes less than a minute on two cores.
 """
 
 import argparse
