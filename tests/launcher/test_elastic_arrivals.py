@@ -182,7 +182,7 @@ def test_a_process_that_joins_makes_no_group_of_some_ranks_before_it_comes_to_th
     assert ended.stdout.count("END 2") == 2
     line = f"torch.distributed.new_group() at {tmp_path}/train.py:{LINE_OF_GROUP}"
     assert ended.stderr.count(f"{line} comes before hvd.elastic.run.") == 1
-    assert f"[2]<stderr>:RuntimeError: {line}: no other rank takes part." in ended.stderr
+    assert f"[2]<stderr>:[rank2]: RuntimeError: {line}: no other rank takes part." in ended.stderr
 
 
 def test_a_job_that_is_not_elastic_is_not_warned(launcher: Launcher, tmp_path: Path) -> None:

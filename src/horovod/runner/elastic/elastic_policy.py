@@ -12,7 +12,15 @@ from collections.abc import Iterable
 from horovod.control.elastic_messages import Connected, Leaving, RankFailed, ReadyForRound, Returned, Told
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.decisions import ElasticDecision, EndRound, KillProcess, StopProcess
-from horovod.runner.elastic.job_state import Dismissed, JobProcess, JobState, Starting, Training, WaitingForRound
+from horovod.runner.elastic.job_state import (
+    Dismissed,
+    JobProcess,
+    JobState,
+    LostRank,
+    Starting,
+    Training,
+    WaitingForRound,
+)
 from horovod.runner.elastic.phases import Early, Ending, Finishing, Gathering, Running, count
 from horovod.runner.elastic.review import Reviewer, dismiss
 from horovod.runner.hosts.slots import HostInfo
@@ -56,6 +64,12 @@ class ElasticPolicy(Policy):
     def round(self) -> int:
         """The number of the last round that has begun; 0 before the first."""
         return self._job.round
+
+    @property
+    def survived(self) -> list[str]:
+        """The ranks that the job has lost, and has gone on without."""
+        job = self._job
+        return [f"in round {each.round} {each.describe()}" for each in job.lost[: job.survived]]
 
     @property
     def stopped(self) -> str:
@@ -165,6 +179,7 @@ class ElasticPolicy(Policy):
         elif kind == "hung":
             process = job.processes.get(int(arguments[0]))
             if process is not None and isinstance(process.state, Training) and process.state.round == int(arguments[1]):
+                process.given_up = "it was stuck, and was killed"
                 decisions.append(KillProcess(process.number))
         elif kind == "gone" and int(arguments[0]) in job.processes:
             decisions.append(StopProcess(int(arguments[0])))
@@ -246,6 +261,10 @@ class ElasticPolicy(Policy):
             job.has_rank(process.number) and not job.has_rank(self.first_failure.culprit)
         ):
             self.first_failure = FirstFailure(process.number, process.number, end, "")
+        rank = job.rank_of(process.number)
+        if rank is not None and process.trained:
+            how = process.given_up or f"exit code {end}"
+            job.lost.append(LostRank(job.round, rank, process.number, process.host, how))
         more, decisions = self._shun(process.host)
         return [Say(f"horovodrun: {job.describe(process)} exit with status code {end}.{more}"), *decisions]
 
@@ -279,5 +298,6 @@ class ElasticPolicy(Policy):
         what = "ended" if isinstance(job.phase, Finishing) else "come to the next round"
         for process in late:
             message = f"{job.describe(process)} has not {what} within {job.limits.patience:.6g} seconds"
+            process.given_up = f"it had not {what} in time, and was killed"
             decisions += [Say(f"horovodrun: {message}: it is killed"), KillProcess(process.number)]
         return decisions

@@ -76,6 +76,19 @@ class Dismissed:
     """The process has no rank any more, and ends."""
 
 
+class LostRank(NamedTuple):
+    """A rank of a round whose process has failed."""
+
+    round: int
+    rank: int
+    number: int
+    host: str
+    how: str
+
+    def describe(self) -> str:
+        return f"rank {self.rank} on {self.host} (process {self.number}, {self.how})"
+
+
 @dataclass
 class JobProcess:
     """A process that has been started and has not ended."""
@@ -94,6 +107,8 @@ class JobProcess:
     """How many commits it had made when ``hvd.elastic.run`` returned; None if it has not returned."""
     leaving: bool = False
     """Whether something other than this launcher has asked it to end."""
+    given_up: str = ""
+    """Why this launcher kills it; "" if it does not."""
 
 
 @dataclass
@@ -121,6 +136,8 @@ class JobState:
         short: whether there are too few ranks for a round, and more can come.
         shortages: how many times ``short`` has become true.
         said: the last message to the user about what the job waits for.
+        lost: the ranks that were lost, in their order.
+        survived: how many of them were lost before the last round began.
     """
 
     limits: Limits
@@ -143,6 +160,8 @@ class JobState:
     short: bool = False
     shortages: int = 0
     said: str = ""
+    lost: list[LostRank] = field(default_factory=list)
+    survived: int = 0
 
     @property
     def over(self) -> bool:
@@ -243,6 +262,23 @@ class JobState:
     def describe(self, process: JobProcess) -> str:
         rank = self.rank_of(process.number)
         return f"Process {process.number} ({'' if rank is None else f'rank {rank}, '}on {process.host})"
+
+    def goes_on(self, ready: Iterable[JobProcess]) -> str:
+        """The text that says which ranks were lost since the last round began, where the others noticed it, and how many of
+        those are left; "" if none was lost.
+
+        Args:
+            ready: the processes of the next round, which wait for it.
+        """
+        lost = self.lost[self.survived :]
+        if not lost:
+            return ""
+        stay = [each for each in ready if each.trained]
+        lines = [each.state.line for each in stay if isinstance(each.state, WaitingForRound) and each.state.line]
+        where = f" while the others were at {lines[0]}" if lines else ""
+        who = ", ".join(each.describe() for each in lost)
+        verb, goes = "was" if len(lost) == 1 else "were", "goes" if len(stay) == 1 else "go"
+        return f"{who} {verb} lost{where}; {count(len(stay), 'rank')} {goes} on"
 
     def how_many(self) -> str:
         wanted = self.wanted()

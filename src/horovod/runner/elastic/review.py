@@ -211,6 +211,8 @@ class Reviewer:
 
     def _begin_with(self, ready: Sequence[JobProcess], unwanted: Sequence[JobProcess]) -> list[ElasticDecision]:
         job = self._job
+        goes_on = job.goes_on(ready)
+        job.survived = len(job.lost)
         same_state = job.have_same_state(ready)
         job.resets += job.round > 0
         job.round += 1
@@ -232,7 +234,8 @@ class Reviewer:
             return [*decisions, begin]
         hosts = len({process.host for process in ready})
         message = f"horovodrun: round {job.round} begins with {count(len(ready), 'rank')} on {count(hosts, 'host')}"
-        return [*decisions, Say(message), begin]
+        told = [Say(f"horovodrun: {goes_on}")] if goes_on else []
+        return [*decisions, *told, Say(message), begin]
 
     def _wait(self) -> list[ElasticDecision]:
         """There are too few processes: wait if more can come, otherwise stop the job."""

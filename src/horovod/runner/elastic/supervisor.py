@@ -314,4 +314,7 @@ class ElasticSupervisor(Supervisor):
         outcome, since = super()._outcome(), time.monotonic() - UNHEARD_SECONDS
         lost = [name for name, when in self._lost.items() if when > since]
         unheard = list(dict.fromkeys([*lost, *outcome.unheard]))
-        return dataclasses.replace(outcome, stopped=self._elastic.stopped, called="process", unheard=unheard)
+        survived = self._elastic.survived
+        return dataclasses.replace(
+            outcome, stopped=self._elastic.stopped, called="process", unheard=unheard, survived=survived
+        )

@@ -10,6 +10,8 @@ from horovod.runner.agent.messages import Exit
 
 UNHEARD_SECONDS = 20.0
 """The time within which an agent that has lost the launcher, or its guardian, has ended all of its processes."""
+_MOST_LOST = 16
+"""How many lost ranks the final message names."""
 _WELL = Exit(0)
 _NOTHING_TO_READ = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
 """The last line of a Python program whose debugger or ``input()`` found standard input empty."""
@@ -56,6 +58,9 @@ class Outcome:
     unheard: Sequence[str] = ()
     """Hosts that did not confirm, at the end, that nothing of the job is left there."""
 
+    survived: Sequence[str] = ()
+    """The ranks that an elastic job has lost, and has gone on without."""
+
     @property
     def failed(self) -> bool:
         return self.culprit is not None or bool(self.interrupted) or bool(self.stopped)
@@ -66,12 +71,15 @@ class Outcome:
         return 128 + self.interrupted if self.interrupted else self.exit.code or int(bool(self.stopped))
 
     def describe(self, *, below_output: bool = False) -> str:
-        """The final message about a job that failed or was interrupted; "" for one that succeeded.
+        """The final message about a job that failed, was interrupted or has lost ranks; "" for one that went well.
 
         Args:
             below_output: it is shown below the output of the ranks, so it does not repeat a reason that a traceback ended with.
         """
         lines: list[str] = []
+        if self.survived:
+            more = f"; and {len(self.survived) - _MOST_LOST} more" if len(self.survived) > _MOST_LOST else ""
+            lines.append(f"horovodrun: the job has gone on without: {'; '.join(self.survived[:_MOST_LOST])}{more}")
         if self.immortal:
             numbers = ", ".join(map(str, sorted(self.immortal)))
             lines.append(

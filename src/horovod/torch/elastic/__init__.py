@@ -19,8 +19,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from horovod.core.errors import NoNextRound
+from horovod.core.lifecycle import context
 from horovod.elastic.loop import run_fn
 from horovod.elastic.rounds import Reset
+from horovod.observe.call_site import raised_at
 from horovod.torch.elastic.global_batch import GlobalBatchSampler, MicroBatch
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.elastic.state import TorchState
@@ -69,6 +71,8 @@ def _recognising(func: Callable[..., _Result]) -> Callable[..., _Result]:
             failure = None if failures is None else failures.behind(error)
             if failure is None:
                 raise
+            if context.is_initialized():
+                failure.call_sites.setdefault(context.current().identity.rank, raised_at(error))
             raise failure from error
 
     return wrapper

@@ -53,6 +53,27 @@ def test_a_failure_that_would_come_again_ends_the_job_for_all(first: int) -> Non
     assert world.policy.round == 1 and not world.alive
 
 
+def test_one_line_says_who_was_lost_and_where_the_others_were_and_the_job_keeps_it() -> None:
+    world = PolicyWorld({"a": 3, "b": 1}, least=1)
+    world.begin()
+    world.end(3)
+    world.ready(0, 1, 2, failed=True)
+    lost = "rank 3 on b (process 3, exit code 137 (killed by SIGKILL))"
+    assert f"horovodrun: {lost} was lost while the others were at train.py:7; 3 ranks go on\n" in world.said
+    world.connect()
+    world.do(world.policy.told(0, RankFailed(2, 2, "it is stopped")))
+    world.ready(0, failed=True)
+    world.end(1, Exit(1))
+    world.wake("hung 2 2")
+    both = "rank 1 on a (process 1, exit code 1), rank 2 on a (process 2, it was stuck, and was killed)"
+    assert f"horovodrun: {both} were lost while the others were at train.py:7; 1 rank goes on\n" in world.said
+    assert world.policy.survived[0] == f"in round 1 {lost}"
+    assert len(world.policy.survived) == 3
+    world.connect()
+    world.end(0)
+    assert len(world.policy.survived) == 3, "the job has not gone on without the last one"
+
+
 def test_survivors_go_on_with_their_processes_when_a_rank_is_lost() -> None:
     world = PolicyWorld({"a": 3}, least=2)
     world.begin()
