@@ -58,7 +58,7 @@ class DrivingThreads:
         """Drive the worker on the calling thread until ``handle`` is done, or until only the worker thread can continue.
 
         The worker thread is woken for everything that this thread leaves undone. Signal handlers must be deferred
-        (:mod:`horovod._base._base/signal_deferral`).
+        (:mod:`horovod._base.signal_deferral`).
 
         Args:
             try_fast_path: carries the collective out by the fast path, and returns whether it has; None if there is none.

@@ -50,13 +50,13 @@ class TorchHostMemory(InPlace):
 host_memory = TorchHostMemory()
 
 
-def memory_of(tensors: Sequence[torch.Tensor], how: ReductionArguments | None = None) -> TorchMemory:
+def memory_of(tensors: Sequence[torch.Tensor], reduction: ReductionArguments | None = None) -> TorchMemory:
     """The memory of a submission's tensors. The collective reads the results of all earlier work of the caller's current
     stream.
 
     Args:
         tensors: the tensors, on one device.
-        how: the reduction; None for a collective that only moves elements.
+        reduction: the reduction; None for a collective that only moves elements.
 
     Raises:
         ValueError: the first tensor cannot be communicated. The others are checked when they are read or written.
@@ -67,7 +67,7 @@ def memory_of(tensors: Sequence[torch.Tensor], how: ReductionArguments | None = 
     device = tensors[0].device
     name = running().device_engine
     usable = name and device.type in IN_MEMORY and devices.provider() is torch_devices
-    if usable and devices.carries_out(name, [check(tensor) for tensor in tensors], how, TorchRuntime.scales):
+    if usable and devices.carries_out(name, [check(tensor) for tensor in tensors], reduction, TorchRuntime.scales):
         runtime = torch_devices.use(device)
         return TorchDeviceMemory(runtime, name, stream_of(runtime))
     return staging.Staged(staging.port(device))

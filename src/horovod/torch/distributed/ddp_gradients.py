@@ -181,9 +181,9 @@ class GradientsInPlace:
                 with torch.no_grad():
                     tensor.mul_(factor)
             tensors.append(tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,)))
-        how = ReductionArguments(ReduceOp.SUM, prescale=factor if by_core else 1.0)
+        reduction = ReductionArguments(ReduceOp.SUM, prescale=factor if by_core else 1.0)
         options = _AWAITED if number == len(self._buckets) - 1 else _LATER
-        self._works.append(self._group._submitter.reduce("all_reduce", tensors, how, options))
+        self._works.append(self._group._submitter.reduce("all_reduce", tensors, reduction, options))
 
     def _prepare(self, slot: Slot, gradient: torch.Tensor | None, added: torch.Tensor | None) -> None:
         """Choose what to reduce for a parameter, the gradient itself or a copy. If it is too early, choose nothing.

@@ -52,29 +52,31 @@ class Reductions:
     ) -> HorovodWork:
         """Reduce a tensor over the ranks, in place. Several tensors get one result: the reduction over all of all ranks."""
         opts = options_of(c10d.AllreduceOptions, opts, op, timeout)
-        tensors, how = listed("all_reduce", tensors, tensor), checked_reduction(opts.reduceOp)
+        tensors, reduction = listed("all_reduce", tensors, tensor), checked_reduction(opts.reduceOp)
         if tensors[0].layout is torch.sparse_coo:
-            return allreduce_sparse(self._submitter, only("all_reduce", "sparse tensor", tensors), how, opts)
+            return allreduce_sparse(self._submitter, only("all_reduce", "sparse tensor", tensors), reduction, opts)
         if len(tensors) > 1:
-            return self._allreduce_several(tensors, how, opts)
-        return self._submitter.reduce("all_reduce", tensors, how, opts)
+            return self._allreduce_several(tensors, reduction, opts)
+        return self._submitter.reduce("all_reduce", tensors, reduction, opts)
 
-    def _allreduce_several(self, tensors: Sequence[torch.Tensor], how: ReductionArguments, opts: Any) -> HorovodWork:
+    def _allreduce_several(
+        self, tensors: Sequence[torch.Tensor], reduction: ReductionArguments, opts: Any
+    ) -> HorovodWork:
         same_kind("all_reduce", tensors)
-        combine = _COMBINED.get(how.op)
+        combine = _COMBINED.get(reduction.op)
         if combine is None:
             raise ArgumentError("all_reduce: ReduceOp.AVG takes one tensor in each call")
         whole = flat(tensors[0], reduced=True).clone()
         for each in tensors[1:]:
             combine(whole, flat(each, reduced=True))
         finish = writes_back(tensors, [whole] * len(tensors))
-        return self._submitter.reduce("all_reduce", [whole], how, opts, results=tensors, finish=finish)
+        return self._submitter.reduce("all_reduce", [whole], reduction, opts, results=tensors, finish=finish)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> HorovodWork:
         """Reduce each of several tensors over the ranks, in place."""
         opts = options_of(c10d.AllreduceCoalescedOptions, opts)
-        tensors, how = listed("allreduce_coalesced", tensors), checked_reduction(opts.reduceOp)
-        return self._submitter.reduce("allreduce_coalesced", tensors, how, opts)
+        tensors, reduction = listed("allreduce_coalesced", tensors), checked_reduction(opts.reduceOp)
+        return self._submitter.reduce("allreduce_coalesced", tensors, reduction, opts)
 
     def reduce(
         self,
@@ -88,14 +90,14 @@ class Reductions:
     ) -> HorovodWork:
         opts = options_of(c10d.ReduceOptions, opts, root, op, timeout)
         found = only("reduce", "tensor", listed("reduce", tensors, tensor))
-        at, how = root_of("reduce", opts, self._submitter.size), checked_reduction(opts.reduceOp)
-        return self._submitter.reduce("reduce", [found], how, opts, at)
+        at, reduction = root_of("reduce", opts, self._submitter.size), checked_reduction(opts.reduceOp)
+        return self._submitter.reduce("reduce", [found], reduction, opts, at)
 
     def reduce_scatter_single(
         self, outputTensor: torch.Tensor, inputTensor: torch.Tensor, opts: Any = None
     ) -> HorovodWork:
         opts = options_of(c10d.ReduceScatterOptions, opts)
-        size, how = self._submitter.size, checked_reduction(opts.reduceOp)
+        size, reduction = self._submitter.size, checked_reduction(opts.reduceOp)
         source, target = plain_view(inputTensor), plain_view(outputTensor)
         if (
             source is not None
@@ -105,13 +107,13 @@ class Reductions:
         ):
             rows = Tensor(source.array, source.data_type, (size, target.array.size))
             return self._submitter.start(
-                "reduce_scatter", Operation.REDUCESCATTER, [rows], [target], [outputTensor], opts, how
+                "reduce_scatter", Operation.REDUCESCATTER, [rows], [target], [outputTensor], opts, reduction
             )
         return self.reduce_scatter_single_coalesced([outputTensor], [inputTensor], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> HorovodWork:
         opts = options_of(c10d.ReduceScatterOptions, opts)
-        submitter, how = self._submitter, checked_reduction(opts.reduceOp)
+        submitter, reduction = self._submitter, checked_reduction(opts.reduceOp)
         outputs, inputs = listed("reduce_scatter", outputs), listed("reduce_scatter", inputs)
         equally_many("reduce_scatter", outputs, inputs)
         for output, source in zip(outputs, inputs, strict=True):
@@ -125,7 +127,7 @@ class Reductions:
             flat(source, reduced=True).view(submitter.size, -1) if source.numel() else flat(source) for source in inputs
         ]
         targets = apart([flat(output, reduced=True) for output in outputs])
-        memory = memory_of(sources, how)
+        memory = memory_of(sources, reduction)
         return submitter.start(
             "reduce_scatter",
             Operation.REDUCESCATTER,
@@ -133,7 +135,7 @@ class Reductions:
             memory.write(targets),
             outputs,
             opts,
-            how,
+            reduction,
             finish=writes_back(outputs, targets),
             memory=memory,
         )
@@ -167,9 +169,9 @@ class Reductions:
         """Reduce-scatter of parts of different sizes, which the core does not support: an allreduce of all parts together."""
         whole = as_flat(parts, output)
         start = sum(part.numel() for part in parts[: self._submitter.index])
-        how = checked_reduction(opts.reduceOp)
+        reduction = checked_reduction(opts.reduceOp)
         finish = writes_back([output], [whole[start : start + output.numel()]])
-        return self._submitter.reduce("reduce_scatter", [whole], how, opts, results=[output], finish=finish)
+        return self._submitter.reduce("reduce_scatter", [whole], reduction, opts, results=[output], finish=finish)
 
     # Older names of the same operations.
 

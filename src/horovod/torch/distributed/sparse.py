@@ -15,7 +15,9 @@ from horovod.torch.distributed.submission import Submitter
 from horovod.torch.distributed.work import HorovodWork
 
 
-def allreduce_sparse(submitter: Submitter, tensor: torch.Tensor, how: ReductionArguments, options: Any) -> HorovodWork:
+def allreduce_sparse(
+    submitter: Submitter, tensor: torch.Tensor, reduction: ReductionArguments, options: Any
+) -> HorovodWork:
     """Sum or average a sparse COO tensor over the ranks, in place. Every rank of the group must call it.
 
     The tensors must have the same shape on all ranks. The number of their elements may differ.
@@ -23,7 +25,7 @@ def allreduce_sparse(submitter: Submitter, tensor: torch.Tensor, how: ReductionA
     Raises:
         ValueError: the reduction is neither a sum nor an average.
     """
-    if how.op not in (ReduceOp.SUM, ReduceOp.AVERAGE) or how.prescale != 1.0:
+    if reduction.op not in (ReduceOp.SUM, ReduceOp.AVERAGE) or reduction.prescale != 1.0:
         raise ValueError("allreduce of a sparse tensor: only ReduceOp.SUM and ReduceOp.AVG are supported")
     coalesced = tensor.detach().coalesce()
     parts = [coalesced.indices().t().contiguous(), coalesced.values().contiguous()]
@@ -33,7 +35,7 @@ def allreduce_sparse(submitter: Submitter, tensor: torch.Tensor, how: ReductionA
 
     def finish(_: Handle) -> None:
         total = torch.sparse_coo_tensor(made[0].t(), made[1], tensor.shape).coalesce()
-        if how.op is ReduceOp.AVERAGE:
+        if reduction.op is ReduceOp.AVERAGE:
             total = total / submitter.size
         tensor.copy_(total)
 

@@ -117,7 +117,7 @@ class Submitter:
         outputs: Sequence[Tensor],
         results: Sequence[torch.Tensor],
         options: Any,
-        how: ReductionArguments = _MOVED,
+        reduction: ReductionArguments = _MOVED,
         root: int = -1,
         splits: Sequence[int] = (),
         allocate: Allocate | None = None,
@@ -133,7 +133,7 @@ class Submitter:
             outputs: the memory to write, if its sizes are known.
             results: the tensors with the results for the caller.
             options: the options of the call.
-            how: the reduction.
+            reduction: the reduction.
             root: the rank in the group that receives or sends the data; -1 if there is none. All ranks must agree.
             splits: of an alltoall: the number of rows for each rank.
             allocate: makes the outputs, if their sizes are known only once the ranks have agreed.
@@ -155,9 +155,9 @@ class Submitter:
             PREFIX,
             None if origin is None else origin.next(),
             tensors,
-            how.op,
-            how.prescale,
-            how.postscale,
+            reduction.op,
+            reduction.prescale,
+            reduction.postscale,
             root if root < 0 else membership.ranks[root],
             splits,
             HOST if memory is None else memory.device,
@@ -180,7 +180,7 @@ class Submitter:
         self,
         what: str,
         tensors: Sequence[torch.Tensor],
-        how: ReductionArguments,
+        reduction: ReductionArguments,
         options: Any,
         root: int = -1,
         results: Sequence[torch.Tensor] = (),
@@ -202,7 +202,7 @@ class Submitter:
         else:
             sources = apart([flat(tensor, reduced=True) for tensor in tensors])
             targets = sources if receives else [torch.empty_like(source) for source in sources]
-            memory = memory_of(sources, how)
+            memory = memory_of(sources, reduction)
             read, written = memory.reduce(sources, targets)
             if receives:
                 finish = both(writes_back(tensors, sources), finish)
@@ -213,7 +213,7 @@ class Submitter:
             written,
             results or tensors,
             options,
-            how,
+            reduction,
             root,
             finish=finish,
             memory=memory,

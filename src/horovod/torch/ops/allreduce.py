@@ -29,7 +29,7 @@ _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
 
 def _start(
-    tensor: torch.Tensor, name: str | None, how: ReductionArguments, in_place: bool, awaited: bool = False
+    tensor: torch.Tensor, name: str | None, reduction: ReductionArguments, in_place: bool, awaited: bool = False
 ) -> Started:
     """Start the reduction of one tensor. It is mostly reduced again by its name or in its line: then it has been checked and
     described before, if it lies in host memory.
@@ -38,14 +38,14 @@ def _start(
         awaited: the caller waits for the result next.
     """
     if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu or not (name is None or type(name) is str):
-        return _start_several(_SINGLE, [tensor], name, how, in_place, awaited)
+        return _start_several(_SINGLE, [tensor], name, reduction, in_place, awaited)
     line = caller()
-    key = (tensor.__class__, tensor.dtype, tensor.shape, how.op, how.prescale, how.postscale, line)
+    key = (tensor.__class__, tensor.dtype, tensor.shape, reduction.op, reduction.prescale, reduction.postscale, line)
     call = recall(name or key, key)
     if call is None or not is_plain(tensor):
-        call = remember(name or key, _prepared(tensor, name, key, how, line))
+        call = remember(name or key, _prepared(tensor, name, key, reduction, line))
     if call.layout is None:
-        return _start_several(_SINGLE, [tensor], name, how, in_place, awaited)
+        return _start_several(_SINGLE, [tensor], name, reduction, in_place, awaited)
     result = tensor if in_place else empty_like(tensor)
     sources: Vectors
     targets: Vectors
@@ -61,15 +61,17 @@ def _start(
         if not in_place:
             targets = Spans(spans.layout, (result.data_ptr(),))
         owner = tensor, result
-    return Started(call.submit(how.process_set.process_set_id, sources, targets, awaited, owner), None, result)
+    return Started(call.submit(reduction.process_set.process_set_id, sources, targets, awaited, owner), None, result)
 
 
 def _prepared(
-    tensor: torch.Tensor, name: str | None, key: tuple[object, ...], how: ReductionArguments, line: str
+    tensor: torch.Tensor, name: str | None, key: tuple[object, ...], reduction: ReductionArguments, line: str
 ) -> Prepared:
     """Check a tensor in host memory, and prepare its allreduce. Raises as :func:`check`."""
     spec = TensorSpec("", check(tensor), tuple(tensor.shape))
-    request = make_request(Operation.ALLREDUCE, _SINGLE, name, [spec], how.op, how.prescale, how.postscale, line=line)
+    request = make_request(
+        Operation.ALLREDUCE, _SINGLE, name, [spec], reduction.op, reduction.prescale, reduction.postscale, line=line
+    )
     return Prepared(key, request, layout_of([tensor]))
 
 
@@ -77,7 +79,7 @@ def _start_several(
     prefix: str,
     tensors: Sequence[torch.Tensor],
     name: str | None,
-    how: ReductionArguments,
+    reduction: ReductionArguments,
     in_place: bool,
     awaited: bool = False,
 ) -> Started:
@@ -86,10 +88,18 @@ def _start_several(
         for tensor in tensors:
             check(tensor)
     outputs = tensors if in_place else [empty_like(tensor) for tensor in tensors]
-    memory = memory_of(tensors, how)
+    memory = memory_of(tensors, reduction)
     sources, targets = memory.reduce(tensors, outputs)
     handle = collectives.allreduce(
-        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id, awaited
+        prefix,
+        name,
+        sources,
+        targets,
+        reduction.op,
+        reduction.prescale,
+        reduction.postscale,
+        reduction.process_set.process_set_id,
+        awaited,
     )
     return Started(handle, memory, outputs[0] if prefix == _SINGLE else tuple(outputs))
 
@@ -128,8 +138,8 @@ def allreduce_async(
             the name is in use; this rank is not a member.
         HorovodInternalError: not initialised, or the job has failed. :func:`synchronize` raises it if the ranks disagree.
     """
-    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    return register(_start(tensor, name, how, in_place=False))
+    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
+    return register(_start(tensor, name, reduction, in_place=False))
 
 
 def allreduce_async_(
@@ -148,8 +158,8 @@ def allreduce_async_(
     Returns:
         A handle, for which :func:`synchronize` returns ``tensor`` itself.
     """
-    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    return register(_start(tensor, name, how, in_place=True))
+    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
+    return register(_start(tensor, name, reduction, in_place=True))
 
 
 def allreduce_(
@@ -166,8 +176,8 @@ def allreduce_(
     Every member of ``process_set`` must call it. The arguments and errors are those of :func:`allreduce_async`. It also raises
     HorovodInternalError if the ranks disagree.
     """
-    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    result: torch.Tensor = _start(tensor, name, how, in_place=True, awaited=True).result()
+    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
+    result: torch.Tensor = _start(tensor, name, reduction, in_place=True, awaited=True).result()
     return result
 
 
@@ -191,8 +201,8 @@ def grouped_allreduce_async(
     Returns:
         A handle, for which :func:`synchronize` returns a tuple of new tensors in the order of ``tensors``.
     """
-    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    return register(_start_several(_GROUP, list(tensors), name, how, in_place=False))
+    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
+    return register(_start_several(_GROUP, list(tensors), name, reduction, in_place=False))
 
 
 def grouped_allreduce_async_(
@@ -211,8 +221,8 @@ def grouped_allreduce_async_(
     Returns:
         A handle, for which :func:`synchronize` returns a tuple of the tensors themselves.
     """
-    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    return register(_start_several(_GROUP, list(tensors), name, how, in_place=True))
+    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
+    return register(_start_several(_GROUP, list(tensors), name, reduction, in_place=True))
 
 
 def grouped_allreduce_(
@@ -229,14 +239,14 @@ def grouped_allreduce_(
     The arguments and errors are those of :func:`grouped_allreduce_async_`. It also raises HorovodInternalError if the ranks
     disagree.
     """
-    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    started = _start_several(_GROUP, list(tensors), name, how, in_place=True, awaited=True)
+    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
+    started = _start_several(_GROUP, list(tensors), name, reduction, in_place=True, awaited=True)
     result: tuple[torch.Tensor, ...] = started.result()
     return result
 
 
 def grouped_allreduce_alike(
-    tensors: Sequence[torch.Tensor], labels: Sequence[str], name: str, how: ReductionArguments, alike: str
+    tensors: Sequence[torch.Tensor], labels: Sequence[str], name: str, reduction: ReductionArguments, alike: str
 ) -> int:
     """:func:`grouped_allreduce_async_` for an optimizer.
 
@@ -244,21 +254,21 @@ def grouped_allreduce_alike(
         labels: the names of the tensors in errors.
         alike: what else must agree on all ranks, as in :class:`horovod.core.negotiation.messages.Request`.
     """
-    memory = memory_of(tensors, how)
+    memory = memory_of(tensors, reduction)
     sources, targets = memory.reduce(tensors, tensors)
     call = collectives.prepared_call(
         Operation.ALLREDUCE,
         _GROUP,
         name,
         sources,
-        how.op,
-        how.prescale,
-        how.postscale,
+        reduction.op,
+        reduction.prescale,
+        reduction.postscale,
         device=device_of(sources),
         labels=labels,
         alike=alike,
     )
-    handle = collectives.submit(how.process_set.process_set_id, call.request, sources, targets)
+    handle = collectives.submit(reduction.process_set.process_set_id, call.request, sources, targets)
     return register(Started(handle, memory, tuple(tensors)))
 
 
@@ -266,31 +276,31 @@ class HorovodAllreduce(torch.autograd.Function):
     """The gradients of an allreduce, or of a group: the gradients are reduced in the same way."""
 
     @staticmethod
-    def forward(ctx: Any, prefix: str, name: str | None, how: ReductionArguments, *tensors: torch.Tensor) -> Any:
-        ctx.prefix, ctx.how = prefix, how
-        return _blocking(prefix, name, how, *tensors)
+    def forward(ctx: Any, prefix: str, name: str | None, reduction: ReductionArguments, *tensors: torch.Tensor) -> Any:
+        ctx.prefix, ctx.reduction = prefix, reduction
+        return _blocking(prefix, name, reduction, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return None, None, None, *_reduced(ctx.prefix, [plain(grad) for grad in grads], None, ctx.how)
+        return None, None, None, *_reduced(ctx.prefix, [plain(grad) for grad in grads], None, ctx.reduction)
 
 
 HorovodGroupedAllreduce = HorovodAllreduce
 
 
-def _blocking(prefix: str, name: str | None, how: ReductionArguments, *tensors: torch.Tensor) -> Any:
+def _blocking(prefix: str, name: str | None, reduction: ReductionArguments, *tensors: torch.Tensor) -> Any:
     """Reduce into new tensors, and wait for them. The result of a group is a tuple."""
     if prefix == _SINGLE:
-        return _start(tensors[0], name, how, in_place=False, awaited=True).result()
-    return _start_several(prefix, tensors, name, how, in_place=False, awaited=True).result()
+        return _start(tensors[0], name, reduction, in_place=False, awaited=True).result()
+    return _start_several(prefix, tensors, name, reduction, in_place=False, awaited=True).result()
 
 
 def _reduced(
-    prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: ReductionArguments
+    prefix: str, tensors: Sequence[torch.Tensor], name: str | None, reduction: ReductionArguments
 ) -> Sequence[torch.Tensor]:
     """Reduce into new tensors, and let autograd record it if a tensor requires a gradient."""
     run: Any = HorovodAllreduce.apply if tracked(*tensors) else _blocking
-    result = run(prefix, name, how, *tensors)
+    result = run(prefix, name, reduction, *tensors)
     return [result] if prefix == _SINGLE else result
 
 
@@ -322,11 +332,11 @@ def allreduce(
         TypeError, ValueError: as :func:`allreduce_async`; or ``compression`` is not a compressor of single tensors.
         HorovodInternalError: not initialised, the ranks disagree, or the job has failed.
     """
-    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
+    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     if compression is NoneCompressor and not tracked(tensor):
-        result: torch.Tensor = _start(tensor, name, how, in_place=False, awaited=True).result()
+        result: torch.Tensor = _start(tensor, name, reduction, in_place=False, awaited=True).result()
         return result
-    return compressed(compression, [tensor], lambda sent: _reduced(_SINGLE, sent, name, how))[0]
+    return compressed(compression, [tensor], lambda sent: _reduced(_SINGLE, sent, name, reduction))[0]
 
 
 def grouped_allreduce(
@@ -350,5 +360,5 @@ def grouped_allreduce(
     Returns:
         A list of new tensors in the order of ``tensors``.
     """
-    how = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
-    return compressed(compression, tensors, lambda sent: _reduced(_GROUP, sent, name, how))
+    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, tensors, lambda sent: _reduced(_GROUP, sent, name, reduction))

@@ -30,14 +30,14 @@ def _members(process_set: ProcessSet) -> tuple[int, int]:
 
 
 def _start(
-    prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: ReductionArguments, awaited: bool = False
+    prefix: str, tensors: Sequence[torch.Tensor], name: str | None, reduction: ReductionArguments, awaited: bool = False
 ) -> Started:
     """Start the reducescatter. The result of a group is a tuple.
 
     Args:
         awaited: the caller waits for the result next.
     """
-    index, size = _members(how.process_set)
+    index, size = _members(reduction.process_set)
     outputs = []
     for tensor in tensors:
         check(tensor)
@@ -45,10 +45,18 @@ def _start(
             raise ValueError("Reducescatter does not support scalar inputs.")
         rows = shard_rows(tensor.shape[0], size)[index]
         outputs.append(empty((rows, *tensor.shape[1:]), tensor.dtype, tensor.device))
-    memory = memory_of(tensors, how)
+    memory = memory_of(tensors, reduction)
     sources, targets = memory.read(tensors), memory.write(outputs)
     handle = collectives.reducescatter(
-        prefix, name, sources, targets, how.op, how.prescale, how.postscale, how.process_set.process_set_id, awaited
+        prefix,
+        name,
+        sources,
+        targets,
+        reduction.op,
+        reduction.prescale,
+        reduction.postscale,
+        reduction.process_set.process_set_id,
+        awaited,
     )
     result = outputs[0] if prefix == _SINGLE else tuple(outputs)
     return Started(handle, memory, result)
@@ -106,18 +114,22 @@ def grouped_reducescatter_async(
     Returns:
         A handle, for which :func:`synchronize` returns a tuple of new tensors in the order of ``tensors``.
     """
-    how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
-    return register(_start(_GROUP, list(tensors), name, how))
+    reduction = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
+    return register(_start(_GROUP, list(tensors), name, reduction))
 
 
 class HorovodReducescatter(torch.autograd.Function):
     """The gradients gather the rows of all ranks, and multiply them by both factors, and for a Sum by the number of ranks."""
 
     @staticmethod
-    def forward(ctx: Any, prefix: str, name: str | None, how: ReductionArguments, *tensors: torch.Tensor) -> Any:
-        ctx.process_set = how.process_set
-        ctx.factor = how.prescale * how.postscale * (_members(how.process_set)[1] if how.op == Sum else 1)
-        return _start(prefix, tensors, name, how, awaited=True).result()
+    def forward(ctx: Any, prefix: str, name: str | None, reduction: ReductionArguments, *tensors: torch.Tensor) -> Any:
+        ctx.process_set = reduction.process_set
+        ctx.factor = (
+            reduction.prescale
+            * reduction.postscale
+            * (_members(reduction.process_set)[1] if reduction.op == Sum else 1)
+        )
+        return _start(prefix, tensors, name, reduction, awaited=True).result()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -129,13 +141,13 @@ HorovodGroupedReducescatter = HorovodReducescatter
 
 
 def _scattered(
-    prefix: str, tensors: Sequence[torch.Tensor], name: str | None, how: ReductionArguments
+    prefix: str, tensors: Sequence[torch.Tensor], name: str | None, reduction: ReductionArguments
 ) -> Sequence[torch.Tensor]:
     """Reduce into new tensors, and let autograd record it if a tensor requires a gradient."""
     if tracked(*tensors):
-        result = HorovodReducescatter.apply(prefix, name, how, *tensors)  # type: ignore[no-untyped-call]  # torch's
+        result = HorovodReducescatter.apply(prefix, name, reduction, *tensors)  # type: ignore[no-untyped-call]  # torch's
     else:
-        result = _start(prefix, tensors, name, how, awaited=True).result()
+        result = _start(prefix, tensors, name, reduction, awaited=True).result()
     return [result] if prefix == _SINGLE else result
 
 
@@ -158,8 +170,8 @@ def grouped_reducescatter(
     Returns:
         A list of new tensors in the order of ``tensors``: this rank's rows of each.
     """
-    how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
-    return compressed(compression, tensors, lambda sent: _scattered(_GROUP, sent, name, how))
+    reduction = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, tensors, lambda sent: _scattered(_GROUP, sent, name, reduction))
 
 
 def reducescatter(
@@ -185,5 +197,5 @@ def reducescatter(
         TypeError, ValueError: as :func:`reducescatter_async`; or ``compression`` is not a compressor of single tensors.
         HorovodInternalError: as :func:`reducescatter_async`; or the ranks disagree.
     """
-    how = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
-    return compressed(compression, [tensor], lambda sent: _scattered(_SINGLE, sent, name, how))[0]
+    reduction = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, [tensor], lambda sent: _scattered(_SINGLE, sent, name, reduction))[0]

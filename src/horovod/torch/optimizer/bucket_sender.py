@@ -138,8 +138,8 @@ class BucketSender:
             collectives = BucketCollectives(bucket.name, settings.op, self._process_set)
             bucket.handle = BucketReduction(self._whole.reduce(aliases, memory, collectives))
             return
-        how = ReductionArguments(settings.op, *settings.scales(), self._process_set)
-        bucket.handle = bucket.submit(slots, tensors, how, settings.line)
+        reduction = ReductionArguments(settings.op, *settings.scales(), self._process_set)
+        bucket.handle = bucket.submit(slots, tensors, reduction, settings.line)
 
     def _compressed(self, bucket: Bucket, slot: ParameterState, gradient: torch.Tensor) -> torch.Tensor:
         """The contiguous, compressed tensor to send for a gradient. It is decompressed after the reduction."""

@@ -223,7 +223,7 @@ class Bucket:
         self,
         slots: Sequence[ParameterState],
         tensors: Sequence[torch.Tensor],
-        how: ReductionArguments,
+        reduction: ReductionArguments,
         line: str,
     ) -> Handle:
         """Start to reduce ``tensors``, which belong to ``slots`` of this bucket, in place.
@@ -232,10 +232,10 @@ class Bucket:
             tensors: contiguous, on one device.
             line: the line of the user's code, for errors.
         """
-        memory = memory_of(tensors, how)
+        memory = memory_of(tensors, reduction)
         on_host = memory.device == HOST
         if on_host and self.matches(slots, tensors):
-            return self.submit_again(tensors, how.process_set.process_set_id)
+            return self.submit_again(tensors, reduction.process_set.process_set_id)
         if not on_host:  # PyTorch does not count a copy of the result into an alias
             tensors = [tensor.data for tensor in tensors]
         sources, targets = memory.reduce(tensors, tensors)
@@ -244,9 +244,9 @@ class Bucket:
             "",
             self.name,
             sources,
-            how.op,
-            how.prescale,
-            how.postscale,
+            reduction.op,
+            reduction.prescale,
+            reduction.postscale,
             device=memory.device,
             line=line,
             labels=[f"allreduce.{slot.name}" for slot in slots],
@@ -260,7 +260,7 @@ class Bucket:
             )
             self._prepared = Prepared(key, call.request, layout_of(tensors) if tensors else None)
             self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
-        handle = submit(how.process_set.process_set_id, call.request, sources, targets)
+        handle = submit(reduction.process_set.process_set_id, call.request, sources, targets)
         self.after.insert(0, partial(memory.arrive, handle))
         return handle
 
