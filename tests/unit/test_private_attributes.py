@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,8 +126,9 @@ def called(call: ast.Call) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
+@functools.cache
 def found() -> dict[str, set[str]]:
-    """By file of the tests, the private names of Horovod's that it uses."""
+    """By file of the tests, the private names of Horovod's that it uses. It parses all sources and tests."""
     names: set[str] = set()
     for path in SOURCE.rglob("*.py"):
         names.update(defined(ast.parse(path.read_text())))

@@ -14,7 +14,7 @@ from horovod.control.rendezvous import server as server_module
 from horovod.control.rendezvous.messages import PURPOSE, Get, Request, decode_request
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import make_secret
-from horovod.runner.common.service import compute_service
+from horovod.runner import compute_service
 from horovod.runner.common.service.compute_service import Addresses, ComputeClient, ComputeService
 from horovod.runner.common.util.timeout import TimeoutException
 from time_limits import SOON
