@@ -37,6 +37,7 @@ from horovod.comparison import missing_gradients
 from horovod.comparison.guard import ELEMENTS, compared_parameters
 from horovod.comparison.missing_gradients import GradientKind
 from horovod.core.errors import HorovodInternalError
+from horovod.core.lifecycle.context import running
 from horovod.core.requests import devices
 from horovod.core.requests.tensor import Tensor
 
@@ -93,6 +94,7 @@ class JaxReducer(Reducer):
         self._compression = settings.compression
         self._exchange = InPlaceExchange(settings)
         self._uncompared = False  # the variables had no values when their gradients were reduced last
+        self._seen: tuple[int, Callable[[], None]] | None = None  # compares the step before, with its generation
         self._handed_out: Any = None  # the trace in which the script got reduced gradients, until it applies them
 
     def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
@@ -140,6 +142,8 @@ class JaxReducer(Reducer):
         whole = [each.value for each in variables] if debugged else []
 
         def reduce(tensors: Sequence[Tensor]) -> None:
+            if guard is not None:
+                self._compare_seen()
             if held and guard is not None and tensors[-1].ready is None:
                 others = [each.array for each in tensors[len(present) :]]
                 _compare(guard, variables, others[-1], others[:-1])
@@ -156,6 +160,15 @@ class JaxReducer(Reducer):
             results[index] = self._compression.decompress(each, context)
         return results
 
+    def _compare_seen(self) -> None:
+        """Compare what the step before has seen when it applied gradients.
+
+        Not in that step itself: after its reduction, a rank may have left that has made its last one.
+        """
+        seen, self._seen = self._seen, None
+        if seen is not None and seen[0] == running().generation:
+            seen[1]()
+
     def applied(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         guard, uncompared, self._uncompared = self.guard, self._uncompared, False
         held = _held(guard, variables) if uncompared else []
@@ -170,10 +183,18 @@ class JaxReducer(Reducer):
         def look(tensors: Sequence[Tensor]) -> None:
             if tensors[0].ready is not None:
                 return
-            if held:
-                _compare(guard, variables, tensors[1].array, ())
             values = iter(np.split(tensors[0].array.copy(), _ends(present)))
-            guard.applied_first([None if each is None else next(values) for each in chosen], variables)
+            own = [None if each is None else next(values) for each in chosen]
+            if not held:
+                guard.applied_first(own, variables)
+                return
+            before = tensors[1].array.copy()
+
+            def compare() -> None:
+                _compare(guard, variables, before, ())
+                guard.applied_first(own, variables)
+
+            self._seen = running().generation, compare
 
         looked = _changed(look, [_joined(present), *held], self._exchange.reduction(ReduceOp.AVERAGE, 1.0))
         # The step uses nothing before the look at it.
