@@ -44,7 +44,7 @@ _CLASSES = (torch.nn.Parameter, torch.Tensor)
 """Other classes, such as DTensor, may have their elements elsewhere."""
 
 
-class _Place(msgspec.Struct, gc=False):
+class Place(msgspec.Struct, gc=False):
     """Some elements of a tensor that a step looks at: from ``begin`` on, each ``apart`` from the next, in its memory."""
 
     tag: int
@@ -90,7 +90,7 @@ class StepSampler:
         count = tensors_in_step(step, owner.number, len(self._slots))
         if not count:
             return
-        places: list[_Place] = []
+        places: list[Place] = []
         first = place_of(step, 0)
         for turn in range(first, first + min(count, reduced.bit_count())):
             slot = self._next(reduced)
@@ -106,9 +106,9 @@ class StepSampler:
         device = places[0].tensor.device
         places = [each for each in places if each.tensor.device == device]
         if device.type == "cpu":
-            looks = looks_at([Part(each.tag, each.label, _elements(each), each.at) for each in places])
+            looks = looks_at([Part(each.tag, each.label, elements_at(each), each.at) for each in places])
             samples.offer(StepLooks(owner, step + 1, len(self._slots), lambda: looks))
-        elif (copies := _Copies.of(places, device)) is not None:
+        elif (copies := DeviceCopies.of(places, device)) is not None:
             samples.offer(StepLooks(owner, step + 1, len(self._slots), copies.read, late=True))
 
     def _next(self, among: int) -> ParameterState:
@@ -121,7 +121,7 @@ class StepSampler:
 
     def _places(
         self, slot: ParameterState, tensor: torch.Tensor, owner: Owner, step: int, is_parameter: bool
-    ) -> Sequence[_Place]:
+    ) -> Sequence[Place]:
         precision, count, number = _PRECISIONS.get(tensor.dtype), tensor.numel(), slot.bit.bit_length()
         if precision is None or not count or type(tensor) not in _CLASSES or tensor.layout is not torch.strided:
             return ()
@@ -132,7 +132,7 @@ class StepSampler:
             if not _is_dense(tensor):
                 return ()
             where += tensor.stride()
-        return (_Place(tag_of(precision, is_parameter, *where), slot.name, tensor, at, begin, apart),)
+        return (Place(tag_of(precision, is_parameter, *where), slot.name, tensor, at, begin, apart),)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -146,7 +146,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _elements(place: _Place) -> Array:
+def elements_at(place: Place) -> Array:
     """The elements of a tensor in host memory."""
     tensor = place.tensor
     if tensor.dtype is torch.bfloat16:  # which NumPy lacks: the upper half of float32
@@ -155,14 +155,14 @@ def _elements(place: _Place) -> Array:
     return tensor.numpy(force=True).ravel("K")[place.begin :: place.apart]
 
 
-class _Copies:
+class DeviceCopies:
     """Elements on their way from a device, in one tensor. The script does not wait for them."""
 
-    def __init__(self, places: Sequence[_Place], lengths: Sequence[int], joined: torch.Tensor, arrived: Any) -> None:
+    def __init__(self, places: Sequence[Place], lengths: Sequence[int], joined: torch.Tensor, arrived: Any) -> None:
         self._places, self._lengths, self._joined, self._arrived = places, lengths, joined, arrived
 
     @classmethod
-    def of(cls, places: Sequence[_Place], device: torch.device) -> _Copies | None:
+    def of(cls, places: Sequence[Place], device: torch.device) -> DeviceCopies | None:
         """Begin to copy. None if a graph is being captured, or if the kind of device has no streams."""
         module: Any = getattr(torch, device.type, None)
         capturing = getattr(module, "is_current_stream_capturing", None)
