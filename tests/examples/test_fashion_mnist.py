@@ -381,7 +381,7 @@ def start(command: list[str], folder: Path, **environment: str) -> subprocess.Co
     """Run something to its end as a user would, with whatever it leaves behind in ``folder``."""
     own = {name: value for name, value in os.environ.items() if "HOROVOD" not in name}
     own |= {"PYTHONPATH": str(SOURCE), **QUIET, "JUPYTER_RUNTIME_DIR": str(folder), "JUPYTER_CONFIG_DIR": str(folder)}
-    own |= {"IPYTHONDIR": str(folder), "MPLCONFIGDIR": str(folder), **environment}
+    own |= {"IPYTHONDIR": str(folder), "MPLCONFIGDIR": str(folder), "HOROVOD_CHECK": "error", **environment}
     return subprocess.run([sys.executable, *command], cwd=folder, env=own, capture_output=True, text=True, timeout=240)
 
 

@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Run:
         return subprocess.run(
             [*programs[program], *(sys.executable if each == "python" else each for each in arguments)],
             cwd=tmp_path,
-            env=environment | {"PYTHONPATH": str(SOURCE)} | settings,
+            env=environment | {"PYTHONPATH": str(SOURCE), "HOROVOD_CHECK": "error"} | settings,
             capture_output=True,
             text=True,
             timeout=JOB,

@@ -40,7 +40,9 @@ def test_the_example_learns(
     path = f"{installed}:{launcher.environment()['PYTHONPATH']}"
     shutil.copy(EXAMPLES / example, launcher.folder)  # alone, as its readers may have it
     command = [sys.executable, example, *arguments.split()]
-    process = launcher.start("-np", "2", *launched, *command, PYTHONPATH=path, HF_HUB_OFFLINE="1")
+    process = launcher.start(
+        "-np", "2", *launched, *command, PYTHONPATH=path, HF_HUB_OFFLINE="1", HOROVOD_CHECK="error"
+    )
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
     (line,) = [line for line in out.splitlines() if ":accuracy" in line]

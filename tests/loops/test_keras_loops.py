@@ -26,14 +26,14 @@ TABLES: list[tuple[Table[Any], tuple[str, ...], bool]] = [
 
 
 def cases() -> list[Any]:
-    """All cases, or a part: the loops of the part on two ranks, each on all backends but one."""
+    """All cases, or a part: the loops of the part, each on all backends but one, and there on one number of ranks."""
     found = []
     for table, backends, eager in TABLES:
         for index, backend in enumerate(backends):
             for number, loop in enumerate(table):
                 if not ALL and number % len(backends) == index:
                     continue
-                for size in loop.sizes if ALL else loop.sizes[:1]:
+                for size in loop.sizes if ALL else [loop.sizes[(number + index) % len(loop.sizes)]]:
                     if ALL or loop.part:
                         known = loop.known or WAITING.get(f"{loop.name}-{backend}", "")
                         marks = [pytest.mark.xfail(strict=True, reason=known)] if known else []

@@ -27,13 +27,13 @@ TABLES: list[tuple[Table[Any], tuple[str, ...], int]] = [
 
 
 def cases() -> list[Any]:
-    """All cases, or a part: every loop on two ranks in one of its modes."""
+    """All cases, or a part: every loop in one of its modes, and on one number of ranks."""
     found = []
     for table, modes, version in TABLES:
         for number, loop in enumerate(table):
             own = loop.arguments.get("modes", modes)
             for mode in own if ALL else [own[number % len(own)]]:
-                for size in loop.sizes if ALL else loop.sizes[:1]:
+                for size in loop.sizes if ALL else [loop.sizes[number // 2 % len(loop.sizes)]]:
                     if ALL or loop.part:
                         marks = [pytest.mark.xfail(strict=True, reason=loop.known)] if loop.known else []
                         name = f"{table.name}: {loop.name}-{size}-{mode}"

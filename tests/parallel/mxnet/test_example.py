@@ -26,7 +26,7 @@ def run(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "horovod.runner.launch", "-np", "2", sys.executable, *arguments],
         cwd=folder,
-        env=environment | {"PYTHONPATH": str(SOURCE)},
+        env=environment | {"PYTHONPATH": str(SOURCE), "HOROVOD_CHECK": "error"},
         capture_output=True,
         text=True,
         timeout=SOON,
