@@ -59,6 +59,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "unit/keras/test_settings.py": ({"_cut"}, "how variables are cut into groups"),
     "unit/torch/test_halves.py": ({"_mean"}, "all numbers of 16 bits"),
     "unit/comm/test_reduction.py": ({"_cast"}, "puts back what it has replaced"),
+    "unit/bindings/test_reductions.py": ({"_last"}, "forgets the call before"),
     # That nothing accumulates, or is let go of.
     "parallel/tensorflow/test_many_at_once.py": ({"_Pending"}, "how many results are kept"),
     "parallel/tensorflow/test_saved_models.py": ({"_in_flight", "_queues"}, "that an operation ends with its graph"),
