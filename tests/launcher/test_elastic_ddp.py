@@ -178,6 +178,27 @@ def train(state):
 train(hvd.elastic.TorchState(step=0))
 """
 
+LOST_IN_NEW_GROUP = """
+import os, signal
+import torch
+import torch.distributed as dist
+import horovod.torch as hvd
+
+dist.init_process_group("horovod")
+
+@hvd.elastic.run
+def train(state):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if (rank, size) == (2, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    group = dist.new_group(list(range(size)))
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    print("total", total.item(), flush=True)
+
+train(hvd.elastic.TorchState(step=0))
+"""
+
 # The script is wrong on every rank at the moment when one is lost.
 WRONG_SCRIPT = """
 import os, signal
@@ -220,6 +241,15 @@ def test_a_group_of_some_ranks_ends_with_its_round_and_says_so(
     assert "RuntimeError: The process group of ranks [0, 1] ended with an earlier round of this job" in ended.stderr
     assert "DeviceMesh" in ended.stderr and "was made for 3 ranks, and now there are 2" in ended.stderr
     assert "round 3" not in ended.stderr
+
+
+def test_a_rank_that_is_lost_while_a_group_is_made_does_not_cost_the_others_its_time_limit(
+    launcher: Launcher, tmp_path: Path, installed: str
+) -> None:
+    (tmp_path / "train.py").write_text(LOST_IN_NEW_GROUP)
+    ended = launcher.run("-np", "3", *LEAST, "python", "train.py", PYTHONPATH=paths(installed))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("total 2.0") == 2
 
 
 def test_an_error_of_the_script_stays_one_although_a_rank_was_lost(

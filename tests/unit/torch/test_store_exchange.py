@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import torch.distributed as dist
 
 from horovod.control.rendezvous.messages import RendezvousError
+from horovod.core.errors import HorovodInternalError
 from horovod.torch.distributed.store import StoreExchange
 from time_limits import SOON
 
@@ -48,6 +49,20 @@ def test_missing_ranks_are_named(present: list[int], told: str, monkeypatch: pyt
     with ThreadPoolExecutor(4) as pool:
         texts = list(pool.map(meet, present))
     assert all(f"{told} did not call the_call() within 0.2 seconds" in text for text in texts), texts
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failure_of_the_job_ends_the_wait(rank: int) -> None:
+    seen = []
+
+    def check() -> None:
+        seen.append(rank)
+        if len(seen) == 3:
+            raise HorovodInternalError("rank 2 failed")
+
+    made = StoreExchange(_store(), rank, 3, "the_call()", check=check)
+    with pytest.raises(HorovodInternalError, match="rank 2 failed"):
+        made.all_gather("one", b"", SOON)
 
 
 def test_what_another_version_has_written_is_told() -> None:

@@ -162,9 +162,14 @@ def of_some_ranks(
         TimeoutError, RuntimeError: a member is missing, or could not take part; the message says which and why.
         HorovodInternalError: the runtime does not run, or the job has failed.
     """
-    context.running()
+    running = context.running()
     context.meet(NEW_GROUP)
-    exchange = StoreExchange(store, rank, size, f"{NEW_GROUP} for {description}")
+
+    def check() -> None:
+        if running.stopped is not None:
+            raise running.stopped.again()
+
+    exchange = StoreExchange(store, rank, size, f"{NEW_GROUP} for {description}", check=check)
 
     def all_gather(subject: str, value: bytes) -> list[bytes]:
         return exchange.all_gather(subject, value, time_limit.total_seconds())

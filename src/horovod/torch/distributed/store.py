@@ -10,7 +10,7 @@ often it has started the group, and the keys contain that number. All ranks star
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -45,14 +45,24 @@ class StoreExchange:
         rank, size: this rank's number in the group, and the number of ranks.
         what: the call that the ranks make, for error messages.
         purpose: part of the keys; exchanges for the same purpose share a counter.
+        check: called while this rank waits; may raise an error that ends the wait, such as that of a failed job.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, what: str, purpose: str = "groups") -> None:
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        what: str,
+        purpose: str = "groups",
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._store = store
         self._rank = rank
         self._size = size
         self._what = what
         self._purpose = purpose
+        self._check = check
         self._round = int(self._asked(lambda: store.add(f"horovod/{purpose}/{rank}", 1)))
         self._count = 0
 
@@ -91,6 +101,7 @@ class StoreExchange:
             return
         pause, longest = _PAUSE_SECONDS
         while int(self._asked(lambda: self._store.add(key, 0))) < self._size - 1 and time.monotonic() < deadline:
+            self._check()
             time.sleep(pause)
             pause = min(pause * 1.5, longest)
 
@@ -132,6 +143,7 @@ class StoreExchange:
                 return True
             if time.monotonic() >= deadline:
                 return False
+            self._check()
             time.sleep(pause)
             pause = min(pause * 1.5, longest)
 
