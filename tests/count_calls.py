@@ -55,6 +55,20 @@ def all_reduce() -> Callable[[], object]:
     return lambda: dist.all_reduce(tensor)
 
 
+def ping_pong() -> Callable[[], object]:
+    """``dist.send`` of 4 KB to the other rank, and ``dist.recv`` of its answer."""
+    import torch
+    import torch.distributed as dist
+
+    tensor, other = torch.ones(1024), 1 - dist.get_rank()
+
+    def call() -> None:
+        for act in (dist.send, dist.recv) if other else (dist.recv, dist.send):
+            act(tensor, other)
+
+    return call
+
+
 def optimizer_step() -> Callable[[], object]:
     """Backward and step of a ``DistributedOptimizer`` of four parameters."""
     import torch
@@ -80,6 +94,7 @@ CALLS: dict[str, Prepare] = {
     "hvd.allreduce of 40 MB": allreduce(40 << 20),
     "hvd.allreduce of 40 MB with a name": allreduce(40 << 20, "calls.of.40M"),
     "dist.all_reduce of 4 KB": all_reduce,
+    "dist.send and dist.recv of 4 KB": ping_pong,
     "a step with four parameters": optimizer_step,
 }
 """A tensor of 4 KB fits into shared memory beside a proposal. One of 40 MB is carried out by the worker thread."""
