@@ -8,18 +8,22 @@ engine. Otherwise the try fails, and every rank announces its request.
 The proposals have their own shared memory, whichever engine the ranks have. It holds futex words, and two slots with one block
 per rank. Each word has one writer::
 
-    proposal  of every rank: the number of the try that it takes part in
+    proposal  of every rank: the number of the try that it takes part in; 0 on the leader if it has withdrawn
     outcome   of the leader: how many tries are over, times two, plus one if an odd number of them succeeded
     closed    of the leader: 1 while it does not use the fast path, so that no proposal can succeed
     given up  of every rank but the leader: the number of the last try that it has stopped waiting for
 
 1. Try a+1 begins when try a is over.
-2. A proposal cannot be withdrawn, and only the leader ends a try. A rank that has waited long enough sends the leader a message
-   that asks it to end the try. Before that, the rank writes *given up* and reads the outcome once more. The leader writes a
-   success, then reads *given up*, and sends a message to each rank that has stopped waiting. Each side has a full fence between
-   its write and its read. So the rank sees the success, or the leader sees that the rank has stopped waiting.
-3. Contributions to success m are in slot m mod 2.
-4. Success m needs a proposal of every rank, and a rank proposes only when it has finished success m-1. So after success m no
+2. Only the leader ends a try, and only the leader can withdraw its proposal. A try succeeds if all proposals are alike. The
+   rank that proposes last sees that by itself: it reads the proposals of the others, and then that of the leader. The leader
+   lets a try fail only after it has withdrawn its proposal and then read the others once more. Each side has a full fence
+   between its write and its reads. So if a rank has seen all proposals, the leader sees them, too.
+3. A rank that has waited long enough sends the leader a message that asks it to end the try. Before that, the rank writes
+   *given up* and reads the outcome once more. The leader writes a success, then reads *given up*, and sends a message to each
+   rank that has stopped waiting. Each side has a full fence between its write and its read. So the rank sees the success, or
+   the leader sees that the rank has stopped waiting.
+4. Contributions to success m are in slot m mod 2.
+5. Success m needs a proposal of every rank, and a rank proposes only when it has finished success m-1. So after success m no
    rank still reads success m-1, and the proposals for success m+1 may use the same slot.
 """
 
@@ -90,6 +94,7 @@ class Proposals:
         self._proposal_of = [word_index(each, PROPOSAL) for each in range(size)]
         self._given_up_by = [(peer, word_index(peer, GIVEN_UP)) for peer in self._peers]
         self._slot = 0
+        self._concluded = 0  # the outcome of the last try that this rank has concluded itself
         self._told: dict[int, list[int]] = {peer: [] for peer in self._peers}
 
     # For every rank.
@@ -103,7 +108,7 @@ class Proposals:
                 data.
             notes: numbers that this rank passes to the others (:meth:`notes`). They and ``identity`` must fit (:func:`fits`).
         """
-        outcome = self._words.values[self._outcome]
+        outcome = max(self._words.values[self._outcome], self._concluded)
         number = (outcome >> 1) + 1
         self._slot = slot = ~outcome & 1  # the slot is free: this rank has taken part in every success so far
         if len(vectors) == 1:
@@ -117,6 +122,24 @@ class Proposals:
             head[_HEAD_BYTES - _NOTE_BYTES * len(notes) :] = array("Q", notes).tobytes()
         self._words.publish(self._proposal, number)
         return number
+
+    def conclude(self, number: int, identity: bytes) -> bool:
+        """For a peer that has proposed for try ``number``: whether the try succeeds because all ranks have proposed the same.
+
+        The rank that proposes last knows this without the leader, which may be asleep. The leader sees it, too, even if it is
+        about to let the try fail (:meth:`withdraw`).
+        """
+        values, leader = self._words.values, self._proposal_of[0]
+        if values[leader] != number:
+            return False
+        for peer in self._peers:
+            if (peer and values[self._proposal_of[peer]] < number) or not self.alike(peer, identity):
+                return False
+        self._words.read_fence()
+        if values[leader] != number:  # the last that is read: the others had proposed while the leader still took part
+            return False
+        self._concluded = 2 * number + self._slot
+        return True
 
     def closed(self) -> bool:
         """Whether the leader does not use the fast path. Check it after proposing, too: the leader may have closed the fast
@@ -195,6 +218,13 @@ class Proposals:
         """Whether a peer that takes part has proposed ``identity``, too."""
         self._words.read_fence()
         return bool(self._heads[self._slot][peer][: len(identity)] == identity)
+
+    def withdraw(self, number: int, identity: bytes) -> bool:
+        """Take part in try ``number`` no more. Returns whether it succeeds nevertheless: all ranks have proposed the same by
+        now, and one of them may have concluded that (:meth:`conclude`)."""
+        self._words.publish(self._proposal, 0)
+        values = self._words.values
+        return all(values[self._proposal_of[peer]] >= number and self.alike(peer, identity) for peer in self._peers)
 
     def decide(self, success: bool) -> list[int]:
         """End the present try.

@@ -6,7 +6,8 @@ The set's first rank leads; it is also the rank of the coordinator. Proposal n r
    request, and its contribution if that is small, into shared memory, then the number n (:meth:`FastPath._propose`).
 2. The leader waits a moment for the proposals of all ranks. The proposal succeeds if all are the same, and fails otherwise or
    when a message arrives. The leader writes the outcome, which is the same for all ranks (:meth:`FastPath._lead`).
-3. A member waits a moment for the leader's outcome (:meth:`FastPath._follow`). On success every rank computes the result from
+3. A member that finds all proposals alike, because it has come last, goes on at once. Another waits a moment for the leader's
+   outcome (:meth:`FastPath._follow`). On success every rank computes the result from
    all contributions, or runs the collective with the engine if it is not small (:meth:`FastPath.finish`). On failure every rank
    announces its request as if nothing had been proposed.
 4. A member cannot withdraw a proposal. After waiting long enough, it announces the request and names n
@@ -203,7 +204,7 @@ class FastPath:
         success = True
         for peer in range(1, len(self._ranks)):
             if not self._proposes_in_time(peer, number) or not proposals.alike(peer, identity):
-                success = False
+                success = proposals.withdraw(number, identity)
                 break
         for member in proposals.decide(success):
             self._connections.send(member, encode(Succeeded(number)))
@@ -253,6 +254,8 @@ class FastPath:
         if proposals.closed():
             return False
         number = self._propose(entry, identity)
+        if proposals.conclude(number, identity):
+            return True
         self._unresolved = (number, entry)
         if not self._decided_in_time(number) and not proposals.stop_waiting(number):
             return False

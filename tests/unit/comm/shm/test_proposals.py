@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -322,3 +325,163 @@ def test_ranks_that_run_at_the_same_time(group: Group, fenced: bool, monkeypatch
 
     found = run_concurrently(leader, *[lambda rank=rank: member(rank) for rank in range(1, len(group))], seconds=60)
     assert found == [turns * 2 // 3] * len(group)
+
+
+def test_the_rank_that_proposes_last_need_not_wait_for_the_leader(group: Group) -> None:
+    last = len(group) - 1
+    for turn in range(4):
+        for rank, proposals in enumerate(group):
+            number = proposals.propose(b"x", [np.full(5, rank, np.float32)])
+            if rank:
+                assert proposals.conclude(number, b"x") == (rank == last)
+        target = np.zeros(5, np.float32)
+        group[last].reduce([target], ReduceOp.SUM, 1.0, 1.0)
+        assert set(target) == {sum(range(len(group)))}
+        if turn % 2:  # it may propose again before the leader has seen anything
+            assert group[last].propose(b"y", [np.zeros(5, np.float32)]) == number + 1
+            assert not group[last].conclude(number + 1, b"y")
+        assert decided(group)
+        assert all(sum(row) == 5 * sum(range(len(group))) for row in sums(group[:last]))
+        if turn % 2:
+            assert not group[0].withdraw(group[0].propose(b"x", ()), b"x")
+            group[0].decide(False)
+
+
+def test_what_a_rank_has_concluded_holds_even_if_the_leader_withdraws(group: Group) -> None:
+    numbers = propose_all(group)
+    assert group[-1].conclude(numbers[-1], b"x")
+    assert group[0].withdraw(numbers[0], b"x")
+    group[0].decide(True)
+    assert [proposals.succeeded() for proposals in group] == [True] * len(group)
+    numbers = [proposals.propose(b"x", ()) for proposals in group[:-1]]
+    assert not group[0].withdraw(numbers[0], b"x")
+    late = group[-1].propose(b"x", ())
+    assert not group[-1].conclude(late, b"x")
+
+
+@pytest.mark.parametrize("fenced", [False, True], ids=["this processor", "one that reorders"])
+def test_all_ranks_have_one_outcome_however_leader_and_peers_race(
+    group: Group, fenced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader gives up after a few polls, so it often withdraws while the last rank concludes."""
+    monkeypatch.setattr(futex_words, "weakly_ordered", fenced)
+    turns = 400
+    seed = random.Random(len(group))
+    waits = [[seed.choice([0, 0, 5e-5, 3e-4]) for _ in range(turns)] for _ in group]
+
+    def leader() -> list[bool]:
+        found = []
+        for turn in range(turns):
+            time.sleep(waits[0][turn])
+            number, identity = group[0].propose(b"%d" % turn, [np.full(9, turn, np.int64)]), b"%d" % turn
+            success = all(
+                group[0].await_proposal(peer, number, 50, 0) and group[0].alike(peer, identity)
+                for peer in range(1, len(group))
+            ) or group[0].withdraw(number, identity)
+            for peer in range(1, len(group)):  # so that all take part in every try, if too late
+                persist(lambda peer=peer, number=number: group[0].await_proposal(peer, number, 20, 20))
+            group[0].decide(success)
+            found.append(success)
+            if success:
+                check(0, turn)
+        return found
+
+    def member(rank: int) -> list[bool]:
+        found = []
+        for turn in range(turns):
+            time.sleep(waits[rank][turn])
+            identity = b"%d" % turn
+            number = group[rank].propose(identity, [np.full(9, turn + rank, np.int64)])
+            if group[rank].conclude(number, identity):
+                success = True
+            else:
+                persist(lambda number=number: group[rank].await_outcome(number, 20, 20))
+                success = group[rank].succeeded()
+            found.append(success)
+            if success:
+                check(rank, turn)
+        return found
+
+    def check(rank: int, turn: int) -> None:
+        target = np.zeros(9, np.int64)
+        group[rank].reduce([target], ReduceOp.SUM, 1.0, 1.0)
+        assert set(target) == {turn * len(group) + sum(range(len(group)))}
+
+    found = run_concurrently(leader, *[lambda rank=rank: member(rank) for rank in range(1, len(group))], seconds=60)
+    assert all(outcomes == found[0] for outcomes in found[1:])
+
+
+class Steps:
+    """The words of one rank, each access to which is a step: it waits until the schedule comes to it."""
+
+    def __init__(self, values: memoryview, step: Callable[[], None]) -> None:
+        self._values, self._step = values, step
+
+    def __getitem__(self, index: int) -> int:
+        self._step()
+        return int(self._values[index])
+
+    def __setitem__(self, index: int, value: int) -> None:
+        self._step()
+        self._values[index] = value
+
+
+def in_steps(group: Group, calls: Sequence[Callable[[], bool]], seed: int) -> list[bool]:
+    """The results of one call for each rank, whose accesses to the words take turns at random."""
+    schedule, found = random.Random(seed), [False] * len(calls)
+    go, stopped = [threading.Semaphore(0) for _ in calls], threading.Semaphore(0)
+    running = set(range(len(calls)))
+
+    def step(rank: int) -> None:
+        stopped.release()
+        go[rank].acquire()
+
+    def run(rank: int) -> None:
+        go[rank].acquire()
+        found[rank] = calls[rank]()
+        running.discard(rank)
+        stopped.release()
+
+    plain = [proposals._words.values for proposals in group]
+    for rank, proposals in enumerate(group):
+        proposals._words.values = Steps(plain[rank], partial(step, rank))  # type: ignore[assignment]  # as code uses it
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    # A few steps of one rank at a time, so that one may be far ahead of another.
+    while running:
+        rank = schedule.choice(sorted(running))
+        for _ in range(schedule.choice([1, 1, 2, 5, 20])):
+            if rank in running:
+                go[rank].release()
+                stopped.acquire()
+    for thread in threads:
+        thread.join()
+    for proposals, values in zip(group, plain, strict=True):
+        proposals._words.values = values
+    return found
+
+
+def test_in_any_order_of_reads_and_writes_no_rank_concludes_what_the_leader_lets_fail() -> None:
+    together = 0
+    for seed in range(400):
+        group = proposals_of(3)
+
+        def leader(group: Group = group) -> bool:
+            number = group[0].propose(b"x", ())
+            success = all(
+                group[0].await_proposal(peer, number, 2, 0) and group[0].alike(peer, b"x") for peer in (1, 2)
+            ) or group[0].withdraw(number, b"x")
+            group[0].decide(success)
+            group[0].propose(b"y", ())
+            return success
+
+        def member(rank: int, group: Group = group) -> bool:
+            return group[rank].conclude(group[rank].propose(b"x", ()), b"x")
+
+        success, *concluded = in_steps(group, [leader, partial(member, 1), partial(member, 2)], seed)
+        for proposals in group:
+            proposals.close()
+        assert success or not any(concluded), f"schedule {seed}"
+        together += success and any(concluded)
+    assert together > 20
