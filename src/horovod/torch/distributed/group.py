@@ -126,11 +126,13 @@ class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
             return before_run.broadcast(operation, tensors, *arguments, **options)
         return operation(tensors, *arguments, **options)
 
-    def allgather(self, outputs: Any = None, inputs: Any = None, *arguments: Any, **options: Any) -> HorovodWork:
+    def allgather(
+        self, output_tensors: Any = None, input_tensors: Any = None, *arguments: Any, **options: Any
+    ) -> HorovodWork:
         operation: before_run.Operation = super().allgather
         if self._before_run is not None:
-            return before_run.allgather(operation, outputs, inputs, *arguments, **options)
-        return operation(outputs, inputs, *arguments, **options)
+            return before_run.allgather(operation, output_tensors, input_tensors, *arguments, **options)
+        return operation(output_tensors, input_tensors, *arguments, **options)
 
     def get_group_store(self) -> Any:
         return self._store
