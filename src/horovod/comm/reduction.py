@@ -201,6 +201,9 @@ def enter(contribution: Array, partial: Array, prescale: float) -> None:
     """``partial = prescale * contribution``: a leaf of the tree. The arrays share no memory."""
     if contribution.dtype in HALVES:
         _widen(contribution, partial)
+    elif contribution.dtype in _FLOATS and prescale != 1.0:
+        np.multiply(contribution, prescale, out=partial)
+        return
     else:
         np.copyto(partial, contribution)
     scale(partial, prescale)
