@@ -71,6 +71,6 @@ def test_the_version_of_the_distribution_is_a_build_of_the_interface() -> None:
     assert info["interface"] == horovod.__version__ == Version(info["version"]).public
     assert re.fullmatch(r"pure\.\d+", str(Version(info["version"]).local))
     source = PROJECT["tool"]["hatch"]["version"]["path"]
-    assert info["path"] == str((ROOT / source).parent), "pyproject.toml takes the version from what is imported"
+    assert Path(info["path"]) in (ROOT / source).parents, "pyproject.toml takes the version from what is imported"
     found = re.findall(r'(?m)^(?:__version__|VERSION) *= *"(.+)"', (ROOT / source).read_text())  # as its backend does
     assert found == [info["version"]]
