@@ -63,6 +63,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     # That nothing accumulates, or is let go of.
     "parallel/tensorflow/test_many_at_once.py": ({"_Pending"}, "how many results are kept"),
     "parallel/tensorflow/test_saved_models.py": ({"_in_flight", "_queues"}, "that an operation ends with its graph"),
+    "unit/comm/shm/test_proposals.py": ({"_words"}, "each access to shared memory, in every order"),
     "unit/comm/test_hierarchical.py": ({"_workspace"}, "the size of memory that NumPy has"),
     "unit/mxnet/ops/test_dependency_engine.py": ({"_pushed"}, "what is held while MXNet uses it"),
     "unit/observe/test_timeline.py": ({"_events", "_rows"}, "tables that would grow for ever"),
