@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from loops import mxnet_gluon
 from loops.harness import Loop, objection
-
-ALL = os.environ.get("HOROVOD_TEST_ALL_LOOPS") == "1"
+from part import ALL
 
 
 def cases() -> list[Any]:
