@@ -72,9 +72,9 @@ def _meet_by_launcher() -> None:
     def by_launcher(url: str, timeout: timedelta = timedelta(minutes=30), **options: Any) -> Any:
         if os.environ.get("MASTER_ADDR"):
             return by_environment(url, timeout=timeout, **options)
-        from horovod.torch.distributed import rounds
+        from horovod.torch.distributed import group_rounds
 
-        return rounds.rendezvous(timeout)
+        return group_rounds.rendezvous(timeout)
 
     handlers["env"] = by_launcher
 

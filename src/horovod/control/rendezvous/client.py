@@ -24,7 +24,7 @@ from horovod.control.rendezvous.messages import (
     encode,
     values_of,
 )
-from horovod.control.rendezvous.store import StoreRequest
+from horovod.control.rendezvous.store_requests import StoreRequest
 from horovod.control.sealing import SealError
 
 

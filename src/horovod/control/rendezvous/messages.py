@@ -3,7 +3,7 @@
 ``horovodrun`` runs one server (``server``) for the life of the job. Under other launchers rank 0 runs one during
 ``init()``. Ranks use ``client``. Values are opaque bytes.
 
-A store of ``torch.distributed`` also changes values in one step (:mod:`~horovod.control.rendezvous.store`).
+A store of ``torch.distributed`` also changes values in one step (:mod:`~horovod.control.rendezvous.store_requests`).
 
 ``init()`` needs ``ExchangeValues``: every rank sends its value and gets the values of all ranks. Then the server forgets them,
 so any number of init/shutdown cycles leaves nothing behind.
@@ -15,7 +15,7 @@ import zlib
 
 import msgspec
 
-from horovod.control.rendezvous.store import StoreRequest
+from horovod.control.rendezvous.store_requests import StoreRequest
 
 VALUE_LIMIT = (1 << 32) - 1
 REACHABILITY = "reachability"

@@ -39,7 +39,7 @@ from horovod.control.rendezvous.messages import (
     encode,
     encode_values,
 )
-from horovod.control.rendezvous.store import carry_out
+from horovod.control.rendezvous.store_requests import carry_out
 from horovod.control.sealing import Message
 from horovod.control.wakeup import WakeUp
 

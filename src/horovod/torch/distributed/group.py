@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from horovod.core.lifecycle import context
 from horovod.core.lifecycle.generation import Generation
-from horovod.torch.distributed import backend, before_run
+from horovod.torch.distributed import backend, calls_before_run
 from horovod.torch.distributed.backend import HorovodBackend
 from horovod.torch.distributed.base import BackendGroup
 from horovod.torch.distributed.membership import GroupMembership
@@ -121,17 +121,17 @@ class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
     getRank, getSize = rank, size  # the names by which C++ code asks, such as DistributedDataParallel's reducer
 
     def broadcast(self, tensors: Any = None, *arguments: Any, **options: Any) -> HorovodWork:
-        operation: before_run.Operation = super().broadcast
+        operation: calls_before_run.Operation = super().broadcast
         if self._before_run is not None:
-            return before_run.broadcast(operation, tensors, *arguments, **options)
+            return calls_before_run.broadcast(operation, tensors, *arguments, **options)
         return operation(tensors, *arguments, **options)
 
     def allgather(
         self, output_tensors: Any = None, input_tensors: Any = None, *arguments: Any, **options: Any
     ) -> HorovodWork:
-        operation: before_run.Operation = super().allgather
+        operation: calls_before_run.Operation = super().allgather
         if self._before_run is not None:
-            return before_run.allgather(operation, output_tensors, input_tensors, *arguments, **options)
+            return calls_before_run.allgather(operation, output_tensors, input_tensors, *arguments, **options)
         return operation(output_tensors, input_tensors, *arguments, **options)
 
     def get_group_store(self) -> Any:

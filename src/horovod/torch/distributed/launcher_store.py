@@ -12,7 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from horovod.control.rendezvous.client import RendezvousClient
-from horovod.control.rendezvous.store import Add, Append, CompareSet, Count, Delete, Present, StoreRequest
+from horovod.control.rendezvous.store_requests import Add, Append, CompareSet, Count, Delete, Present, StoreRequest
 
 _Store: Any = getattr(dist, "Store")  # noqa: B009  not in its stubs
 _StoreError: Any = getattr(dist, "DistStoreError", RuntimeError)

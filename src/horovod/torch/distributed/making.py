@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from horovod.torch.distributed import backend, membership, rounds  # noqa: F401  elastic training finds rounds once a group is made
+from horovod.torch.distributed import backend, group_rounds, membership  # noqa: F401  elastic training finds group_rounds in sys.modules
 from horovod.torch.distributed.backend import HorovodBackend
 from horovod.torch.distributed.base import NAME
 from horovod.torch.distributed.ddp_reducer import install

@@ -33,7 +33,7 @@ __all__ = ["ElasticSampler", "GlobalBatchSampler", "MicroBatch", "TorchState", "
 _Result = TypeVar("_Result")
 
 # Modules that are imported with the first process group.
-_ROUNDS, _FAILURES = "horovod.torch.distributed.rounds", "horovod.torch.distributed.failures"
+_ROUNDS, _FAILURES = "horovod.torch.distributed.group_rounds", "horovod.torch.distributed.failures"
 
 
 def run(func: Callable[..., _Result]) -> Callable[..., _Result]:
