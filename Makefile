@@ -14,6 +14,7 @@ TENSORFLOW ?= tensorflow-cpu==2.21.0
 TF_KERAS ?= tf_keras==2.21.0
 # MXNet needs a NumPy that nothing else here wants, so it has an environment of its own.
 MXNET_VENV ?= .venv-mxnet
+RAY_VENV ?= .venv-ray
 # The oldest versions that pyproject.toml allows, for the oldest Python.
 OLDEST_VENV ?= .venv-oldest
 OLDEST_PYTHON ?= python3.10
@@ -63,12 +64,13 @@ HAVE_MPI := $(STAMPS)/mpi
 HAVE_BENCH := $(STAMPS)/bench
 HAVE_TEST := $(STAMPS)/test
 HAVE_MXNET := $(MXNET_VENV)/stamps/test
+HAVE_RAY := $(RAY_VENV)/stamps/test
 HAVE_OLDEST := $(OLDEST_VENV)/stamps/test
 HAVE_DOCS := $(DOCS_VENV)/stamps/docs
 HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train wheel test test-gpu test-nccl-host test-mxnet test-oldest test-newest test-odd test-all lint bench bench-check bench-gpu bench-tensorflow publish docs clean
+.PHONY: help train wheel test test-gpu test-nccl-host test-mxnet test-ray test-oldest test-newest test-odd test-all lint bench bench-check bench-gpu bench-tensorflow publish docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -102,6 +104,9 @@ bench-gpu: $(HAVE_BENCH)  ## measure NCCL beside torch.distributed's, and traini
 test-mxnet:  ## run the tests of the MXNet binding, if MXNet can be installed here
 	@if $(MAKE) --no-print-directory $(HAVE_MXNET); then $(abspath $(MXNET_VENV))/bin/python -m pytest $(MXNET_TESTS); \
 	else echo "The tests of horovod.mxnet are skipped: MXNet 1.9.1 and NumPy 1.23 cannot be installed for this Python, here." >&2; fi
+
+test-ray: $(HAVE_RAY)  ## run the tests of horovod.ray on a real cluster of two hosts (root; downloads 300 MB)
+	PATH=$(abspath $(RAY_VENV))/bin:$$PATH timeout 1200 $(RAY_VENV)/bin/python -m pytest tests/on_ray $(PYTEST_ARGUMENTS)
 
 test-oldest: $(HAVE_OLDEST)  ## run the tests with the oldest versions that are supported (Python 3.10; downloads 3 GB)
 	PATH=$(abspath $(OLDEST_VENV))/bin:$$PATH $(OLDEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
@@ -201,6 +206,11 @@ $(HAVE_TEST): pyproject.toml $(HAVE_TORCH) $(HAVE_MPI)
 $(HAVE_MXNET): pyproject.toml
 	test -x $(MXNET_VENV)/bin/python || $(PYTHON) -m venv $(MXNET_VENV)
 	$(MXNET_VENV)/bin/python -m pip --disable-pip-version-check -q install --only-binary mxnet,numpy -e '.[mxnet,pytest]'
+	@mkdir -p $(@D) && touch $@
+
+$(HAVE_RAY): pyproject.toml
+	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip --disable-pip-version-check -q install --extra-index-url $(TORCH_INDEX) '$(TORCH)' 'ray==2.60.0' -e '.[pytest]'
 	@mkdir -p $(@D) && touch $@
 
 $(HAVE_OLDEST): pyproject.toml

@@ -13,7 +13,8 @@ SOURCE = Path(horovod.__file__).parent
 
 PUBLIC = {
     "BF16Compressor", "BestModelCheckpoint", "BroadcastGlobalVariablesCallback", "CollectiveTimeoutError",
-    "CommitStateCallback", "Compression", "EngineFailureError", "FP16Compressor", "HorovodInternalError", "KerasState",
+    "CommitStateCallback", "Compression", "Coordinator", "EngineFailureError", "FP16Compressor", "HorovodInternalError",
+    "KerasState",
     "LearningRateScheduleCallback", "LearningRateWarmupCallback", "MetricAverageCallback", "MismatchError",
     "RankLostError", "RankRaisedError", "RendezvousServer", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
 }  # fmt: skip

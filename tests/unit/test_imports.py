@@ -20,7 +20,7 @@ Layers = Sequence[set[str]]
 
 LAYERS: Layers = [
     {"__init__"},
-    {"_old_paths", "check_gpu"},
+    {"_old_paths", "check_gpu", "ray"},
     {"tensorflow.__init__"},
     {"tensorflow.distributed_optimizer"},
     {"keras", "tensorflow.keras", "_torch_backend"},
@@ -40,7 +40,6 @@ LAYERS: Layers = [
     {
         "_base",
         "data",
-        "ray",
         "spark",
     },
 ]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from horovod.runner import remote_call
+from horovod.runner.job import Job
 from horovod.runner.jobs import make_job
 from horovod.runner.options import Options
 from horovod.runner.output.outcome import Outcome
@@ -27,15 +28,19 @@ def run_function(
     keywords: Mapping[str, Any],
     options: Options,
     executable: str | None,
+    make: Callable[..., Job] = make_job,
 ) -> list[Any]:
     """Call ``function`` on every rank and return the values by rank.
+
+    Args:
+        make: makes the job, as :func:`~horovod.runner.jobs.make_job`.
 
     Raises:
         ValueError: the request cannot be met.
         RuntimeError: a rank failed; the message holds its traceback, and the cause is its exception, if that could be sent.
     """
     command = (executable or sys.executable, "-m", "horovod.runner.run_task")
-    job = make_job(replace(options, command=command), os.environ, hosts_python=executable is None)
+    job = make(replace(options, command=command), os.environ, hosts_python=executable is None)
     task = RemoteCall.of(function, arguments, keywords)
     published = dict(remote_call.to_parts(REMOTE_CALL_KEY, remote_call.dumps(task)))
     outcome = job.run(StreamSink(sys.stdout), StreamSink(sys.stderr), published=published)

@@ -35,7 +35,7 @@ from horovod.runner.children import Cleanup, owned
 from horovod.runner.errors import LaunchError, UsageError
 from horovod.runner.event_loop import Loop
 from horovod.runner.hosts import host_sources
-from horovod.runner.hosts.slots import SlotInfo, get_host_assignments
+from horovod.runner.hosts.slots import HostInfo, SlotInfo, get_host_assignments
 from horovod.runner.machine import port_below_ephemeral, usable_cores
 from horovod.runner.options import Options
 from horovod.runner.output.notices import without_effect
@@ -82,7 +82,7 @@ class Job:
         self.slots = self._assign(ranks)
         self._reader = choose_reader(options.stdin, len(self.slots))
         names = dict.fromkeys(slot.hostname for slot in self.slots)
-        self._here = [name for name in names if is_here(self._hosts[name], environment)]
+        self._here = [name for name in names if self._is_here(self._hosts[name])]
         self._elsewhere = [name for name in names if name not in self._here]
         if self._here:
             check_program(options.command[0], environment)
@@ -107,6 +107,10 @@ class Job:
 
     def _choose_source(self) -> host_sources.HostSource:
         return host_sources.choose(self._options, self._launcher_environment)
+
+    def _is_here(self, host: HostInfo) -> bool:
+        """Whether this process starts the ranks of the host itself."""
+        return is_here(host, self._launcher_environment)
 
     def _assign(self, ranks: int) -> list[SlotInfo]:
         """The assignments of exactly ``ranks`` ranks: a list of hosts says where ranks may run, not how many there are."""

@@ -33,5 +33,8 @@ class Timeout:
     def check_time_out_for(self, activity: str) -> None:
         """Raises TimeoutException if the time is over."""
         if self.timed_out():
-            text = self._message.format(activity=activity)
-            raise TimeoutException(f"{text} Timeout after {self._timeout} seconds.")
+            raise TimeoutException(self.text(activity))
+
+    def text(self, activity: str) -> str:
+        """The text of the error."""
+        return f"{self._message.format(activity=activity)} Timeout after {self._timeout} seconds."

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from horovod.control.wakeup import WakeUp
 from horovod.runner.event_loop import Loop
-from horovod.runner.hosts.host_sources import HostScript
+from horovod.runner.hosts.host_sources import ChangingHosts, HostScript
 from horovod.runner.hosts.slots import HostInfo
 
 PERIOD_SECONDS = 1.0
@@ -74,13 +74,13 @@ class FixedHosts(HostDiscovery):
 
 
 class Discovery:
-    """Runs ``script`` periodically on its own thread, since the script may be slow. A context manager.
+    """Asks ``source`` periodically on its own thread, since it may be slow. A context manager.
 
-    It reports new hosts and slots at once, and withdraws others once two answers in a row lack them. At the end it ends a
-    script that still runs, so a script that hangs does not delay the end of a job.
+    It reports new hosts and slots at once, and withdraws others once two answers in a row lack them. At the end it cancels an
+    answer that is awaited, so a source that hangs does not delay the end of a job.
 
     Args:
-        script: the host discovery script.
+        source: the host discovery script, say.
         ranks: as for :meth:`~horovod.runner.hosts.host_sources.HostSource.hosts`.
         loop: calls ``found`` on its thread.
         found: called with the hosts, or the reason why they are not known, whenever these have changed.
@@ -88,9 +88,9 @@ class Discovery:
     """
 
     def __init__(
-        self, script: HostScript, ranks: int, loop: Loop, found: Callable[[Found], object], first: Sequence[HostInfo]
+        self, source: ChangingHosts, ranks: int, loop: Loop, found: Callable[[Found], object], first: Sequence[HostInfo]
     ) -> None:
-        self._script = script
+        self._source = source
         self._ranks = ranks
         self._loop = loop
         self._found = found
@@ -118,7 +118,7 @@ class Discovery:
         while not self._stopped(PERIOD_SECONDS):
             found: Found
             try:
-                answer = self._script.hosts(self._ranks, self._stop.fileno())
+                answer = self._source.hosts(self._ranks, self._stop.fileno())
                 found, self._answer = confirmed(self._answer, answer), answer
             except (ValueError, OSError) as error:
                 if self._stopped(0.0):

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from horovod._base import config
 from horovod.control.listener import LARGEST_QUEUE
-from horovod.runner.agent.base import Agent, HostFacts
+from horovod.runner.agent.base import Agent, HostFacts, Report
 from horovod.runner.agent.local_agent import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
-from horovod.runner.checks import batch_job, is_here
+from horovod.runner.checks import batch_job
 from horovod.runner.children import Cleanup, owned
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import StartProcess
@@ -69,7 +69,7 @@ class ElasticJob(Job):
 
     def __init__(self, options: Options, environment: Mapping[str, str], *, hosts_python: bool = False) -> None:
         _check(options)
-        source = host_sources.choose(options, environment)
+        source = self._find_source(options, environment)
         start = options.num_proc or options.min_num_proc or source.ranks
         if start is None:
             raise UsageError("the number of ranks is missing: give it with -np or --min-np, as in --min-np 2")
@@ -89,6 +89,9 @@ class ElasticJob(Job):
     def result_ranks(self) -> Sequence[int]:
         return range(self._least)
 
+    def _find_source(self, options: Options, environment: Mapping[str, str]) -> host_sources.HostSource:
+        return host_sources.choose(options, environment)
+
     def _choose_source(self) -> host_sources.HostSource:
         return self._source
 
@@ -98,7 +101,7 @@ class ElasticJob(Job):
     @property
     def _changes(self) -> bool:
         """Whether the hosts may change."""
-        return isinstance(self._source, host_sources.HostScript)
+        return isinstance(self._source, host_sources.ChangingHosts)
 
     @property
     def _most_from_one_address(self) -> int:
@@ -141,7 +144,7 @@ class ElasticJob(Job):
             here: list[Agent] = []
 
             def reach(host: HostInfo) -> Agent:
-                if is_here(host, self._launcher_environment):
+                if self._is_here(host):
                     if not here:
                         guardian = self._start_guardian(cleanup, mark, output)
                         facts = HostFacts(
@@ -154,14 +157,7 @@ class ElasticJob(Job):
                             )
                         )  # fmt: skip
                     return here[0]
-                from horovod.runner.reach.reach import (
-                    reach as reach_by_network,  # costs time, which jobs on one host need not spend
-                )
-
-                return reach_by_network(
-                    [host], options, self._launcher_environment,
-                    loop=loop, report=supervisor.report, secret=secret, port=server.address[1], seconds=self._seconds,
-                )[0]  # fmt: skip
+                return self._reach(host, loop, supervisor.report, secret, server.address[1])
 
             def plan(agent: Agent, start: StartProcess) -> Plans:
                 return self._plan(agent, start, server.address[1], secret)
@@ -172,9 +168,18 @@ class ElasticJob(Job):
             cleanup.callback(supervisor.kill)
             owned(server.start)
             hosts = list(self._hosts.values())
-            if isinstance(self._source, host_sources.HostScript):
+            if isinstance(self._source, host_sources.ChangingHosts):
                 cleanup.own(partial(Discovery, self._source, self._start, loop, supervisor.hosts_found, hosts))
             return supervisor.run_elastic(hosts)
+
+    def _reach(self, host: HostInfo, loop: Loop, report: Report, secret: str, port: int) -> Agent:
+        """The agent of another host; see :func:`horovod.runner.reach.reach.reach`."""
+        from horovod.runner.reach.reach import reach  # costs time, which jobs on one host need not spend
+
+        return reach(
+            [host], self._options, self._launcher_environment,
+            loop=loop, report=report, secret=secret, port=port, seconds=self._seconds,
+        )[0]  # fmt: skip
 
     def _plan(self, agent: Agent, start: StartProcess, port: int, secret: str) -> Plans:
         """The plan and the environment to start a process with."""

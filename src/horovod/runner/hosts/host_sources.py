@@ -116,7 +116,15 @@ def _capture(command: str, seconds: float, cancel: int = -1) -> str:
         raise UsageError(f"{script} wrote something other than UTF-8 text") from None
 
 
-class HostScript(HostSource):
+class ChangingHosts(HostSource):
+    """A source whose hosts come and go while an elastic job runs."""
+
+    @abstractmethod
+    def hosts(self, ranks: int, cancel: int = -1) -> list[HostInfo]:
+        """As :meth:`HostSource.hosts`; gives up once the descriptor ``cancel`` is readable."""
+
+
+class HostScript(ChangingHosts):
     """A command that prints the hosts that are available now, one ``h1`` or ``h1:2`` per line.
 
     A host with no slots (``h1:0``) is left out. If a host is printed twice, the last line counts.
@@ -133,7 +141,6 @@ class HostScript(HostSource):
         self._seconds = seconds
 
     def hosts(self, ranks: int, cancel: int = -1) -> list[HostInfo]:
-        """As :meth:`HostSource.hosts`; gives up once the descriptor ``cancel`` is readable."""
         return self.parse(self.output(cancel))
 
     def output(self, cancel: int = -1) -> str:

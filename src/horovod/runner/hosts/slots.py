@@ -138,24 +138,31 @@ def get_host_assignments(
             "name more hosts or slots with -H, as in -H localhost:4"
         )
     size = available if max_num_proc is None else min(available, max_num_proc)
-    used: list[HostInfo] = []
-    for host in hosts:
-        slots = min(host.slots, size - sum(earlier.slots for earlier in used))
-        if slots > 0:
-            used.append(HostInfo(host.hostname, slots))
-    assignments: list[SlotInfo] = []
-    for index, host in enumerate(used):
-        for local_rank in range(host.slots):
-            peers = [other for other, peer in enumerate(used) if peer.slots > local_rank]
-            assignments.append(
-                SlotInfo(
-                    hostname=host.hostname,
-                    rank=len(assignments),
-                    local_rank=local_rank,
-                    cross_rank=peers.index(index),
-                    size=size,
-                    local_size=host.slots,
-                    cross_size=len(peers),
-                )
+    names = [host.hostname for host in hosts for _ in range(host.slots)]
+    return number_ranks(names[:size])
+
+
+def number_ranks(hostnames: Sequence[str]) -> list[SlotInfo]:
+    """Number ranks: the assignments by rank. A cross rank counts the earlier hosts with the same local rank.
+
+    Args:
+        hostnames: the host of each rank.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, name in enumerate(hostnames):
+        ranks.setdefault(name, []).append(rank)
+    assignments: dict[int, SlotInfo] = {}
+    for local_rank in range(max(map(len, ranks.values()), default=0)):
+        peers = [name for name, of_host in ranks.items() if len(of_host) > local_rank]
+        for cross_rank, name in enumerate(peers):
+            rank = ranks[name][local_rank]
+            assignments[rank] = SlotInfo(
+                hostname=name,
+                rank=rank,
+                local_rank=local_rank,
+                cross_rank=cross_rank,
+                size=len(hostnames),
+                local_size=len(ranks[name]),
+                cross_size=len(peers),
             )
-    return assignments
+    return [assignments[rank] for rank in range(len(hostnames))]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from horovod._base import config
 from horovod.runner.reach.child_connection import ChildConnection
 
-_AGENT = "import sys; sys.path = [entry for entry in sys.path if entry]; from horovod.runner.agent.program import main; main()"
+AGENT = "import sys; sys.path = [entry for entry in sys.path if entry]; from horovod.runner.agent.program import main; main()"
 _KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_WORKING_CLUSTER", "SLURM_JWT")
 _OF_THIS_NODE = re.compile(rf"SLURM.*|SRUN_.*|PMI.*|BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|{config.SECRET_KEY}")
 _CANCELLED = re.compile(r"\*\*\* ((?:JOB|STEP) \S+ ON \S+ CANCELLED AT .*?) \*\*\*")
@@ -49,7 +49,7 @@ def command_line(node: str, cpus: int, python: str) -> list[str]:
         "--quiet",
         python,
         "-c",
-        _AGENT,
+        AGENT,
     ]
 
 

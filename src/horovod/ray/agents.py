@@ -1,0 +1,121 @@
+"""Agents on the nodes of a Ray cluster: an actor on each starts one, and the launcher connects to it.
+
+The actor reserves what the ranks of its node need, and waits for one connection, which must begin with a token that Ray has
+brought to it. The connection is then the agent's standard input and output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from horovod.control.dial import set_keepalive
+from horovod.runner.agent.program import LOST_AFTER_SECONDS
+from horovod.runner.reach.remote import AgentConnection
+from horovod.runner.reach.srun import AGENT
+
+_ACCEPT_SECONDS = 60.0
+_END_SECONDS = 5.0
+_TOKEN_BYTES = 32
+_CHUNK = 1 << 16
+
+
+class NodeActor:
+    """On a node of the cluster: starts its agent."""
+
+    def listen(self, token: bytes) -> tuple[str, int]:
+        """Wait for one connection that begins with ``token``, and start an agent on it. Returns the address to connect to."""
+        server = socket.create_server(("", 0))
+        threading.Thread(target=self._serve, args=(server, token), daemon=True).start()
+        return ray.util.get_node_ip_address(), server.getsockname()[1]
+
+    def _serve(self, server: socket.socket, token: bytes) -> None:
+        server.settimeout(_ACCEPT_SECONDS)
+        with server, contextlib.suppress(TimeoutError):
+            while True:
+                connection, _ = server.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(_END_SECONDS)
+                    sent = connection.recv(_TOKEN_BYTES, socket.MSG_WAITALL)
+                    if hmac.compare_digest(sent, token):
+                        connection.settimeout(None)
+                        subprocess.Popen(
+                            [sys.executable, "-c", AGENT], stdin=connection.fileno(), stdout=connection.fileno()
+                        )
+                        return
+
+
+class RayConnection(AgentConnection):
+    """A connection to the agent of a node, made on a thread of its own, since Ray may take long to start the actor.
+
+    Args:
+        node: Ray's number of the node.
+        resources: ``num_cpus`` and ``num_gpus`` to reserve there.
+        seconds: how long it may take.
+    """
+
+    def __init__(self, node: str, resources: dict[str, float], seconds: float) -> None:
+        near, far = socket.socketpair()
+        self.reader, self.writer = os.dup(near.fileno()), near.detach()
+        self.errors, say = os.pipe()
+        self._resources = resources
+        place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        self._actor = ray.remote(NodeActor).options(scheduling_strategy=place, **resources).remote()
+        self._far = far
+        self._thread = threading.Thread(target=self._carry, args=(far, say, seconds), name="horovod-ray", daemon=True)
+        self._thread.start()
+
+    def explain(self, errors: str, preamble: str) -> str:
+        lines = errors.strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def close(self, *, orderly: bool) -> None:
+        with contextlib.suppress(OSError):
+            self._far.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_END_SECONDS)
+        os.close(self.errors)
+        ray.kill(self._actor)
+
+    def _carry(self, far: socket.socket, say: int, seconds: float) -> None:
+        try:
+            token = secrets.token_bytes(_TOKEN_BYTES)
+            address = ray.get(self._actor.listen.remote(token), timeout=seconds)
+            with socket.create_connection(address, timeout=seconds) as agent:
+                agent.sendall(token)
+                agent.settimeout(None)
+                set_keepalive(agent, LOST_AFTER_SECONDS)
+                back = threading.Thread(target=_copy, args=(agent, far), name="horovod-ray-back", daemon=True)
+                back.start()
+                _copy(far, agent)
+                back.join(_END_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            _write(say, f"Ray has not started an actor with {self._resources} there within {seconds:g} seconds")
+        except (OSError, ray.exceptions.RayError) as error:
+            _write(say, f"Ray's actor there is lost: {' '.join(str(error).split())[:300]}")
+        finally:
+            os.close(say)
+            far.close()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Copy bytes until one end is closed."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(_CHUNK):
+            target.sendall(data)
+    for each, end in ((target, socket.SHUT_WR), (source, socket.SHUT_RD)):
+        with contextlib.suppress(OSError):
+            each.shutdown(end)
+
+
+def _write(descriptor: int, text: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(descriptor, text.encode())
