@@ -110,7 +110,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"fused_batch_norm", "mpi_ops", "optimizer"},
         {"distributed", "ops"},
         {"device"},
-        {"compression", "tensors", "uncompiled"},
+        {"compression", "storage_references", "tensors", "uncompiled"},
     ],
     "tensorflow": [
         {"__init__"},

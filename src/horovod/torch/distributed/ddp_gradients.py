@@ -4,9 +4,8 @@ A pass begins when DDP's forward announces it, and ends when all parameters have
 ``backward()``. Passes that are not announced, as inside ``no_sync()``, only add to gradients. All of this is as in PyTorch's
 reducer, whose buckets are used, too: the ranks have agreed on them, and send them in one order.
 
-A gradient may be reduced in place only if nothing else uses its memory. Backward keeps the tensor that it has computed as the
-gradient, and this may be a view of a tensor that other operations still read. So the references to its memory are counted, as
-PyTorch does before it adds to a tensor in place. If there are others, a copy is reduced, and copied back at the end of the
+A gradient may be reduced in place only if nothing else uses its memory (:mod:`horovod.torch.storage_references`). If there are
+others, a copy is reduced, and copied back at the end of the
 pass. While the hook of a parameter runs, backward itself refers to a new gradient. So these are counted when the bucket is
 sent, which is when the next gradient comes, or at the end of the pass.
 """
@@ -25,28 +24,17 @@ from horovod.comm.reduction import ReduceOp
 from horovod.core.errors import HorovodInternalError
 from horovod.torch.distributed.ddp_errors import refuse_another, refuse_gradient, refuse_unfinished
 from horovod.torch.distributed.work import HorovodWork
+from horovod.torch.storage_references import is_alone
 from horovod.torch.uncompiled import uncompiled
 
-_count_references: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 _SCALED_BY_CORE = frozenset({torch.float32, torch.float64})
 """The types whose elements the core multiplies as PyTorch does. It rounds 16-bit floats once, and PyTorch's reducer twice."""
 _LATER, _AWAITED = SimpleNamespace(asyncOp=True), SimpleNamespace(asyncOp=False)
 
 
-def _references(tensor: torch.Tensor) -> int:
-    """The number of references to the tensor's memory, by tensors and by this function."""
-    assert _count_references is not None
-    return _count_references(tensor.untyped_storage()._cdata)
-
-
 def _address(tensor: torch.Tensor) -> int:
     """The address of the tensor's memory, the same for all tensors that share it."""
     return tensor.untyped_storage().data_ptr()
-
-
-AVAILABLE = _count_references is not None
-"""Whether this PyTorch counts references to memory for Python code."""
-_ALONE = _references(torch.empty(1)) if AVAILABLE else 0
 
 
 class Slot:
@@ -199,7 +187,7 @@ class GradientsInPlace:
             and gradient.stride() == slot.stride
             and gradient.shape == slot.shape
         ):
-            if _references(gradient) == _ALONE or (self._own and _address(gradient) in self._own):
+            if is_alone(gradient) or (self._own and _address(gradient) in self._own):
                 slot.sent = gradient
                 return
             if added is not None and added.layout is torch.strided and _address(added) == _address(gradient):

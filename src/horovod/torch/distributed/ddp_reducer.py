@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod.core.lifecycle.context import running
-from horovod.torch.distributed import ddp_gradients
 from horovod.torch.distributed.base import BackendGroup
 from horovod.torch.distributed.ddp_gradients import GradientsInPlace, Hooks
+from horovod.torch.storage_references import AVAILABLE
 from horovod.torch.tensors import DATA_TYPES
 from horovod.torch.uncompiled import uncompiled
 
@@ -228,7 +228,7 @@ def install() -> None:
     nothing if PyTorch lacks something that is needed.
     """
     place = _torch_distributed
-    if place.Reducer is not _Reducer or not ddp_gradients.AVAILABLE:
+    if place.Reducer is not _Reducer or not AVAILABLE:
         return
     if not all(hasattr(_Reducer, name) for name in _NEEDED):
         return

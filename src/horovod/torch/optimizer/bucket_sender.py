@@ -22,6 +22,7 @@ from horovod.torch.ops.handles import synchronize
 from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
 from horovod.torch.optimizer.buckets import Bucket, ParameterState
 from horovod.torch.optimizer.settings import OptimizerSettings
+from horovod.torch.storage_references import is_alone
 
 
 class PendingHandle:
@@ -124,10 +125,15 @@ class BucketSender:
                     self._send_sparse(bucket, slot, gradient)
                     continue
                 gradient = self._densified(bucket, slot, gradient)
+            alone = is_alone(gradient)
             if gradient.dtype.is_complex:
                 gradient = torch.view_as_real(gradient.detach())
             if self._single is not NoneCompressor or not gradient.is_contiguous():
-                gradient = self._compressed(bucket, slot, gradient)
+                gradient = self._compressed(bucket, gradient)
+            elif not alone:
+                own = gradient.detach().clone()
+                bucket.after.insert(0, partial(_put_back, gradient, own))
+                gradient = own
             tensors.append(gradient)
             slots.append(slot)
         settings = self._settings
@@ -141,18 +147,17 @@ class BucketSender:
         reduction = ReductionArguments(settings.op, *settings.scales(), self._process_set)
         bucket.handle = bucket.submit(slots, tensors, reduction, settings.line)
 
-    def _compressed(self, bucket: Bucket, slot: ParameterState, gradient: torch.Tensor) -> torch.Tensor:
+    def _compressed(self, bucket: Bucket, gradient: torch.Tensor) -> torch.Tensor:
         """The contiguous, compressed tensor to send for a gradient. It is decompressed after the reduction."""
         compressed, context = self._single.compress(gradient.detach())
         sent: torch.Tensor = compressed.contiguous()
         if sent is not gradient:
-            bucket.after.insert(0, partial(self._restore, slot, gradient, sent, context))
+            bucket.after.insert(0, partial(self._restore, gradient, sent, context))
         return sent
 
-    def _restore(self, slot: ParameterState, gradient: torch.Tensor, received: torch.Tensor, context: Any) -> None:
+    def _restore(self, gradient: torch.Tensor, received: torch.Tensor, context: Any) -> None:
         with torch.no_grad():
-            gradient.copy_(self._single.decompress(received, context))
-        slot.version = gradient._version
+            _put_back(gradient, self._single.decompress(received, context))
 
     def _densified(self, bucket: Bucket, slot: ParameterState, gradient: torch.Tensor) -> torch.Tensor:
         """A dense copy to send for a sparse gradient. The result is made sparse again."""
@@ -199,6 +204,14 @@ def _own(slot: ParameterState) -> torch.Tensor | None:
     return gradient
 
 
+def _put_back(gradient: torch.Tensor, reduced: torch.Tensor) -> None:
+    """Copy the result of a copy to where the gradient is, at the end of the step, when backward reads no memory any more.
+
+    PyTorch counts changes for all gradients in the same memory together. This is none of them: the slots expect their counts.
+    """
+    gradient.data.copy_(reduced)
+
+
 def _replace(slot: ParameterState, gradient: torch.Tensor) -> None:
     if slot.parameter.grad is not None:  # the user may have removed it
         slot.parameter.grad = gradient
@@ -207,7 +220,7 @@ def _replace(slot: ParameterState, gradient: torch.Tensor) -> None:
 
 
 def _are_plain(gradients: Sequence[torch.Tensor | None]) -> TypeGuard[Sequence[torch.Tensor]]:
-    """Whether gradients, all on one device, are dense, contiguous, in host memory and not part of a graph.
+    """Whether gradients, all on one device, are dense, contiguous, in host memory of their own and not part of a graph.
 
     Args:
         gradients: none of them is None; :meth:`Bucket.matches` has checked this.
@@ -219,4 +232,5 @@ def _are_plain(gradients: Sequence[torch.Tensor | None]) -> TypeGuard[Sequence[t
         and all(map(is_, map(_LAYOUT, gradients), repeat(torch.strided)))
         and all(map(_IS_CONTIGUOUS, gradients))
         and not any(map(_REQUIRES_GRAD, gradients))
+        and all(gradient is not None and is_alone(gradient) for gradient in gradients)
     )
