@@ -62,4 +62,4 @@ def test_a_message_that_is_changed_between_hosts_is_the_reason_that_the_launcher
     last = done.stderr[done.stderr.index("horovodrun: the job failed.") :]
     assert " is not safe: what arrives is not what was sent" in last, last
     told = [line for line in done.stderr.splitlines() if "HorovodInternalError: " in line or "RankLostError: " in line]
-    assert len(told) == 4 and all(" is not safe: what arrives " in line for line in told), "\n".join(told) + last
+    assert told and all(" is not safe: what arrives " in line for line in told), "\n".join(told) + last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ UNHEARD_SECONDS = 20.0
 _MOST_LOST = 16
 """How many lost ranks the final message names."""
 _WELL = Exit(0)
+_KIND = re.compile(r"[\w.]+(?=: )")
+"""The class of an exception, at the beginning of its text."""
 _NOTHING_TO_READ = ("bdb.BdbQuit", "EOFError: EOF when reading a line")
 """The last line of a Python program whose debugger or ``input()`` found standard input empty."""
 
@@ -107,8 +110,8 @@ class Outcome:
                 f"horovodrun: the job failed. {self.called.capitalize()} {self.culprit} failed first ({self.location})."
             )
             if reason:
-                shown = f"{reason.partition(':')[0]}, as printed above" if printed and below_output else reason
-                lines.append(f"Reason: {shown}")
+                kind = _KIND.match(reason) if printed and below_output else None
+                lines.append(f"Reason: {f'{kind[0]}, as printed above' if kind else reason}")
             lines.append(f"Process name: {self.culprit}")
             whose = "" if self.victim is None else f", which is that of rank {self.victim}: it failed because of this"
             lines.append(f"Exit code: {self.exit.code if self.exit.reason else self.exit}{whose}")
