@@ -184,6 +184,9 @@ def test_a_missing_rank_is_named(ranks: Ranks) -> None:
                     assert "rank 1 of 2 did not call" in str(error), error
                 else:
                     raise AssertionError("nobody is missing")
+            dist.distributed_c10d._get_default_store().set("told", "")
+        else:
+            dist.distributed_c10d._get_default_store().wait(["told"])  # the others would be told that it has left
 
     pool = ranks(2, framework="torch")
     with tempfile.TemporaryDirectory() as folder:
@@ -265,7 +268,11 @@ def test_calls_that_do_not_fit_are_told_with_their_lines(ranks: Ranks) -> None:
         assert "One rank did an ALLREDUCE, but another rank did an BROADCAST" in operations, operations
         assert "One rank did an BARRIER, but another rank did an ALLREDUCE" in barrier, barrier
         assert "Mismatched BROADCAST root ranks" in root and "Mismatched ALLTOALL root ranks" in gathered
-        assert "[72]" in inside and "[100]" in inside and inside.count("test_distributed_groups.py:") >= 2, inside
+        assert (
+            ("[72]" in inside or "[8], float32 [64]" in inside)
+            and "[100]" in inside
+            and inside.count("test_distributed_groups.py:") >= 2
+        ), inside
 
 
 def test_a_call_that_a_rank_never_makes_ends_by_the_time_limit(ranks: Ranks) -> None:

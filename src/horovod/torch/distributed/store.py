@@ -18,6 +18,7 @@ import msgspec
 
 from horovod.control.rendezvous.interface import AllGather, Rendezvous
 from horovod.control.rendezvous.messages import RendezvousError
+from horovod.core.errors import HorovodInternalError
 
 _PAUSE_SECONDS = (0.0005, 0.05)
 """The first and the longest pause between two checks of the store. The store's own blocking wait would delay Ctrl-C."""
@@ -101,7 +102,10 @@ class StoreExchange:
             return
         pause, longest = _PAUSE_SECONDS
         while int(self._asked(lambda: self._store.add(key, 0))) < self._size - 1 and time.monotonic() < deadline:
-            self._check()
+            try:
+                self._check()
+            except HorovodInternalError:
+                return  # a rank that is done may have left already; one that is lost needs nothing any more
             time.sleep(pause)
             pause = min(pause * 1.5, longest)
 
