@@ -112,7 +112,7 @@ def test_collectives_in_another_order(ranks: Ranks, tmp_path: Path) -> None:
     pool = ranks(3, framework="torch")
     said = first(play(pool, tmp_path / "r", ENDS_SOON, scene))
     assert (said.kind, said.ranks) == ("apart", [2])
-    assert "Ranks 0-1 wait" in said.text and "'allreduce.a'" in said.text
+    assert "Ranks 0-1 have been waiting" in said.text and "'allreduce.a'" in said.text
     assert "Rank 2 submitted 'allreduce.b' instead" in said.text and "the order of a loop" in said.text
     shown = pool.output(0)
     hint = shown.index("The ranks wait for different collectives, so none of these can complete:")
@@ -462,7 +462,7 @@ def test_a_running_job_is_asked(launcher: Launcher) -> None:
         asked = launcher.run("--dump", str(process))
         assert asked.returncode == 0, asked.stderr
         assert "Rank 1" in asked.stdout and "waits for input at the terminal" in asked.stdout, asked.stdout
-        assert "Rank 0 waits" in asked.stdout and "'allreduce.next'" in asked.stdout
+        assert "Rank 0 has been waiting" in asked.stdout and "'allreduce.next'" in asked.stdout
     for wrong in ("1", "0"):
         refused = launcher.run("--dump", wrong)
         assert refused.returncode == 2 and "neither horovodrun nor a rank" in refused.stderr
