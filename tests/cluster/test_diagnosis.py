@@ -47,4 +47,4 @@ def test_a_link_that_is_down(job: DumpedJob) -> None:
     assert sorted(job.dumps) == [0, 1, 2, 3], "the ranks on both sides of the broken link write"
     assert found[0].kind == "link"
     assert "The link between host hostA and host hostB is broken" in found[0].text
-    assert "Ranks 0-3 wait" in found[0].text and "'allreduce.gradient'" in found[0].text
+    assert "Ranks 0-3 have been waiting" in found[0].text and "'allreduce.gradient'" in found[0].text
