@@ -167,6 +167,7 @@ def one_of(hosts: int, rank: int, delay: float) -> dict[str, float]:
 def _others(listener: socket.socket, port: int, rank: int, hosts: int, gate: Any) -> None:
     """The other ranks: one listener stands for the lower ones, and a thread for each higher one."""
     kept: list[Any] = []
+    measuring = os.getppid()
 
     def accept() -> None:
         selector = selectors.DefaultSelector()
@@ -178,12 +179,14 @@ def _others(listener: socket.socket, port: int, rank: int, hosts: int, gate: Any
 
     def dial(higher: int) -> None:
         purpose = msgspec.msgpack.encode(["1", higher, "data", 0, 0])
-        gate.wait()
+        gate.wait(LONGEST_SECONDS)
         kept.append(dial_until([("127.0.0.1", port)], SECRET, purpose, time.monotonic() + LONGEST_SECONDS))
 
     threading.Thread(target=accept, daemon=True).start()
-    _in_threads(dial, range(rank + 1, hosts))
-    threading.Event().wait()
+    threading.Thread(target=_in_threads, args=(dial, range(rank + 1, hosts)), daemon=True).start()
+    while os.getppid() == measuring:  # it may be killed at its limit
+        time.sleep(0.1)
+    os._exit(0)
 
 
 def _delay_answers(seconds: float) -> None:
@@ -191,10 +194,10 @@ def _delay_answers(seconds: float) -> None:
     at_once = ClientHandshake.answer
 
     def late(self: ClientHandshake, greeting: bytes) -> bytes:
-        time.sleep(seconds)
+        time.sleep(seconds)  # the delay that is measured
         return at_once(self, greeting)
 
-    ClientHandshake.answer = late  # type: ignore[method-assign]
+    ClientHandshake.answer = late  # type: ignore[method-assign]  # in this process alone
 
 
 def _in_threads(run: Callable[[int], None], numbers: Sequence[int]) -> None:

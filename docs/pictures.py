@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import publish  # noqa: E402  the folder of benchmarks comes first
 
-from horovod._base.version import VERSION  # noqa: E402
+from horovod._base.version import VERSION  # noqa: E402  after the path is set
 
 PROGRAM = """
 import time

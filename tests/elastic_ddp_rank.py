@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elastic_events_rank import PAUSE_SECONDS, ends_early, takes
+from elastic_events_rank import PAUSE_SECONDS, returns_early, takes, writer
 
 Runs = Sequence[Sequence[int]]
 """Pairs of a number of ranks and of how many steps these made, one after another."""
@@ -108,10 +108,7 @@ def main() -> None:
     state = hvd.elastic.TorchState(ddp, optimizer, step=0, runs=[], over=False)
     sizes: list[int] = []
 
-    def write(name: str, text: str) -> None:
-        new = folder / f".{name}.{number}"
-        new.write_text(text)
-        new.rename(folder / name)  # all at once, for who reads it meanwhile
+    write = writer(folder, number)
 
     def may_raise(where: str) -> None:
         path = folder / f"raise.{number}"
@@ -129,13 +126,8 @@ def main() -> None:
         training_round = os.environ["HOROVOD_ELASTIC_ROUND"]
         write(f"member.{number}", training_round)
         while not state.over:
-            if (how := ends_early(folder, number)) is not None:
-                write(f"early.{number}", how)
-                if how == "return":
-                    return
-                if how == "sys.exit":
-                    sys.exit(0)
-                os._exit(0)
+            if returns_early(folder, number):
+                return
             over = torch.tensor(float(rank == 0 and (folder / "end").exists()))
             dist.broadcast(over, 0)
             optimizer.zero_grad()

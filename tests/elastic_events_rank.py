@@ -23,7 +23,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +79,31 @@ def takes(path: Path, number: str) -> bool:
     return True
 
 
-def ends_early(folder: Path, number: str) -> str | None:
+def writer(folder: Path, number: str) -> Callable[[str, str], None]:
+    """A function that writes a file of the folder, all at once for who reads it meanwhile."""
+
+    def write(name: str, text: str) -> None:
+        new = folder / f".{name}.{number}"
+        new.write_text(text)
+        new.rename(folder / name)
+
+    return write
+
+
+def returns_early(folder: Path, number: str) -> bool:
+    """Whether this process is to return from the training function now. It ends here if it is to end in another way."""
     path = folder / "early"
     if not path.exists():
-        return None
+        return False
     process, how = path.read_text().split()
-    return how if process == number else None
+    if process != number:
+        return False
+    writer(folder, number)(f"early.{number}", how)
+    if how == "sys.exit":
+        sys.exit(0)
+    if how == "os._exit":
+        os._exit(0)
+    return True
 
 
 def main() -> None:
@@ -107,10 +126,7 @@ def main() -> None:
     state.sync()
     sizes: list[int] = []
 
-    def write(name: str, text: str) -> None:
-        new = folder / f".{name}.{number}"
-        new.write_text(text)
-        new.rename(folder / name)  # all at once, for who reads it meanwhile
+    write = writer(folder, number)
 
     def summed(values: Weights) -> Weights:
         result = np.empty_like(values)
@@ -123,13 +139,8 @@ def main() -> None:
         training_round = os.environ["HOROVOD_ELASTIC_ROUND"]
         write(f"member.{number}", training_round)
         while not state.over:
-            if (how := ends_early(folder, number)) is not None:
-                write(f"early.{number}", how)
-                if how == "return":
-                    return
-                if how == "sys.exit":
-                    sys.exit(0)
-                os._exit(0)
+            if returns_early(folder, number):
+                return
             own = range(basics.rank(), SAMPLES, basics.size())
             ends = basics.rank() == 0 and (folder / "end").exists()
             *values, over = summed(np.append(gradient(state.weights, state.step, own), int(ends)))

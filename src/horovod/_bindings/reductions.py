@@ -81,6 +81,11 @@ class ReductionArguments(msgspec.Struct, frozen=True):
         members = len(self.process_set.ranks or ()) if self.op is ReduceOp.AVERAGE else 1
         return self.prescale * self.postscale / max(members, 1)
 
+    @property
+    def positional(self) -> tuple[ReduceOp, float, float, int | None]:
+        """The arguments as ``allreduce`` and ``reducescatter`` of :mod:`horovod.core.submission.collectives` take them."""
+        return self.op, self.prescale, self.postscale, self.process_set.process_set_id
+
 
 _NOTHING = object()
 _IMMUTABLE = (type(None), int, float, ReduceOp, ProcessSet)

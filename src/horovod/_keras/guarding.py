@@ -12,8 +12,8 @@ import numpy as np
 from horovod._keras.settings import KerasSettings
 from horovod.comm.datatypes import Array
 from horovod.comparison import guard
+from horovod.comparison.looks import part_of
 from horovod.comparison.rotation import LookedAt, TensorPart
-from horovod.comparison.samples import part_of
 
 
 class OptimizerGuard:

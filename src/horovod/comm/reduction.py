@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -250,53 +250,48 @@ def reduce_into(
         return
     if half and prescale == 1.0 and op is ReduceOp.SUM and _combined_at_once(target, contributions, postscale):
         return
+    tree = _Tree(op, prescale, partial_type(target.dtype), workspace)
     # The target may be the memory of any contribution, so only the root is written there.
     if half:
-        leave(_node(contributions, op, prescale, _FLOAT32, workspace, 0), target, postscale)
+        leave(tree.node(contributions, 0), target, postscale)
         return
     if count == 1:
-        np.copyto(target, _node(contributions, op, prescale, target.dtype, workspace, 0))
+        np.copyto(target, tree.node(contributions, 0))
     elif count == 2 and not entered:
         combine(op, contributions[0], contributions[1], target)
     else:
-        combine(op, *_children(contributions, op, prescale, target.dtype, workspace, 0), target)
+        combine(op, *tree.children(contributions, 0), target)
     scale(target, postscale)
 
 
-def _node(
-    contributions: Sequence[Array],
-    op: ReduceOp,
-    prescale: float,
-    dtype: np.dtype[Any],
-    workspace: Workspace,
-    depth: int,
-) -> Array:
-    """The node above these contributions, in the scratch memory of its depth; a leaf itself if it can be used as it is."""
-    first = contributions[0]
-    if len(contributions) == 1 and prescale == 1.0 and first.dtype == dtype:
-        return first
-    partial = workspace.array(~depth, dtype, first.size)
-    if len(contributions) == 1:
-        enter(first, partial, prescale)
-    else:
-        combine(op, *_children(contributions, op, prescale, dtype, workspace, depth), partial)
-    return partial
+class _Tree(NamedTuple):
+    """Computes nodes of the tree, in scratch memory by depth.
 
+    Attributes:
+        dtype: the type of partial results.
+    """
 
-def _children(
-    contributions: Sequence[Array],
-    op: ReduceOp,
-    prescale: float,
-    dtype: np.dtype[Any],
-    workspace: Workspace,
-    depth: int,
-) -> tuple[Array, Array]:
-    """The nodes below the one above these contributions, in the scratch memory of its depth and of the next one."""
-    middle = left_leaves(len(contributions))
-    return (
-        _node(contributions[:middle], op, prescale, dtype, workspace, depth),
-        _node(contributions[middle:], op, prescale, dtype, workspace, depth + 1),
-    )
+    op: ReduceOp
+    prescale: float
+    dtype: np.dtype[Any]
+    workspace: Workspace
+
+    def node(self, contributions: Sequence[Array], depth: int) -> Array:
+        """The node above these contributions, in the memory of its depth; a leaf itself if it can be used as it is."""
+        first = contributions[0]
+        if len(contributions) == 1 and self.prescale == 1.0 and first.dtype == self.dtype:
+            return first
+        partial = self.workspace.array(~depth, self.dtype, first.size)
+        if len(contributions) == 1:
+            enter(first, partial, self.prescale)
+        else:
+            combine(self.op, *self.children(contributions, depth), partial)
+        return partial
+
+    def children(self, contributions: Sequence[Array], depth: int) -> tuple[Array, Array]:
+        """The nodes below the one above these contributions, in the memory of its depth and of the next one."""
+        middle = left_leaves(len(contributions))
+        return self.node(contributions[:middle], depth), self.node(contributions[middle:], depth + 1)
 
 
 def _combined_at_once(target: Array, contributions: Sequence[Array], postscale: float) -> bool:

@@ -24,9 +24,10 @@ from horovod.comparison import alike
 from horovod.comparison.alike import Alike, Value
 from horovod.comparison.comparison import Comparison
 from horovod.comparison.debugging import ModelDebugger, debugger, order
+from horovod.comparison.looks import GRADIENTS, looks_at
 from horovod.comparison.precision import Elements, precision_of
 from horovod.comparison.rotation import LookedAt, Turn, parts_of, turns
-from horovod.comparison.samples import GRADIENTS, Difference, Samples, StepLooks, looks_at
+from horovod.comparison.samples import Difference, Samples, StepLooks
 from horovod.comparison.training_mistakes import FIRST_STEPS, digest_of
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet

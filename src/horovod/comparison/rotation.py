@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from horovod.comm.datatypes import Array
+from horovod.comparison.looks import PERIOD, TENSORS, Part, place_of, tag_of, tensors_in_step
 from horovod.comparison.precision import precision_of
-from horovod.comparison.samples import PERIOD, TENSORS, Owner, Part, place_of, tag_of, tensors_in_step
+from horovod.comparison.samples import Owner
 
 
 class TensorPart(NamedTuple):
@@ -29,8 +30,8 @@ class LookedAt(NamedTuple):
 
     Attributes:
         amount: how many there are, the same on all ranks.
-        read: returns some elements of one of them, less than ``2 * samples.ELEMENTS``: given its number and a place, as for
-            :func:`horovod.comparison.samples.part_of`. None: it is not compared here.
+        read: returns some elements of one of them, less than ``2 * looks.ELEMENTS``: given its number and a place, as for
+            :func:`horovod.comparison.looks.part_of`. None: it is not compared here.
     """
 
     amount: int

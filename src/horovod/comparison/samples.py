@@ -6,8 +6,6 @@ one tensor. The next agreement of the ranks takes the looks along (:mod:`horovod
 maximum of ``x`` and of ``-x`` over the ranks, as integers in the order of the numbers. So all ranks learn the largest and the
 smallest value, and can allow for rounding. A rank that has no look, or has joined, sends what no maximum notices. A look has a
 tag of everything that it depends on: if the ranks' tags differ, they have looked at different things, and nothing follows.
-
-All looks of a step are computed at once: a call of NumPy costs more than what it computes here.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, repeat
+from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -27,138 +25,29 @@ import numpy as np
 from horovod.comm.datatypes import Array
 from horovod.comparison.alike import complain, is_compared, views
 from horovod.comparison.comparison import Comparison
-from horovod.comparison.precision import Precision
+from horovod.comparison.looks import (
+    GRADIENTS,
+    LEAST,
+    TENSORS,
+    Looks,
+    apart,
+    in_order,
+    is_of_parameter,
+    place_of,
+    precision_in,
+)
 from horovod.core.lifecycle.context import running
 
-PERIOD = 8
-"""An optimizer looks in one of so many steps."""
-TENSORS, GRADIENTS = 20, 6
-"""At how many parameters a step looks at most, and at how many of their gradients."""
 LOOKS = TENSORS + GRADIENTS
 """How many looks go with one agreement."""
-ELEMENTS = 512
-"""About how many elements of a tensor one look reads."""
-_WITHIN = 48
-"""Of a model with few tensors, each is looked at within so many steps."""
 _NUMBERS = 4
 """The integers of a look: its tag, and its three values."""
-_NOBODY = np.iinfo(np.int64).min
-_HIGHEST = np.iinfo(np.int64).max
-_NAN = int(np.array(np.nan).view(np.int64))
-_NOTHING = np.full((2, LOOKS, _NUMBERS), _NOBODY)
+_NOTHING = np.full((2, LOOKS, _NUMBERS), LEAST)
 _NOTHING_SENT = _NOTHING.tobytes()
 _SUDDEN = 16
 """Parameters that have drifted apart by rounding drift further by less than this factor between two looks."""
 _SHOWN = 3
 """How many tensors a message names."""
-
-
-_PRECISIONS = list(Precision)
-_SMALL_BITS = 4  # of a tag: the precision, and whether it is of a parameter
-_LARGE_BITS = _HIGHEST >> 1 >> _SMALL_BITS << _SMALL_BITS
-
-
-class Part(msgspec.Struct, gc=False):
-    """The part of a tensor that one look reads.
-
-    Attributes:
-        tag: from :func:`tag_of`.
-        label: the name of the tensor.
-        values: less than ``2 * ELEMENTS`` numbers of any type, at least one.
-        place: chooses the element that is compared by itself.
-    """
-
-    tag: int
-    label: str
-    values: Array
-    place: int
-
-
-class Looks(NamedTuple):
-    """What a rank sees of some tensors.
-
-    Attributes:
-        tags, labels: of each tensor, as for :class:`Part`.
-        values: of each tensor an element, the mean and the root mean square of its part, as float64.
-    """
-
-    tags: Sequence[int]
-    labels: Sequence[str]
-    values: Array
-
-
-def tag_of(precision: Precision, parameter: bool, *where: int) -> int:
-    """The tag of a look: the same on two ranks exactly if they look at the same place of the same tensor in the same step.
-
-    Args:
-        parameter: whether it is of a parameter; otherwise of a gradient.
-        where: numbers of the optimizer, its step, the tensor, its layout and the place.
-    """
-    # Hashes of integers are the same in all processes.
-    return hash(where) & _LARGE_BITS | precision.number << 1 | parameter
-
-
-def tensors_in_step(step: int, optimizer: int, tensors: int) -> int:
-    """At how many tensors a step looks. So each has its turn within 48 steps, or half as many steps as there are tensors.
-
-    Args:
-        step: the number of the step.
-        optimizer: the number of the optimizer; others look in other steps.
-        tensors: how many it has.
-    """
-    return 0 if (step + optimizer) % PERIOD else min(TENSORS, -(-tensors * PERIOD // _WITHIN))
-
-
-def part_of(count: int, place: int) -> tuple[int, int]:
-    """The first element, and the distance of elements, that a look at ``place`` reads of a tensor of ``count`` elements."""
-    apart = count // ELEMENTS or 1
-    return place % apart, apart
-
-
-def looks_at(parts: Sequence[Part]) -> Looks:
-    """The looks at parts of one or more tensors."""
-    counts = [len(each.values) for each in parts]
-    starts = [*accumulate(counts[:-1], initial=0)]
-    with np.errstate(all="ignore"):
-        # float64, so that no square is too large or too small
-        joined = np.concatenate([each.values for each in parts], dtype=np.float64)
-        values = np.empty((len(parts), 3))
-        chosen = [each.place % count for each, count in zip(parts, counts, strict=True)]
-        values[:, 0] = joined[np.add(starts, chosen)]
-        values[:, 1] = np.add.reduceat(joined, starts) / counts
-        values[:, 2] = np.sqrt(np.add.reduceat(joined * joined, starts) / counts)
-    return Looks([each.tag for each in parts], [each.label for each in parts], values)
-
-
-def place_of(step: int, number: int) -> int:
-    """A number that differs from step to step and from tensor to tensor, and is the same on all ranks."""
-    return ((step + 1) * 0x9E3779B97F4A7C15 + (number + 1) * 0xC2B2AE3D27D4EB4F) % (1 << 64) >> 20
-
-
-def in_order(numbers: Array) -> Array:
-    """Float64 as int64 in the same order: -0 is 0, the integer of ``-x`` is that of ``x`` negated, and all NaNs are one value,
-    above infinity."""
-    bits = numbers.view(np.int64)
-    signs = bits >> 63
-    ordered = (bits & _HIGHEST ^ signs) - signs
-    ordered[numbers != numbers] = _NAN
-    return ordered
-
-
-def from_order(ordered: Array) -> Array:
-    """The inverse of :func:`in_order`, for an array."""
-    bits = np.where(ordered < 0, -ordered | np.int64(_NOBODY), ordered)
-    return bits.view(np.float64)
-
-
-def apart(largest: Array, smallest: Array, precision: Precision) -> float:
-    """How far apart the ranks' values of a look are, relative to the size of the elements.
-
-    Args:
-        largest, smallest: over the ranks, of a look's three values.
-    """
-    highest, lowest = from_order(largest), from_order(smallest)
-    return precision.apart(highest, lowest, abs(float(highest[2])))
 
 
 @dataclass
@@ -322,19 +211,19 @@ class Samples:
         largest, smallest = (each.reshape(LOOKS, _NUMBERS) for each in found)
         different: dict[int, float] = {}
         tags = largest[:, 0]
-        compared = (tags != _NOBODY) & (tags == smallest[:, 0]) & (largest != smallest).any(1)
+        compared = (tags != LEAST) & (tags == smallest[:, 0]) & (largest != smallest).any(1)
         for place in np.flatnonzero(compared).tolist():
             tag = int(tags[place])
-            precision = _PRECISIONS[tag >> 1 & (1 << _SMALL_BITS - 1) - 1]
+            precision = precision_in(tag)
             distance = apart(largest[place, 1:], smallest[place, 1:], precision)
             if distance > precision.relative:
                 different[place] = distance
-            elif tag & 1 and distance <= precision.rounding and place < len(self._sent):
+            elif is_of_parameter(tag) and distance <= precision.rounding and place < len(self._sent):
                 owner = self._sent[place][1].owner
                 owner.drift = max(owner.drift, distance)
         if not different:
             return None
-        gradients = {place for place in different if not largest[place, 0] & 1}
+        gradients = {place for place in different if not is_of_parameter(int(tags[place]))}
         places = gradients or different.keys()
         own = [
             _Different(place, of.owner.name, of.owner.described, of.step, label, tuple(values.tolist()), of.owner.drift)

@@ -17,7 +17,7 @@ Ray places, starts and ends the processes. The source of the interface is ``horo
 from __future__ import annotations
 
 try:
-    import ray as _ray  # noqa: F401
+    import ray as _ray  # noqa: F401  to say what to install
 except ImportError as error:
     from horovod._bindings.frameworks import missing
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -24,7 +25,8 @@ from horovod.runner.reach.remote import AgentConnection
 from horovod.runner.reach.srun import AGENT
 
 _ACCEPT_SECONDS = 60.0
-_END_SECONDS = 5.0
+_TOKEN_SECONDS = 5.0
+_END_SECONDS = 1.0
 _TOKEN_BYTES = 32
 _CHUNK = 1 << 16
 
@@ -39,19 +41,20 @@ class NodeActor:
         return ray.util.get_node_ip_address(), server.getsockname()[1]
 
     def _serve(self, server: socket.socket, token: bytes) -> None:
-        server.settimeout(_ACCEPT_SECONDS)
+        deadline = time.monotonic() + _ACCEPT_SECONDS
+        agent: subprocess.Popen[bytes] | None = None
         with server, contextlib.suppress(TimeoutError):
-            while True:
+            while agent is None and (left := deadline - time.monotonic()) > 0:
+                server.settimeout(left)
                 connection, _ = server.accept()
                 with connection, contextlib.suppress(OSError):
-                    connection.settimeout(_END_SECONDS)
-                    sent = connection.recv(_TOKEN_BYTES, socket.MSG_WAITALL)
-                    if hmac.compare_digest(sent, token):
+                    connection.settimeout(_TOKEN_SECONDS)
+                    if hmac.compare_digest(connection.recv(_TOKEN_BYTES, socket.MSG_WAITALL), token):
                         connection.settimeout(None)
-                        subprocess.Popen(
-                            [sys.executable, "-c", AGENT], stdin=connection.fileno(), stdout=connection.fileno()
-                        )
-                        return
+                        stream = connection.fileno()
+                        agent = subprocess.Popen([sys.executable, "-c", AGENT], stdin=stream, stdout=stream)
+        if agent is not None:
+            agent.wait()  # it ends with the connection; this thread ends with the actor
 
 
 class RayConnection(AgentConnection):
@@ -70,7 +73,8 @@ class RayConnection(AgentConnection):
         self._resources = resources
         place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
         self._actor = ray.remote(NodeActor).options(scheduling_strategy=place, **resources).remote()
-        self._far = far
+        self._ends = [far]  # of the sockets that the thread reads
+        self._closed = False
         self._thread = threading.Thread(target=self._carry, args=(far, say, seconds), name="horovod-ray", daemon=True)
         self._thread.start()
 
@@ -79,11 +83,13 @@ class RayConnection(AgentConnection):
         return lines[-1] if lines else ""
 
     def close(self, *, orderly: bool) -> None:
-        with contextlib.suppress(OSError):
-            self._far.shutdown(socket.SHUT_RDWR)
-        self._thread.join(_END_SECONDS)
-        os.close(self.errors)
+        self._closed = True
         ray.kill(self._actor)
+        for each in self._ends:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._thread.join(_END_SECONDS)  # the launcher waits for no node that is lost
+        os.close(self.errors)
 
     def _carry(self, far: socket.socket, say: int, seconds: float) -> None:
         try:
@@ -93,6 +99,9 @@ class RayConnection(AgentConnection):
                 agent.sendall(token)
                 agent.settimeout(None)
                 set_keepalive(agent, LOST_AFTER_SECONDS)
+                self._ends.append(agent)
+                if self._closed:
+                    return
                 back = threading.Thread(target=_copy, args=(agent, far), name="horovod-ray-back", daemon=True)
                 back.start()
                 _copy(far, agent)

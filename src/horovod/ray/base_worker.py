@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import ray
 
 from horovod._base import config
+from horovod.core.errors import MismatchError
 from horovod.core.lifecycle import context
 
 
@@ -86,5 +88,6 @@ class BaseHorovodWorker:
             sys.last_value = error
             if sys.version_info >= (3, 12):
                 sys.last_exc = error
-            context.shutdown()
+            with contextlib.suppress(MismatchError):  # the function's error tells more
+                context.shutdown()
             raise

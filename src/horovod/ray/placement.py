@@ -45,14 +45,14 @@ class Placement:
         TimeoutException: Ray did not reserve them within ``seconds``.
     """
 
-    def __init__(self, request: WorkerSpec, seconds: float) -> None:
-        self._request = request
-        self._group = get_current_placement_group() if request.use_current and not request.workers_per_host else None
+    def __init__(self, spec: WorkerSpec, seconds: float) -> None:
+        self._spec = spec
+        self._group = get_current_placement_group() if spec.use_current and not spec.workers_per_host else None
         self._owned = self._group is None
         if not self._owned:
             return
-        bundles = request.bundles()
-        self._group = placement_group(bundles, strategy="STRICT_SPREAD" if request.workers_per_host else "PACK")
+        bundles = spec.bundles()
+        self._group = placement_group(bundles, strategy="STRICT_SPREAD" if spec.workers_per_host else "PACK")
         try:
             ray.get(self._group.ready(), timeout=seconds)
         except GetTimeoutError:
@@ -64,10 +64,10 @@ class Placement:
 
     def options(self, worker: int) -> dict[str, Any]:
         """The options of the actor of a worker."""
-        bundle = -1 if not self._owned else worker // (self._request.workers_per_host or 1)
+        bundle = -1 if not self._owned else worker // (self._spec.workers_per_host or 1)
         return {
-            "num_cpus": self._request.cpus,
-            "num_gpus": self._request.gpus,
+            "num_cpus": self._spec.cpus,
+            "num_gpus": self._spec.gpus,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 placement_group=self._group, placement_group_bundle_index=bundle
             ),

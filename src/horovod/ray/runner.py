@@ -181,11 +181,11 @@ class RayExecutor:
 class _Static:
     """Actors that stay. If the caller is a Ray client, an actor in the cluster manages them, since they must reach it."""
 
-    def __init__(self, settings: MiniSettings, request: WorkerSpec) -> None:
-        self.size = request.workers
+    def __init__(self, settings: MiniSettings, spec: WorkerSpec) -> None:
+        self.size = spec.workers
         self._remote = ray.util.client.ray.is_connected()
         make: Any = ray.remote(num_cpus=0)(Workers).remote if self._remote else Workers
-        self._workers = make(settings, request)
+        self._workers = make(settings, spec)
 
     def start(self, executable: Executable, variables: Mapping[str, str]) -> None:
         self._call("start", executable, variables)

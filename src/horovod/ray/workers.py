@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from horovod.ray.registration import Coordinator
 from horovod.ray.settings import MiniSettings
 from horovod.runner.timeout import Timeout, TimeoutException
 
+_log = logging.getLogger("horovod.ray")
 _SECONDS_FOR_OTHERS = 10.0
 """How long the other ranks may take to fail, too, after the first has failed: the one that failed by itself is to be found."""
 
@@ -24,50 +26,49 @@ _SECONDS_FOR_OTHERS = 10.0
 class Workers:
     """Starts them, calls functions on them, and ends them. An actor itself if the caller is a Ray client."""
 
-    def __init__(self, settings: MiniSettings, request: WorkerSpec) -> None:
+    def __init__(self, settings: MiniSettings, spec: WorkerSpec) -> None:
         self._settings = settings
-        self._request = request
+        self._spec = spec
         self._coordinator = Coordinator(settings)
         self._placement: Placement | None = None
         self._workers: list[Any] = []
+        self._names: list[str] = []
         self._callbacks: Sequence[Callback] = ()
 
     def start(self, executable: Executable, variables: Mapping[str, str]) -> None:
         if self._workers:
             raise RuntimeError("this executor has been started already; call shutdown() before another start()")
-        request, self._coordinator = (
-            self._request,
-            Coordinator(self._settings, lambda value: call_all(self._callbacks, value)),
-        )
-        self._placement = Placement(request, self._settings.placement_group_timeout_s)
+        ranks = range(self._spec.workers)
+        self._coordinator = Coordinator(self._settings, lambda value: call_all(self._callbacks, value))
+        self._placement = Placement(self._spec, self._settings.placement_group_timeout_s)
         try:
             limit = self._settings.start_timeout
             actor = ray.remote(BaseHorovodWorker)
-            made = [
-                actor.options(**self._placement.options(each)).remote(each, request.workers)
-                for each in range(request.workers)
+            self._workers = made = [
+                actor.options(**self._placement.options(each)).remote(each, len(ranks)) for each in ranks
             ]
-            self._workers = made
             nodes = _in_time([each.node_id.remote() for each in made], limit, "the workers to start")
             self._workers = [made[each] for each in by_node(nodes)]
             names = _in_time([each.hostname.remote() for each in self._workers], limit, "the workers' host names")
+            self._names = [f"rank {rank} on {name}" for rank, name in enumerate(names)]
             for rank, (name, node) in enumerate(zip(names, sorted(nodes, key=nodes.index), strict=True)):
                 self._coordinator.register(name, node, rank)
             shared = {**self._coordinator.establish_rendezvous(), **variables}
             numbers = self._coordinator.finalize_registration()
-            gpus = self._gpus([numbers[rank][config.HOSTNAME] for rank in range(request.workers)])
-            environments = [{**shared, **numbers[rank], **gpus[rank]} for rank in range(request.workers)]
-            ray.get([each.update_env_vars.remote(env) for each, env in zip(self._workers, environments, strict=True)])
-            _results([each.start_executable.remote(*executable.parts) for each in self._workers])
+            gpus = self._gpus([numbers[rank][config.HOSTNAME] for rank in ranks], limit)
+            environments = [{**shared, **numbers[rank], **gpus[rank]} for rank in ranks]
+            updates = [each.update_env_vars.remote(env) for each, env in zip(self._workers, environments, strict=True)]
+            _in_time(updates, limit, "the workers to take their variables")
+            _results([each.start_executable.remote(*executable.parts) for each in self._workers], self._names)
         except BaseException:
             self.shutdown()
             raise
 
-    def _gpus(self, nodes: Sequence[str]) -> list[dict[str, str]]:
+    def _gpus(self, nodes: Sequence[str], limit: Timeout) -> list[dict[str, str]]:
         """For each rank, all GPUs of the ranks of its node: ``hvd.local_rank()`` counts them."""
-        if not self._request.gpus:
+        if not self._spec.gpus:
             return [{}] * len(nodes)
-        given: list[list[str]] = ray.get([each.get_gpu_ids.remote() for each in self._workers])
+        given = _in_time([each.get_gpu_ids.remote() for each in self._workers], limit, "the workers' GPUs")
         return [
             {
                 "CUDA_VISIBLE_DEVICES": ",".join(
@@ -93,7 +94,8 @@ class Workers:
         ranks: Sequence[int] | None = None,
     ) -> list[Any]:
         self._callbacks = callbacks
-        return _results(self.submit(function, ranks))
+        names = self._names if ranks is None else [self._names[rank] for rank in ranks]
+        return _results(self.submit(function, ranks), names)
 
     def shutdown(self) -> None:
         for worker in self._workers:
@@ -113,8 +115,11 @@ def _in_time(references: Sequence[Any], limit: Timeout, activity: str) -> list[A
     return list(ray.get(list(references)))
 
 
-def _results(references: Sequence[Any]) -> list[Any]:
-    """The values by rank.
+def _results(references: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """The values, by worker.
+
+    Args:
+        names: of the workers, for the log: errors of Ray do not name the rank.
 
     Raises:
         The error of the rank that failed by itself, if some failed because of it.
@@ -131,9 +136,11 @@ def _results(references: Sequence[Any]) -> list[Any]:
                 errors[list(references).index(each)] = error
     if not errors:
         return list(ray.get(list(references)))
-    of_others = [rank for rank, error in errors.items() if _is_of_others(error)]
-    raise errors[min(rank for rank in errors if rank not in of_others or len(of_others) == len(errors))]
+    first = min([number for number, error in errors.items() if not _is_of_others(error)] or errors)
+    _log.error("%s failed first; %d of %d ranks have failed", names[first], len(errors), len(names))
+    raise errors[first]
 
 
 def _is_of_others(error: Exception) -> bool:
-    return isinstance(error, HorovodInternalError) or isinstance(getattr(error, "cause", None), HorovodInternalError)
+    """Whether a collective has raised it, because another rank had failed."""
+    return isinstance(getattr(error, "cause", error), HorovodInternalError)

@@ -17,13 +17,8 @@ AVAILABLE = _count is not None
 """Whether this PyTorch counts references to memory for Python code."""
 
 
-def _references(tensor: torch.Tensor) -> int:
-    """The number of references to the tensor's memory, by tensors and by this function."""
-    assert _count is not None
-    return _count(tensor.untyped_storage()._cdata)
-
-
-_ALONE = _references(torch.empty(1)) if AVAILABLE else 0
+_ALONE = 0 if _count is None else _count(torch.empty(1).untyped_storage()._cdata)
+"""The count of a tensor's memory to which nothing else refers."""
 
 
 def is_alone(tensor: torch.Tensor) -> bool:

@@ -16,14 +16,10 @@ from hypothesis import strategies as st
 
 from horovod.comm.datatypes import Array
 from horovod.comparison import alike, samples
-from horovod.comparison.precision import Precision
-from horovod.comparison.samples import (
-    LOOKS,
+from horovod.comparison.looks import (
     TENSORS,
     Looks,
     Part,
-    Samples,
-    StepLooks,
     apart,
     from_order,
     in_order,
@@ -32,6 +28,8 @@ from horovod.comparison.samples import (
     tag_of,
     tensors_in_step,
 )
+from horovod.comparison.precision import Precision
+from horovod.comparison.samples import LOOKS, Samples, StepLooks
 from horovod.core.errors import MismatchError
 
 FLOATS = st.floats(allow_nan=True, allow_infinity=True)

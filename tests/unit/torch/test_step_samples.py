@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.comparison import samples
-from horovod.comparison.samples import Looks, Owner, Part, Samples, looks_at, part_of
+from horovod.comparison.looks import Looks, Part, looks_at, part_of
+from horovod.comparison.samples import Owner, Samples
 from horovod.torch.optimizer.buckets import ParameterState
 from horovod.torch.optimizer.step_samples import DeviceCopies, Place, StepSampler, elements_at
 

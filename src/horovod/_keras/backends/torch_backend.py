@@ -45,7 +45,7 @@ class TorchReducer(Reducer):
     def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
         return [_arrival(gradient, each.value) for gradient, each in zip(gradients, variables, strict=True)]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch does not type it
     def applied(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         if self.guard is not None:
             dense = {index: each for index, each in enumerate(gradients) if each is not None and not each.is_sparse}

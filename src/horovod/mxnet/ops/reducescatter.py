@@ -31,17 +31,7 @@ def _scatter(arrays: Sequence[Any], name: str | None, reduction: MXNetReductionA
         results = [empty((mine, *source.shape[1:]), source) for mine, source in zip(rows, sources, strict=True)]
         outputs = [view(result) for result in results]
         with reading(sources, name or PREFIX) as inputs:
-            collectives.reducescatter(
-                PREFIX,
-                name,
-                inputs,
-                outputs,
-                reduction.op,
-                reduction.prescale,
-                reduction.postscale,
-                set_id,
-                awaited=True,
-            ).wait()
+            collectives.reducescatter(PREFIX, name, inputs, outputs, *reduction.positional, awaited=True).wait()
         return results
 
     return to_new(arrays, act)

@@ -27,8 +27,8 @@ from horovod.comparison.guard import (
     names_of_all,
     numbers,
 )
+from horovod.comparison.looks import part_of
 from horovod.comparison.rotation import LookedAt, TensorPart
-from horovod.comparison.samples import part_of
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.core.negotiation.messages import Operation, Request, TensorSpec
 from horovod.core.submission.collectives import prepared_call

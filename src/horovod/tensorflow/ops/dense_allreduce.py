@@ -34,18 +34,7 @@ class Allreduce(Collective, frozen=True):
         views = memory.read(inputs)
         rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
         targets = [room.described() for room in rooms]
-        members = reduction.process_set.process_set_id
-        handle = collectives.allreduce(
-            self.kind,
-            self.name,
-            views,
-            targets,
-            reduction.op,
-            reduction.prescale,
-            reduction.postscale,
-            members,
-            awaited,
-        )
+        handle = collectives.allreduce(self.kind, self.name, views, targets, *reduction.positional, awaited)
         return handle, lambda: memory.results(handle, rooms)
 
 

@@ -51,17 +51,7 @@ class Reducescatter(Collective, frozen=True):
             rows = shard_rows(each.shape[0], len(worker.ranks))[worker.index]
             rooms.append(memory.room(tensor, (rows, *each.shape[1:])))
         targets = [room.described() for room in rooms]
-        handle = collectives.reducescatter(
-            self.kind,
-            self.name,
-            views,
-            targets,
-            reduction.op,
-            reduction.prescale,
-            reduction.postscale,
-            members,
-            awaited,
-        )
+        handle = collectives.reducescatter(self.kind, self.name, views, targets, *reduction.positional, awaited)
         return handle, lambda: memory.results(handle, rooms)
 
 

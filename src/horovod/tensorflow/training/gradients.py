@@ -21,37 +21,26 @@ from horovod._bindings.scalars import real, whole_if_number
 from horovod.comparison import agreed, missing_gradients
 from horovod.core.errors import MismatchError
 from horovod.core.negotiation.agreement import MISMATCHED
-from horovod.core.negotiation.messages import Operation
-from horovod.core.requests.handle import Handle
 from horovod.core.submission.arguments import set_id
-from horovod.core.submission.collectives import prepared_call, submit
-from horovod.core.submission.prepared import device_of
 from horovod.observe.call_site import caller
 from horovod.tensorflow.compression import Compression, Compressor
-from horovod.tensorflow.device import memory_of
 from horovod.tensorflow.errors import of_both_kinds
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.graph.operation import Submission
-from horovod.tensorflow.graph.recorded import Collective, Outputs
 from horovod.tensorflow.graph.run import run
 from horovod.tensorflow.ops.allreduce import allreduce, placed
 from horovod.tensorflow.ops.arguments import compressor
 from horovod.tensorflow.ops.dense_allreduce import reduce_dense
 from horovod.tensorflow.tensors import check_type
 from horovod.tensorflow.training import in_graph
+from horovod.tensorflow.training.gradient_bucket import bucket_submission, of_numbers
 from horovod.tensorflow.training.step_watch import StepWatch, shown
 
 KIND = "HorovodAllreduce"
 _OTHER_VARIABLES = (
     "The ranks ask for the gradients of different variables, or in another order. Ask for the gradients of the same variables "
     "in the same order on every rank; a gradient that is None on some ranks counts as zeros there."
-)
-_IN_A_GRAPH = (
-    "Ranks have gradients of different variables, and a graph cannot take zeros for gradients that it was built without. Make "
-    "the variables part of every rank's loss (add 0.0 * tf.reduce_sum(output) of each head that this rank leaves out), pass "
-    "unconnected_gradients=tf.UnconnectedGradients.ZERO to tape.gradient, or run the step eagerly (Keras: "
-    "model.compile(..., run_eagerly=True))."
 )
 
 
@@ -198,7 +187,7 @@ class _Call:
             [index for index in bucket if index in compressed] for bucket in _buckets(self._sources, reduction.groups)
         ]
         order = [index for bucket in buckets for index in bucket]
-        signature, line = _signature(self._sources), caller()
+        signature, line, arguments = _signature(self._sources), caller(), _arguments(reduction)
         absent = [label for label, kind in zip(self._labels, kinds, strict=True) if not kind]
         lacking = f"This rank's graph has no gradient of {_shown(absent)}, and has variables {_shown(self._labels)}."
         own = [compressed[index][0] for index in sorted(compressed)]
@@ -209,16 +198,16 @@ class _Call:
         numbers_in_graph = in_graph.number(numbers)
         alike = missing_gradients.describe(kinds)
         if tf.executing_eagerly() and numbers is not None:
-            alike += _of_numbers(numbers())
+            alike += of_numbers(numbers())
 
         def submissions(tensors: Mapping[int, Any]) -> list[Submission]:
             return [
-                _submission(
+                bucket_submission(
                     f"{negotiated}.{signature}.{number}",
                     # A bucket without gradients sends a zero, so that other ranks see which gradients this rank has.
                     [self._labels[index] for index in bucket] or ["no gradient"],
                     [tensors[index] for index in bucket] or [tf.zeros([1])],
-                    reduction,
+                    arguments,
                     line,
                     alike,
                     lacking,
@@ -250,9 +239,13 @@ class _Call:
                 f"gradients that were reduced with hvd.{self._reduction.op.label} cannot be differentiated; use hvd.Average or "
                 "hvd.Sum, or differentiate the gradients of a tf.GradientTape"
             )
-        prescale, postscale = self._reduction.scales()
-        reduction = ReductionArguments(self._reduction.op, prescale, postscale, self._reduction.process_set)
-        return reduce_dense(KIND, collective_name(KIND, None, list(upstream)), list(upstream), reduction)
+        return reduce_dense(
+            KIND, collective_name(KIND, None, list(upstream)), list(upstream), _arguments(self._reduction)
+        )
+
+
+def _arguments(reduction: TensorFlowReduction) -> ReductionArguments:
+    return ReductionArguments(reduction.op, *reduction.scales(), reduction.process_set)
 
 
 def _is_sparse(gradient: Any) -> bool:
@@ -347,81 +340,7 @@ def _signature(sources: Sequence[Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-class ReduceGradients(Collective, frozen=True):
-    """Reduces the gradients of one bucket in one request.
-
-    Attributes:
-        name: identifies the bucket on all ranks.
-        labels: the names of the gradients, for errors.
-        reduction: the reduction, its factors and its process set.
-        line: the line of the user's code that reduces the gradients.
-        alike: the gradients that exist, as in :class:`~horovod.core.negotiation.messages.Request`.
-        lacking: the gradients that do not exist, for the error in a graph.
-        at_start: the function to call first, as a number of :mod:`horovod.tensorflow.training.in_graph`; 0: none.
-        numbers: the function that returns the numbers of the variables, which belong to ``alike``, too; 0: they have none, or
-            are in ``alike``.
-    """
-
-    name: str
-    labels: Sequence[str]
-    reduction: ReductionArguments
-    line: str
-    alike: str = ""
-    lacking: str = ""
-    at_start: int = 0
-    numbers: int = 0
-
-    @property
-    def mismatch(self) -> str:
-        return f"{_IN_A_GRAPH} {self.lacking}"
-
-    def start(self, inputs: Sequence[Any], awaited: bool) -> tuple[Handle, Outputs]:
-        in_graph.call(self.at_start)
-        reduction = self.reduction
-        memory = memory_of(inputs, reduction)
-        views = memory.read(inputs)
-        rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
-        call = prepared_call(
-            Operation.ALLREDUCE,
-            "",
-            self.name,
-            views,
-            reduction.op,
-            reduction.prescale,
-            reduction.postscale,
-            device=device_of(views),
-            line=self.line,
-            labels=self.labels,
-            alike=self.alike + _of_numbers(in_graph.call(self.numbers) or ""),
-        )
-        targets = [room.described() for room in rooms]
-        handle = submit(reduction.process_set.process_set_id, call.request, views, targets, awaited=awaited)
-        return handle, lambda: memory.results(handle, rooms)
-
-
 def _is_of_no_graph(source: Any) -> bool:
     """Whether a source is a variable of TensorFlow 2, which refers to no graph."""
     variable = getattr(source, "_value", source) if hasattr(source, "path") else source
     return isinstance(variable, tf.Variable) and hasattr(getattr(variable, "handle", None), "numpy")
-
-
-def _of_numbers(numbers: str) -> str:
-    return f" of the variables that were broadcast as numbers {numbers}" if numbers else ""
-
-
-def _submission(
-    name: str,
-    labels: Sequence[str],
-    tensors: Sequence[Any],
-    reduction: TensorFlowReduction,
-    line: str,
-    alike: str,
-    lacking: str,
-    numbers: int,
-    at_start: Callable[[], None] | None,
-) -> Submission:
-    """The submission of one bucket."""
-    prescale, postscale = reduction.scales()
-    arguments = ReductionArguments(reduction.op, prescale, postscale, reduction.process_set)
-    collective = ReduceGradients(name, labels, arguments, line, alike, lacking, in_graph.number(at_start), numbers)
-    return Submission(tensors, collective, [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors])

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from horovod.comparison import guard
 from horovod.comparison.alike import Value
+from horovod.comparison.looks import part_of
 from horovod.comparison.rotation import LookedAt, TensorPart
-from horovod.comparison.samples import part_of
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.call_site import caller
 from horovod.tensorflow.graph.counted_names import counted

@@ -54,7 +54,7 @@ _in_buckets = WeakTensorKeyDictionary()
 
 
 @uncompiled
-class InPlaceReducer(_Reducer):  # type: ignore[misc]
+class InPlaceReducer(_Reducer):  # type: ignore[misc]  # C++, without types
     """A reducer of DDP. Its arguments are those of PyTorch's reducer, which are not documented."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

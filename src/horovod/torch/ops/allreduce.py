@@ -90,17 +90,7 @@ def _start_several(
     outputs = tensors if in_place else [empty_like(tensor) for tensor in tensors]
     memory = memory_of(tensors, reduction)
     sources, targets = memory.reduce(tensors, outputs)
-    handle = collectives.allreduce(
-        prefix,
-        name,
-        sources,
-        targets,
-        reduction.op,
-        reduction.prescale,
-        reduction.postscale,
-        reduction.process_set.process_set_id,
-        awaited,
-    )
+    handle = collectives.allreduce(prefix, name, sources, targets, *reduction.positional, awaited)
     return Started(handle, memory, outputs[0] if prefix == _SINGLE else tuple(outputs))
 
 

@@ -47,17 +47,7 @@ def _start(
         outputs.append(empty((rows, *tensor.shape[1:]), tensor.dtype, tensor.device))
     memory = memory_of(tensors, reduction)
     sources, targets = memory.read(tensors), memory.write(outputs)
-    handle = collectives.reducescatter(
-        prefix,
-        name,
-        sources,
-        targets,
-        reduction.op,
-        reduction.prescale,
-        reduction.postscale,
-        reduction.process_set.process_set_id,
-        awaited,
-    )
+    handle = collectives.reducescatter(prefix, name, sources, targets, *reduction.positional, awaited)
     result = outputs[0] if prefix == _SINGLE else tuple(outputs)
     return Started(handle, memory, result)
 

@@ -18,20 +18,9 @@ import numpy as np
 import torch
 
 from horovod.comm.datatypes import Array
+from horovod.comparison.looks import GRADIENTS, Looks, Part, looks_at, part_of, place_of, tag_of, tensors_in_step
 from horovod.comparison.precision import Precision
-from horovod.comparison.samples import (
-    GRADIENTS,
-    Looks,
-    Owner,
-    Part,
-    Samples,
-    StepLooks,
-    looks_at,
-    part_of,
-    place_of,
-    tag_of,
-    tensors_in_step,
-)
+from horovod.comparison.samples import Owner, Samples, StepLooks
 from horovod.torch.optimizer.buckets import ParameterState
 
 _PRECISIONS = {
