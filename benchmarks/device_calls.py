@@ -34,10 +34,10 @@ import numpy as np
 import native_devices
 from horovod.comm.cuda.library import Cuda
 from horovod.comm.cuda.runtime import CudaRuntime
+from horovod.comm.nccl import handle as handles
 from horovod.comm.nccl import library
-from horovod.comm.nccl import library_handle as handles
+from horovod.comm.nccl.handle import CommHandle
 from horovod.comm.nccl.library import Nccl
-from horovod.comm.nccl.library_handle import CommHandle
 from horovod.comm.spans import address_of
 
 TENSORS = 161

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from horovod.comm.device import DeviceRuntime
+from horovod.comm.nccl.handle import CommHandle
 from horovod.comm.nccl.library import Nccl
-from horovod.comm.nccl.library_handle import CommHandle
 from time_limits import SOON
 
 SIZE = 3

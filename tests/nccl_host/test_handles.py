@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from horovod.comm.base import Aborted, DeviceFailure
-from horovod.comm.nccl import library_handle as module
-from horovod.comm.nccl.library_handle import SUMS, CommHandle
+from horovod.comm.nccl import handle as module
+from horovod.comm.nccl.handle import SUMS, CommHandle
 from host_code import SIZE, Rank
 from ranks import RankPool
 from time_limits import SOON

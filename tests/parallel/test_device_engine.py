@@ -18,7 +18,7 @@ import pytest
 
 import native_devices
 from horovod.comm.engine import EngineError
-from horovod.comm.nccl import library_handle as handle
+from horovod.comm.nccl import handle as handle
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Spans, address_of, layout_of
 from horovod.common import basics as hvd

@@ -45,6 +45,7 @@ PARTS = {
     "all_ranks", "collectives", "plot", "report", "stragglers",  # of programs, and what they read
     "messages",  # of each pair that exchanges them
     "compute_service", "failures", "jsrun", "secret", "single", "supervisor",  # two sides of one thing
+    "handle",  # of a request, and of a communicator of NCCL
 }  # fmt: skip
 """Names of modules that parallel folders have for the same part."""
 

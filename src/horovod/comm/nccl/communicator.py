@@ -15,7 +15,7 @@ global process set, decided them. Each rank carries out that order without the c
 unfinished collective that the coordinator decided first: on each of its ranks all earlier ones are finished, so it is at the
 head of the stream on all of its ranks, and finishes. So none waits forever.
 
-:mod:`horovod.comm.nccl.library_handle` has the rules by which NCCL is called and ended.
+:mod:`horovod.comm.nccl.handle` has the rules by which NCCL is called and ended.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from horovod.comm.base import Communicator
 from horovod.comm.device import DeviceRuntime, OwnedSpans
 from horovod.comm.nccl import library
 from horovod.comm.nccl.factors import Scaling, scaling
+from horovod.comm.nccl.handle import CommHandle, Meanwhile, nothing
 from horovod.comm.nccl.library import NcclError
-from horovod.comm.nccl.library_handle import CommHandle, Meanwhile, nothing
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Layout, Spans, Vectors, layout_of
 

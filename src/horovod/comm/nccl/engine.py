@@ -105,7 +105,7 @@ class NcclEngine(Engine):
 
     def build(self, group: EngineGroup, bootstrap: Bootstrap, deadline: float) -> Communicator:
         from horovod.comm.nccl.communicator import NcclCommunicator
-        from horovod.comm.nccl.library_handle import CommHandle
+        from horovod.comm.nccl.handle import CommHandle
 
         runtime = group.runtime
         if runtime is None:

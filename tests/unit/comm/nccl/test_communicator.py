@@ -16,8 +16,8 @@ from horovod.comm.base import Aborted, DeviceFailure
 from horovod.comm.datatypes import Array
 from horovod.comm.nccl import communicator as module
 from horovod.comm.nccl.communicator import NcclCommunicator, NcclEvent
+from horovod.comm.nccl.handle import SUMS, CommHandle
 from horovod.comm.nccl.library import Nccl
-from horovod.comm.nccl.library_handle import SUMS, CommHandle
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Spans, address_of, layout_of
 from recorded_nccl import RecordedNccl, RecordingRuntime, Stream

@@ -17,7 +17,7 @@ import pytest
 
 from horovod.comm.base import DeviceFailure
 from horovod.comm.nccl import communicator, library
-from horovod.comm.nccl import library_handle as handle
+from horovod.comm.nccl import handle as handle
 from horovod.comm.nccl.library import Nccl, NcclConfig, UniqueId, code_of, text_of
 from recorded_nccl import RecordedNccl
 
