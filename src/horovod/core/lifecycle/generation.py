@@ -163,7 +163,6 @@ class Generation:
             TimeoutError, RuntimeError: ranks are missing; the message names them.
         """
         tuning.check(self.config)
-        began = time.monotonic()
         mesh = self._mesh()
         process = elastic_process.this_process()
         try:
@@ -171,10 +170,11 @@ class Generation:
                 process.call_when_over(mesh.cancel)
             with self._session() as all_gather:
                 rank_infos = self._exchange_rank_infos(mesh, process_sets, all_gather)
-                self._keep_reachable(mesh, all_gather, self._deadline(began))
+                met = time.monotonic()  # of all ranks the same, so that those that know the reason of a wait give up first
+                self._keep_reachable(mesh, all_gather, self._deadline(met))
             sets = agree_on_process_sets([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
-            self._connect(mesh, groups, self._deadline(began))
+            self._connect(mesh, groups, self._deadline(met))
         except LostRankError as error:
             reason = self._first_loss(error)
             if reason == str(error):
@@ -193,10 +193,10 @@ class Generation:
             _log.info("%s", self._summary())
         return sets
 
-    def _deadline(self, began: float) -> float:
-        """When the ranks must have met that ``began`` at that time. Time in which this process was stopped does not count."""
+    def _deadline(self, met: float) -> float:
+        """When ranks that ``met`` at that time must be connected. Time in which this process was stopped does not count."""
         now = time.monotonic()
-        return now + self.config.start_timeout.total_seconds() - running_time.age(began, now)
+        return now + self.config.start_timeout.total_seconds() - running_time.age(met, now)
 
     def _first_loss(self, error: LostRankError) -> str:
         """What a rank says that has lost another one in ``init()``: what was reported first, or which process of its host is

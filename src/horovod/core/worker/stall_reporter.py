@@ -52,6 +52,7 @@ class StallReporter:
         self._turn_seconds = min(TURN_SECONDS, (self._limit_seconds or math.inf) / 4)
         self._looked_at_launcher = 0.0
         self._planned = math.inf
+        self._looked = 0.0
         self._next_inspection = 0.0
         self._asked_where = False
         # The state of announcements that was looked at, and asked about, last.
@@ -59,7 +60,7 @@ class StallReporter:
 
     def pause(self) -> None:
         """The next look has no planned time: the coordinator has something else to do before."""
-        self._planned = math.inf
+        self._planned, self._looked = math.inf, time.monotonic()
 
     def milliseconds(self) -> float | None:
         """Look whether anything must be reported. Returns the time until the next look; None: there is nothing to look at."""
@@ -68,8 +69,10 @@ class StallReporter:
         if oldest is None:
             return None
         now = time.monotonic()
-        # Also where this process was stopped between two waits, or, before the first one, while it handled what has come.
-        running_time.turn(self._negotiator.moved if planned == math.inf else planned, now)
+        # A look without a planned time comes at once, when the messages at hand are handled: what has been incomplete for
+        # longer without a look was so while this process was stopped, whatever came first after that.
+        running_time.turn(max(oldest, self._looked) if planned == math.inf else planned, now)
+        self._looked = now
         self._look_at_launcher(now)
         hint = self._look_whether_apart(now)
         due = max(now + self._warning_seconds - running_time.age(oldest, now), self._next_inspection)
