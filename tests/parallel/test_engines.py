@@ -392,6 +392,34 @@ def test_alltoall(group: RankGroup) -> None:
     everywhere(group, cases, one)
 
 
+@given(data=st.data())
+@settings(max_examples=draws(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_alltoall_of_a_vector_for_each_rank(group: RankGroup, data: st.DataObject) -> None:
+    """Each rank passes one vector for each rank, or one for all, as it likes: the results are the same."""
+    size, data_type = len(group), data.draw(st.sampled_from(FEW))
+    few = st.integers(0, 9)
+    sizes = few if data.draw(st.booleans()) else few | st.just(long(group, data_type) // size)
+    rows = st.lists(sizes, min_size=size, max_size=size)
+    counts = data.draw(st.lists(rows, min_size=size, max_size=size))  # [sender][receiver]
+    yes_or_no = st.lists(st.booleans(), min_size=size, max_size=size)
+    inputs_apart, outputs_apart, longer = (data.draw(yes_or_no) for _ in range(3))
+
+    def sent(sender: int, receiver: int) -> Array:
+        return values(data_type, counts[sender][receiver], sender, receiver)
+
+    def one(communicator: Communicator, case: Any) -> None:
+        rank = communicator.rank
+        received = [row[rank] for row in counts]
+        rest = values(data_type, 3 * longer[rank], rank)
+        parts = [sent(rank, receiver) for receiver in range(size)]
+        source = [np.append(part, rest) for part in parts] if inputs_apart[rank] else [np.concatenate([*parts, rest])]
+        target = [untouched(data_type, each) for each in (received if outputs_apart[rank] else [sum(received)])]
+        communicator.alltoall(source, target, counts[rank], received, max(map(max, counts)))
+        check(np.concatenate(target), np.concatenate([sent(sender, rank) for sender in range(size)]), "result")
+
+    everywhere(group, [None], one)
+
+
 def test_reducescatter(group: RankGroup) -> None:
     size = len(group)
     cases = [

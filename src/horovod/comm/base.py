@@ -171,8 +171,9 @@ class Communicator(ABC):
         """Send ``sent[r]`` consecutive elements of ``source`` to each rank r, itself included, in rank order. Receive
         ``received[r]`` elements from each rank r in ``target``, in rank order.
 
-        ``source`` and ``target`` hold one vector each, of the same dtype. ``source`` may be longer than the sum of ``sent``;
-        the rest is not sent. No rank sends more than ``longest`` elements to any rank; ``longest`` is the same on all ranks."""
+        ``source`` and ``target`` each hold one vector, or one for each rank (:func:`~horovod.comm.ranges.parts_of`), all of the
+        same dtype; ranks may differ in the number of vectors. A vector of ``source`` may be longer than what is sent of it. No
+        rank sends more than ``longest`` elements to any rank; ``longest`` is the same on all ranks."""
 
     @abstractmethod
     def reducescatter(

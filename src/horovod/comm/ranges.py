@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from horovod.comm.datatypes import Array
-from horovod.comm.spans import Spans, Vectors, spans_of
+from horovod.comm.spans import Spans, Vectors, arrays_of, spans_of
 
 _ALIGNMENT = 64
 """Shards begin at multiples of this many elements, so that they never share a cache line."""
@@ -25,6 +25,15 @@ def split(array: Array, counts: Sequence[int]) -> list[Array]:
     """Consecutive views of an array: ``counts[i]`` elements in view i."""
     ends = list(accumulate(counts))
     return [array[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def parts_of(vectors: Vectors, counts: Sequence[int]) -> list[Array]:
+    """By rank, the elements of an alltoall that this rank sends to that rank, or receives from it: the first ``counts[rank]``
+    elements of that rank's vector, or consecutive elements if there is one vector for all ranks."""
+    arrays = arrays_of(vectors)
+    if len(arrays) == 1:
+        return split(arrays[0], counts)
+    return [array[:count] for array, count in zip(arrays, counts, strict=True)]
 
 
 def split_by_rank(arrays: Sequence[Array], counts: Sequence[Sequence[int]]) -> list[list[Array]]:

@@ -261,6 +261,11 @@ def arrays_of(vectors: Vectors) -> Sequence[Array]:
     return vectors.arrays() if isinstance(vectors, Spans) else vectors
 
 
+def sizes_of(vectors: Vectors) -> Sequence[int]:
+    """The number of elements of each vector."""
+    return vectors.layout.sizes if isinstance(vectors, Spans) else [vector.size for vector in vectors]
+
+
 def size_in_bytes(vectors: Vectors) -> int:
     """The bytes of all vectors, which may have several dtypes."""
     if isinstance(vectors, Spans):

@@ -15,6 +15,7 @@ import torch
 import beside_gloo
 from horovod._base import config
 from mpi_ranks import command, prefix_of
+from part import draws
 from process_groups import run_in_group
 from ranks import RankPool
 from time_limits import SOON
@@ -177,6 +178,69 @@ def test_a_rank_with_plain_tensors_and_one_with_others_make_the_same_calls(
             assert torch.equal(exchanged, torch.cat([mine * (of + 1) for of in range(size)]))
 
     run_in_group(ranks(2, framework="torch"), check, count)
+
+
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_lists_of_tensors_wherever_they_lie(ranks: Callable[..., RankPool], engine: str, size: int) -> None:
+    """Tensors of their own, parts of one, views with gaps, inputs that are outputs, too: the results are those of copies."""
+
+    def check(draws: int) -> None:
+        import random
+
+        import torch.distributed as dist
+
+        index, size = dist.get_rank(), dist.get_world_size()
+        alike, own = random.Random(0), random.Random(index + 1)  # what the ranks agree on, and what may differ
+
+        def values(sender: int, receiver: int, count: int) -> torch.Tensor:
+            return torch.arange(count) + 1000.0 * sender + 10.0 * receiver
+
+        def placed(tensors: list[torch.Tensor], buffer: torch.Tensor) -> list[torch.Tensor]:
+            """The tensors' values in memory of another kind; ``buffer`` has room for all of them."""
+            how = own.choice(["apart", "in one", "in one", "with gaps"])
+            if how == "apart":
+                return [tensor.clone() for tensor in tensors]
+            if how == "with gaps":
+                return [torch.zeros(2 * tensor.numel())[::2].copy_(tensor) for tensor in tensors]
+            order, found, start = own.sample(range(len(tensors)), len(tensors)), list(tensors), 0
+            for each in order:
+                found[each] = buffer[start : start + tensors[each].numel()].copy_(tensors[each])
+                start += tensors[each].numel()
+            return found
+
+        for draw in range(draws):
+            count = alike.choice([0, 3, 3000, 300_000])
+            counts = [[alike.choice([count, count + 1, 0]) for _ in range(size)] for _ in range(size)]
+            call, root = alike.choice(["gather", "scatter", "all_to_all", "all_to_all_single"]), alike.randrange(size)
+            sent = [values(index, to, counts[index][to]) for to in range(size)]
+            expected = [values(of, index, counts[of][index]) for of in range(size)]
+            if call == "gather":
+                sent = [values(index, root, count)]
+                expected = [values(of, root, count) for of in range(size)] if index == root else []
+            elif call == "scatter":
+                sent = [values(root, to, count) for to in range(size)] if index == root else []
+                expected = [values(root, index, count)]
+            one = torch.zeros(size * (count + 1))
+            other = one if own.random() < 0.5 else torch.zeros(size * (count + 1))
+            outputs = placed([torch.zeros_like(each) for each in expected], other)
+            inputs = placed(sent, one)  # where they overlap the outputs, these have nothing that is needed
+            if call == "gather":
+                dist.gather(inputs[0], outputs or None, root)
+            elif call == "scatter":
+                dist.scatter(outputs[0], inputs or None, root)
+            elif call == "all_to_all":
+                dist.all_to_all(outputs, inputs)
+            else:
+                whole = one[: sum(counts[index])].copy_(torch.cat(sent))
+                target = other[: sum(map(len, expected))]
+                dist.all_to_all_single(target, whole, list(map(len, expected)), counts[index])
+                outputs = list(target.split(list(map(len, expected))))
+            for output, right in zip(outputs, expected, strict=True):
+                assert torch.equal(output, right), (draw, call, count)
+
+    pool = ranks(size, env={config.CPU_OPERATIONS: engine, config.SHM_DIRECT: "always"}, framework="torch")
+    run_in_group(pool, check, draws(90))
 
 
 def test_works_and_futures(ranks: Callable[..., RankPool]) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from horovod.comm.base import Communicator
 from horovod.comm.bytewise.base import ByteCollectives
 from horovod.comm.datatypes import Array
-from horovod.comm.ranges import Range, split, split_by_rank
+from horovod.comm.ranges import Range, parts_of, split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target, spans_of
 
@@ -241,7 +241,7 @@ class BytewiseCommunicator(Communicator):
     def alltoall(
         self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
     ) -> None:
-        outgoing, incoming = split(arrays_of(source)[0], sent), split(arrays_of(target)[0], received)
+        outgoing, incoming = parts_of(source, sent), parts_of(target, received)
         itemsize = outgoing[0].itemsize
         step = max(1, self._moved_bytes // itemsize // self.size)
         incoming[self.rank][:] = outgoing[self.rank]

@@ -19,7 +19,7 @@ from horovod.comm.exchange.base import CollectiveKind, PeerExchange
 from horovod.comm.exchange.sharded_reduction import ShardedReduction
 from horovod.comm.exchange.staging import Staging, as_bytes
 from horovod.comm.exchange.tree_reduction import MESSAGE_BYTES, TreeReduction
-from horovod.comm.ranges import Range, split, split_by_rank
+from horovod.comm.ranges import Range, parts_of, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.spans import Spans, Vectors, arrays_of, source_and_target
 
@@ -239,7 +239,7 @@ class ExchangeCommunicator(Communicator):
     ) -> None:
         exchange = self._exchange
         exchange.begin(CollectiveKind.ALLTOALL)
-        outgoing, incoming = split(arrays_of(source)[0], sent), split(arrays_of(target)[0], received)
+        outgoing, incoming = parts_of(source, sent), parts_of(target, received)
         marks = [exchange.send(rank, as_bytes(outgoing[rank])) for rank in self._peers]
         marks += [exchange.receive(rank, as_bytes(incoming[rank])) for rank in self._peers]
         np.copyto(incoming[self.rank], outgoing[self.rank])

@@ -184,11 +184,13 @@ class NcclCommunicator(Communicator):
         sources, targets = _spans(source), _spans(target)
         itemsize = sources.layout.dtype.itemsize
         calls: list[_Call] = []
-        for name, address, lengths in (
-            ("ncclSend", sources.addresses[0], sent),
-            ("ncclRecv", targets.addresses[0], received),
+        for name, addresses, counts in (
+            ("ncclSend", sources.addresses, sent),
+            ("ncclRecv", targets.addresses, received),
         ):
-            for peer, (start, length) in enumerate(_ranges(address, [each * itemsize for each in lengths])):
+            lengths = [each * itemsize for each in counts]
+            parts = _ranges(addresses[0], lengths) if len(addresses) == 1 else zip(addresses, lengths, strict=True)
+            for peer, (start, length) in enumerate(parts):
                 if length:
                     calls.append((name, start, length, library.BYTES, peer))
         return self._carry_out(calls)

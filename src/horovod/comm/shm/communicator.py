@@ -33,7 +33,7 @@ import numpy as np
 
 from horovod.comm.base import Communicator, OnStall, give_up
 from horovod.comm.datatypes import Array
-from horovod.comm.ranges import shard_bounds, split, split_by_rank
+from horovod.comm.ranges import parts_of, shard_bounds, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.shm.arena import Arena
 from horovod.comm.shm.counters import LONG_SPIN, Counters, Pieces
@@ -271,7 +271,7 @@ class ShmCommunicator(Communicator):
         self, source: Vectors, target: Vectors, sent: Sequence[int], received: Sequence[int], longest: int
     ) -> None:
         self._counters.check()
-        outgoing, incoming = split(arrays_of(source)[0], sent), split(arrays_of(target)[0], received)
+        outgoing, incoming = parts_of(source, sent), parts_of(target, received)
         itemsize = outgoing[0].itemsize
 
         def streamed() -> None:

@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from horovod.comm.datatypes import Array
+from horovod.comm.ranges import parts_of
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
 from horovod.comm.shm.futex_words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, FutexWords, fence, word_bytes, word_index
 from horovod.comm.shm.shared_memory import SharedMemory, in_pages
@@ -195,17 +196,17 @@ class Proposals:
             output[start : start + count] = contribution[:count]
             start += count
 
-    def alltoall(self, output: Array, counts: Sequence[Sequence[int]]) -> None:
-        """After a success: concatenate into ``output`` the parts of all contributions that go to this rank.
+    def alltoall(self, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
+        """After a success: copy into ``outputs`` the parts of all contributions that go to this rank.
 
         Args:
+            outputs: one vector, or one for each rank.
             counts: ``counts[r][s]`` consecutive elements of rank r's contribution go to rank s.
         """
-        start = 0
-        for contribution, row in zip(self._contributions(output.dtype), counts, strict=True):
-            begin, count = sum(row[: self._rank]), row[self._rank]
-            output[start : start + count] = contribution[begin : begin + count]
-            start += count
+        parts = parts_of(outputs, [row[self._rank] for row in counts])
+        for part, contribution, row in zip(parts, self._contributions(parts[0].dtype), counts, strict=True):
+            begin = sum(row[: self._rank])
+            part[:] = contribution[begin : begin + part.size]
 
     # For the leader.
 

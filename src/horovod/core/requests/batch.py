@@ -16,8 +16,18 @@ from horovod.comm.adasum import adasum
 from horovod.comm.base import Communicator, Completion
 from horovod.comm.datatypes import Array
 from horovod.comm.reduction import ReduceOp, neutral, scale
-from horovod.comm.spans import Spans, Vectors, arrays_of, dtype_of, host_vector, joined, size_in_bytes, vector_of
-from horovod.core.errors import EngineFailureError
+from horovod.comm.spans import (
+    Spans,
+    Vectors,
+    arrays_of,
+    dtype_of,
+    host_vector,
+    joined,
+    size_in_bytes,
+    sizes_of,
+    vector_of,
+)
+from horovod.core.errors import EngineFailureError, MismatchError
 from horovod.core.negotiation.messages import Decision, Operation, Request, TensorSpec
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate
@@ -27,7 +37,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     """One submitted request with its memory, from submission to completion.
 
     Attributes:
-        inputs, outputs: one flat vector a tensor; ``allocate`` makes outputs whose size only the decision determines.
+        inputs, outputs: one flat vector a tensor; those of an alltoall may be one for each rank. ``allocate`` makes outputs
+            whose size only the decision determines.
         since: when it was submitted (``time.monotonic``).
         owner: the object that keeps the vectors' memory alive, if they do not.
         held: its inputs are not ready yet, so it has not been announced.
@@ -145,25 +156,54 @@ def _stand_in(communicator: Communicator, decision: Decision) -> Entry:
 
 
 def output_of(
-    entry: Entry, index: int, rows: int, spare: Callable[[np.dtype[Any], int], Vectors] = host_vector
+    entry: Entry,
+    index: int,
+    rows: int,
+    spare: Callable[[np.dtype[Any], int], Vectors] = host_vector,
+    received: Sequence[int] = (),
 ) -> Vectors:
     """Make output ``index`` of a request, with that first dimension.
 
     If that fails, the request fails on this rank, but takes part with other memory (``spare``): the other ranks are already in
     the collective, and cannot complete it without this one.
+
+    Args:
+        received: of an alltoall: by rank, the number of elements from it. A vector for each rank must have that size.
     """
     assert entry.allocate is not None
     try:
         made = entry.allocate(index, rows)
+        vectors = [made] if isinstance(made, np.ndarray) else made
+        if received and len(vectors) > 1:
+            check_received(entry.request.name, received, sizes_of(vectors))
+        return vectors
     except Exception as error:
         tensor = entry.request.tensors[index]
-        entry.error = EngineFailureError(
-            f"the output of {tensor.name!r} ({rows} rows) could not be made on this rank: {type(error).__name__}: {error}"
+        entry.error = (
+            error
+            if isinstance(error, MismatchError)
+            else EngineFailureError(
+                f"the output of {tensor.name!r} ({rows} rows) could not be made on this rank: {type(error).__name__}: {error}"
+            )
         )
         made = spare(tensor.data_type.numpy, rows * _elements(tensor.shape[1:]))
         entry.owner = (entry.owner, made)
         return made
-    return [made] if isinstance(made, np.ndarray) else made
+
+
+def check_received(what: str, received: Sequence[int], room: Sequence[int]) -> None:
+    """Raise MismatchError if an alltoall brings other numbers of elements from the ranks than the outputs have room for.
+
+    Args:
+        what: the call, for the error.
+        received, room: by rank.
+    """
+    for rank, (sent, expected) in enumerate(zip(received, room, strict=True)):
+        if sent != expected:
+            text = (
+                f"{what}: rank {rank} of the group sent {sent} elements, and the output has room for {expected} from it"
+            )
+            raise MismatchError(text, reason=text)
 
 
 def _allreduce(communicator: Communicator, batch: Batch, held: list[object] | None) -> Completion:
@@ -261,9 +301,9 @@ def _allgather(communicator: Communicator, batch: Sequence[tuple[Decision, Entry
 
 def _alltoall(communicator: Communicator, decision: Decision, entry: Entry) -> Completion:
     row_elements = _elements(entry.request.tensors[0].shape[1:])
-    target = output_of(entry, 0, sum(decision.received), communicator.allocate)
-    entry.handle.result = list(decision.received)
     sent, received = ([rows * row_elements for rows in each] for each in (entry.request.splits, decision.received))
+    target = output_of(entry, 0, sum(decision.received), communicator.allocate, received)
+    entry.handle.result = list(decision.received)
     return communicator.alltoall(entry.inputs, target, sent, received, decision.longest * row_elements)
 
 

@@ -63,4 +63,4 @@ class Tensor(msgspec.Struct, frozen=True):
 
 Allocate = Callable[[int, int], Array | Vectors]
 """``allocate(index, rows)`` makes output ``index`` with that first dimension, and returns its flat view, or a vector of its
-memory on a device. Any thread may call it."""
+memory on a device; for an alltoall perhaps one vector for each rank. Any thread may call it."""

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from horovod.comm.ranges import parts_of
 from horovod.comm.shm.proposals import Proposals, fits
 from horovod.comm.spans import Vectors, arrays_of, vector_of
 from horovod.core.negotiation.messages import Operation, Request, Succeeded, encode
@@ -188,9 +189,9 @@ class FastPath:
             self._executor.carry_out_alone(entry, received=tuple(received), longest=max(map(max, splits)))
             return
         entry.handle.result = received
-        output = arrays_of(output_of(entry, 0, sum(received)))[0]
         row_elements = _row_elements(entry.request)
-        self._proposals.alltoall(output, [[row_elements * each for each in row] for row in splits])
+        outputs = output_of(entry, 0, sum(received), received=[row_elements * each for each in received])
+        self._proposals.alltoall(outputs, [[row_elements * each for each in row] for row in splits])
         self._complete(entry)
 
     def _disturbed(self) -> bool:
@@ -311,7 +312,11 @@ class FastPath:
         elif request.operation is Operation.BROADCAST:
             vectors = entry.outputs if self._ranks[self._index] == request.root else ()
         elif request.operation is Operation.ALLTOALL:  # without the rows that no rank gets
-            vectors = [arrays_of(vectors)[0][: sum(request.splits) * _row_elements(request)]]
+            row_elements = _row_elements(request)
+            if len(vectors) == 1:
+                vectors = [arrays_of(vectors)[0][: sum(request.splits) * row_elements]]
+            else:
+                vectors = parts_of(vectors, [each * row_elements for each in request.splits])
         rows = _rows(request) if request.operation in _BY_ROWS else ()
         self._last = self._proposals.propose(identity, vectors, rows)
         return self._last

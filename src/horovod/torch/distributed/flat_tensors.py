@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from horovod.comm.datatypes import Array
 from horovod.comm.shm import huge_pages
 from horovod.comm.spans import address_of
-from horovod.core.errors import MismatchError
+from horovod.core.requests.batch import check_received
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.torch.device.base import TorchMemory
@@ -62,6 +63,17 @@ def plain_view(tensor: torch.Tensor) -> Tensor | None:
     return None if elements is None else Tensor(elements, DATA_TYPES[tensor.dtype], elements.shape)
 
 
+def plain_views(tensors: Sequence[torch.Tensor]) -> list[Tensor] | None:
+    """:func:`plain_view` of each tensor; None if one is not plain."""
+    found = []
+    for tensor in tensors:
+        view = plain_view(tensor)
+        if view is None:
+            return None
+        found.append(view)
+    return found
+
+
 def small_views(tensors: Sequence[torch.Tensor]) -> list[Tensor] | None:
     """:func:`plain_view` of each tensor; None if one is not plain, or if they are not small together."""
     found = []
@@ -79,10 +91,10 @@ def scratch_like(view: Tensor) -> Tensor:
     return Tensor(np.empty_like(view.array), view.data_type, view.shape)
 
 
-def joined(parts: Sequence[Tensor], like: Tensor) -> Tensor:
-    """All parts as one flat tensor; without parts an empty one, of the type of ``like``."""
-    array = np.concatenate([part.array for part in parts]) if parts else like.array[:0]
-    return Tensor(array, like.data_type, array.shape)
+def together(parts: Sequence[Tensor]) -> Tensor:
+    """One flat tensor of the size of all parts, for a request. Its elements are not those of the parts."""
+    first = parts[0]
+    return first if len(parts) == 1 else Tensor(first.array, first.data_type, (sum([part.shape[0] for part in parts]),))
 
 
 def divided(parts: Sequence[Tensor], like: Tensor) -> tuple[Array, Finish]:
@@ -111,6 +123,14 @@ def results_into(target: Array, row_elements: int = 1) -> Allocate:
         return room_in(target)
 
     return allocate
+
+
+def results_into_each(targets: Sequence[Tensor]) -> Allocate:
+    """A function that provides the output of an alltoall: one flat tensor, as :func:`results_into`, or one for each rank. The
+    core checks their sizes."""
+    if len(targets) == 1:
+        return results_into(targets[0].array)
+    return lambda index, rows: [room_in(target.array) for target in targets]
 
 
 def check_room(elements: int, room: int) -> None:
@@ -191,6 +211,43 @@ def writes_back(targets: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) 
     return finish
 
 
+def overlapping(
+    inputs: Sequence[torch.Tensor],
+    sent: Sequence[int],
+    outputs: Sequence[torch.Tensor],
+    received: Sequence[int],
+    index: int,
+) -> bool:
+    """Whether an output of an alltoall shares memory with an input or with another output. What a rank sends to itself may lie
+    where it belongs already.
+
+    Args:
+        inputs, outputs: contiguous tensors: one for each rank, or one for all ranks, or none.
+        sent, received: by rank, the number of elements to it and from it.
+        index: this rank's number in the group.
+    """
+    read, written = _places(inputs, sent), _places(outputs, received)
+    if read and written and read[index] == written[index]:
+        del read[index]
+    end, written_end = 0, 0  # of all that begin before
+    for begin, stop, writes in sorted([(*place, False) for place in read] + [(*place, True) for place in written]):
+        if begin < stop:
+            if begin < (end if writes else written_end):
+                return True
+            end = max(end, stop)
+            written_end = max(written_end, stop) if writes else written_end
+    return False
+
+
+def _places(tensors: Sequence[torch.Tensor], counts: Sequence[int]) -> list[tuple[int, int]]:
+    """By rank, the addresses at which its elements begin and end."""
+    if len(tensors) != 1:
+        return [((begin := tensor.data_ptr()), begin + tensor.nbytes) for tensor in tensors]
+    begin, itemsize = tensors[0].data_ptr(), tensors[0].itemsize
+    ends = [begin + end * itemsize for end in accumulate(counts)]
+    return list(zip([begin, *ends], ends, strict=False))
+
+
 class Results:
     """The memory for the results of an allgather or alltoall, whose sizes are known only once the ranks have agreed.
 
@@ -230,17 +287,6 @@ class Results:
             self._targets[index].copy_(grown.view(-1))
 
 
-def expects(what: str, received: Sequence[int]) -> Finish | None:
+def expects(what: str, received: Sequence[int]) -> Finish:
     """A function that raises MismatchError if an alltoall has brought other numbers of elements from the ranks."""
-    if not received:
-        return None
-
-    def check(handle: Handle) -> None:
-        for rank, (got, room) in enumerate(zip(handle.result, received, strict=True)):
-            if got != room:
-                text = (
-                    f"{what}: rank {rank} of the group sent {got} elements, and the output has room for {room} from it"
-                )
-                raise MismatchError(text, reason=text)
-
-    return check
+    return lambda handle: check_received(what, handle.result, received)

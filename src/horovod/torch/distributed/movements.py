@@ -25,7 +25,6 @@ from horovod.torch.distributed.arguments import (
 )
 from horovod.torch.distributed.flat_tensors import (
     apart,
-    as_flat,
     divided,
     flat,
     plain_view,
@@ -175,13 +174,8 @@ class Movements:
         tensor = only("gather", "input tensor", listed("gather", input_tensors, input_tensor))
         parts = self._at_root("gather", "output", nested(output_tensors), at)
         same_types("gather", parts, tensor)
-        if (small := small_views([tensor, *parts])) is not None:
-            sent = [small[0].array.size if rank == at else 0 for rank in range(submitter.size)]
-            return submitter.exchange_small("gather", small[0], small[:1], small[1:], parts, sent, opts, at)
-        source, target = flat(tensor), _room(parts, tensor)
-        counts = [source.numel() if rank == at else 0 for rank in range(submitter.size)]
-        finish = writes_back(parts, _pieces(target, parts))
-        return submitter.exchange("gather", source, counts, target, parts, opts, finish, at, _sizes(parts))
+        sent = self._only_at(at, tensor.numel())
+        return submitter.exchange("gather", [tensor], sent, parts, _sizes(parts), opts, at)
 
     def scatter(
         self,
@@ -198,13 +192,12 @@ class Movements:
         output = only("scatter", "output tensor", listed("scatter", output_tensors, output_tensor))
         parts = self._at_root("scatter", "input", nested(input_tensors), at)
         same_types("scatter", parts, output)
-        if (small := small_views([output, *parts])) is not None:
-            sent = [part.array.size for part in small[1:]] or [0] * submitter.size
-            return submitter.exchange_small("scatter", small[0], small[1:], small[:1], [output], sent, opts, at)
-        target = flat(output)
-        splits = _sizes(parts) or [0] * submitter.size
-        finish = writes_back([output], [target])
-        return submitter.exchange("scatter", as_flat(parts, output), splits, target, [output], opts, finish, at)
+        sent, received = _sizes(parts) or [0] * submitter.size, self._only_at(at, output.numel())
+        return submitter.exchange("scatter", parts, sent, [output], received, opts, at)
+
+    def _only_at(self, root: int, elements: int) -> list[int]:
+        """By rank: so many elements to or from the root, and none to or from other ranks."""
+        return [elements if rank == root else 0 for rank in range(self._submitter.size)]
 
     def _at_root(self, what: str, which: str, lists: Sequence[Tensors], root: int) -> Tensors:
         """The tensors that only the root passes, one for each rank; none on other ranks."""
@@ -219,16 +212,7 @@ class Movements:
         inputs, outputs = listed("all_to_all", input_tensors), listed("all_to_all", output_tensors)
         for which, tensors in (("input", inputs), ("output", outputs)):
             same_types("all_to_all", for_each_rank("all_to_all", which, tensors, submitter.size), inputs[0])
-        if (small := small_views([*inputs, *outputs])) is not None:
-            sources, targets = small[: submitter.size], small[submitter.size :]
-            sent = [each.array.size for each in sources]
-            return submitter.exchange_small("all_to_all", small[0], sources, targets, outputs, sent, opts)
-        target = _room(outputs, outputs[0])
-        finish = writes_back(outputs, _pieces(target, outputs))
-        source = as_flat(inputs, inputs[0])
-        return submitter.exchange(
-            "all_to_all", source, _sizes(inputs), target, outputs, opts, finish, received=_sizes(outputs)
-        )
+        return submitter.exchange("all_to_all", inputs, _sizes(inputs), outputs, _sizes(outputs), opts)
 
     def all_to_all_single(
         self,
@@ -241,17 +225,10 @@ class Movements:
     ) -> HorovodWork:
         """Send rows of the input to all ranks. A rank without rows may pass an empty tensor of any shape."""
         opts = options_of(c10d.AllToAllOptions, opts, timeout)
-        work = self._all_to_all_evenly(output, input, opts) if not (output_split_sizes or input_split_sizes) else None
-        if work is not None:
-            return work
         same_types("all_to_all_single", [output], input)
         sent = self._elements("input", input, input_split_sizes)
         received = self._elements("output", output, output_split_sizes)
-        target = flat(output)
-        finish = writes_back([output], [target])
-        return self._submitter.exchange(
-            "all_to_all_single", flat(input), sent, target, [output], opts, finish, received=received
-        )
+        return self._submitter.exchange("all_to_all_single", [input], sent, [output], received, opts)
 
     def _elements(self, which: str, tensor: torch.Tensor, splits: Sequence[int]) -> list[int]:
         """The number of elements for each rank, if ``splits`` has the numbers of rows, or if all get equally many."""
@@ -262,25 +239,6 @@ class Movements:
             raise ArgumentError(f"all_to_all_single: {rows} {which} rows do not divide among {size} ranks; pass splits")
         elements = tensor.numel() // rows if rows else 0
         return [each * elements for each in splits or [rows // size] * size]
-
-    def _all_to_all_evenly(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> HorovodWork | None:
-        """Alltoall of plain tensors without splits, on the shorter path; None if it does not apply."""
-        size = self._submitter.size
-        source, target = plain_view(input), plain_view(output)
-        if source is None or target is None or not source.array.size or source.data_type is not target.data_type:
-            return None
-        if (input.shape[0] if input.dim() else 1) % size or (output.shape[0] if output.dim() else 1) % size:
-            return None  # all_to_all_single() raises the error
-        return self._submitter.start(
-            "all_to_all_single",
-            Operation.ALLTOALL,
-            [source],
-            (),
-            [output],
-            opts,
-            splits=(source.array.size // size,) * size,
-            allocate=results_into(target.array),
-        )
 
     # Older names of the same operations.
 

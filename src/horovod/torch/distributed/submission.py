@@ -25,18 +25,20 @@ from horovod.torch.distributed.arguments import ArgumentError
 from horovod.torch.distributed.flat_tensors import (
     Results,
     apart,
-    divided,
     expects,
     flat,
-    joined,
+    overlapping,
     plain_view,
-    results_into,
+    plain_views,
+    results_into_each,
     scratch_like,
+    together,
     writes_back,
 )
 from horovod.torch.distributed.futures import Origin, present
 from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.work import Finish, HorovodWork
+from horovod.torch.tensors import empty_like
 
 PREFIX = "torch.distributed"
 """The first part of the names of all calls. The calls of a group share one counter, so all ranks must make the same calls in
@@ -123,6 +125,7 @@ class Submitter:
         allocate: Allocate | None = None,
         finish: Finish | None = None,
         memory: TorchMemory | None = None,
+        described: Sequence[Tensor] = (),
     ) -> HorovodWork:
         """Submit one collective. Every rank of the group must submit the same. Call it before the operation's method returns:
         the stack shows whether Python code has called the group.
@@ -139,6 +142,7 @@ class Submitter:
             allocate: makes the outputs, if their sizes are known only once the ranks have agreed.
             finish: copies the results to ``results``; None if the collective writes there.
             memory: the memory of the tensors; None for host memory.
+            described: the tensors of the request, if they are others than the inputs or outputs.
 
         Raises:
             ValueError: the reduction does not support a type.
@@ -149,12 +153,11 @@ class Submitter:
         if running() is not membership.generation:
             membership.check()  # raises the error
         origin = present.origin
-        tensors = inputs or outputs
         call = prepared_call(
             operation,
             PREFIX,
             None if origin is None else origin.next(),
-            tensors,
+            described or inputs or outputs,
             reduction.op,
             reduction.prescale,
             reduction.postscale,
@@ -252,25 +255,48 @@ class Submitter:
     def exchange(
         self,
         what: str,
-        source: torch.Tensor,
-        splits: Sequence[int],
-        target: torch.Tensor,
+        inputs: Sequence[torch.Tensor],
+        sent: Sequence[int],
         outputs: Sequence[torch.Tensor],
+        received: Sequence[int],
         options: Any,
-        finish: Finish | None = None,
         root: int = -1,
-        received: Sequence[int] = (),
     ) -> HorovodWork:
-        """Send ``splits[r]`` elements of the flat ``source`` to each rank r; those received fill the flat ``target``.
+        """Send ``sent[r]`` elements of the inputs to each rank r, and receive ``received[r]`` elements from it in the outputs.
 
         Args:
-            outputs: the tensors with the results for the caller.
-            finish: copies the results from ``target`` to ``outputs``; None if they share memory.
+            inputs, outputs: one tensor for each rank, or one for all ranks, which holds the elements in the order of the ranks,
+                or none. There is at least one in all.
             root: see :meth:`start`.
-            received: the number of elements that this rank expects from each; empty: any.
         """
+        views = plain_views([*inputs, *outputs])
+        if views is not None and not overlapping(inputs, sent, outputs, received, self.index):
+            nothing = Tensor(views[0].array[:0], views[0].data_type, (0,))
+            sources, targets = views[: len(inputs)] or [nothing], views[len(inputs) :] or [nothing]
+            return self.start(
+                what,
+                Operation.ALLTOALL,
+                sources,
+                (),
+                outputs,
+                options,
+                root=root,
+                splits=sent,
+                allocate=results_into_each(targets),
+                finish=expects(what, received) if len(outputs) == 1 else None,
+                described=[together(sources)],
+            )
+        read, written = [flat(each) for each in inputs], [flat(each) for each in outputs]
+        like = (read or written)[0]
+        source = read[0] if len(read) == 1 else torch.cat(read) if read else like[:0]
+        if len(written) == 1 and not overlapping(read, sent, written, received, self.index):
+            target = written[0]
+        else:
+            target = empty_like(like.new_empty(sum(received)))
+        pieces = torch.split(target, [each.numel() for each in written]) if written else []
         memory = memory_of([source])
         results = Results(memory, [source], [target])
+        finish = both(results.finish, writes_back(outputs, pieces))
         return self.start(
             what,
             Operation.ALLTOALL,
@@ -279,42 +305,10 @@ class Submitter:
             outputs,
             options,
             root=root,
-            splits=splits,
+            splits=sent,
             allocate=results.allocate,
-            finish=both(expects(what, received), both(results.finish, finish)),
+            finish=both(expects(what, received) if outputs else None, finish),
             memory=memory,
-        )
-
-    def exchange_small(
-        self,
-        what: str,
-        like: Tensor,
-        sources: Sequence[Tensor],
-        targets: Sequence[Tensor],
-        outputs: Sequence[torch.Tensor],
-        splits: Sequence[int],
-        options: Any,
-        root: int = -1,
-    ) -> HorovodWork:
-        """:meth:`exchange` of small plain tensors, which are copied to one and from one.
-
-        Args:
-            like: one of the tensors, for its type.
-            sources, targets: what this rank sends and receives, as many elements of each target as one rank sends.
-        """
-        target, finish = divided(targets, like)
-        check = expects(what, [each.array.size for each in targets]) if len(targets) == self.size > 1 else None
-        return self.start(
-            what,
-            Operation.ALLTOALL,
-            [joined(sources, like)],
-            (),
-            outputs,
-            options,
-            root=root,
-            splits=splits,
-            allocate=results_into(target),
-            finish=both(check, finish),
         )
 
 

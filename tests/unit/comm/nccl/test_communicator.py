@@ -225,18 +225,21 @@ def test_broadcast_of_several_types() -> None:
 
 @pytest.mark.parametrize("splits", [[[1, 2, 3], [0, 0, 0], [4, 0, 1]], [[2] * 3] * 3, [[0] * 3] * 3, [[5, 0, 0]] * 3])
 def test_alltoall_with_splits(splits: list[list[int]]) -> None:
+    """Rank 0 passes one vector for each rank, rank 1 one vector for all, rank 2 one of each."""
+
     def run(device: Device, communicator: NcclCommunicator) -> None:
         me = communicator.rank
         received = [row[me] for row in splits]
         source = whole(np.dtype(np.float32), sum(splits[me]) + 2, me)
-        target = np.zeros(sum(received), np.float32)
+        sources = [source] if me else np.split(source[: sum(splits[me])], np.cumsum(splits[me])[:-1])
+        targets = [np.zeros(each, np.float32) for each in ([sum(received)] if me == 1 else received)]
         longest = max(map(max, splits))
-        await_(communicator.alltoall(device.spans([source]), device.spans([target]), splits[me], received, longest))
+        await_(communicator.alltoall(device.spans(sources), device.spans(targets), splits[me], received, longest))
         parts = []
         for rank, row in enumerate(splits):
             start = sum(row[:me])
             parts.append(whole(np.dtype(np.float32), sum(row) + 2, rank)[start : start + row[me]])
-        assert np.array_equal(target, np.concatenate(parts))
+        assert np.array_equal(np.concatenate(targets), np.concatenate(parts))
 
     run_ranks(3, run)
 

@@ -14,6 +14,7 @@ from horovod.comm.base import Communicator
 from horovod.comm.datatypes import Array, DataType, data_type_of
 from horovod.comm.reduction import ReduceOp, can_fold, neutral
 from horovod.comm.single import SingleCommunicator
+from horovod.core.errors import MismatchError
 from horovod.core.negotiation.messages import Decision, Operation, Request, TensorSpec
 from horovod.core.requests.batch import Entry, execute, shard_rows
 from horovod.core.requests.handle import Handle
@@ -273,6 +274,22 @@ def test_an_alltoall_receives_its_column_of_the_splits() -> None:
     ((_, _, *counts),) = communicator.calls
     assert counts == [12, [2, 4, 6], [8, 4, 0], 18]
     assert entry.handle.result == [4, 2, 0]
+
+
+def test_outputs_of_other_sizes_than_what_an_alltoall_brings_fail_on_this_rank_alone() -> None:
+    communicator, outputs = Recording(1, 3), [np.zeros(2, np.float32), np.zeros(3, np.float32), np.zeros(1, np.float32)]
+    for received, error in (
+        ((1, 1, 2), "rank 0 of the group sent 1 elements, and the output has room for 2"),
+        ((2, 3, 1), ""),
+    ):
+        entry = entry_of(
+            Operation.ALLTOALL, [np.ones(6, np.float32)], allocate=lambda index, rows: outputs, splits=(1, 2, 3)
+        )
+        execute(communicator, [0, 1, 2], [(decision_of(entry, received=received, longest=3), entry)])
+        assert error in str(entry.error)
+        assert isinstance(entry.error, MismatchError) == bool(error)
+        assert communicator.calls[-1][-2] == list(received)
+        assert communicator.calls[-1][2] == (sum(received) if error else 2)  # the size of the first vector
 
 
 def test_a_reducescatter_alone_keeps_everything() -> None:
