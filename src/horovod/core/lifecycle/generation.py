@@ -170,7 +170,8 @@ class Generation:
                 process.call_when_over(mesh.cancel)
             with self._session() as all_gather:
                 rank_infos = self._exchange_rank_infos(mesh, process_sets, all_gather)
-                met = time.monotonic()  # of all ranks the same, so that those that know the reason of a wait give up first
+                # The same moment for all ranks, so that those that know the reason of a wait give up first.
+                met = time.monotonic()
                 self._keep_reachable(mesh, all_gather, self._deadline(met))
             sets = agree_on_process_sets([each.process_sets for each in rank_infos], self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
