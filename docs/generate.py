@@ -52,7 +52,8 @@ PAGES = (
             "What a distributed optimizer has": (
                 "horovod.torch.optimizer.gradient_optimizer.GradientOptimizer",
                 "horovod.torch.optimizer.wrapped.WrappedOptimizer",
-            )
+            ),
+            "What a local optimizer has besides": ("horovod.torch.optimizer.local_reduction.LocalGradientOptimizer",),
         },
     ),
     Page("tensorflow", "horovod.tensorflow", "`horovod.tensorflow`: Horovod for TensorFlow"),

@@ -28,7 +28,7 @@ LAYERS: Layers = [
     {"tensorflow", "torch", "mxnet"},
     {"_models"},
     {"common.elastic"},
-    {"elastic"},
+    {"elastic", "local_training"},
     {"comparison"},
     {"runner", "_bindings"},
     {"common"},

@@ -25,6 +25,7 @@ from horovod.common.basics import (
 )
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.dynamic_process_sets import add_process_set, remove_process_set
+from horovod.core.submission.host_process_set import host_process_set
 
 __all__ = [
     "ProcessSet",
@@ -37,6 +38,7 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "host_process_set",
     "is_initialized",
     "local_rank",
     "local_size",

@@ -43,6 +43,11 @@ class Alike(Enum):
         "Every rank must make the same steps with the same gradients: change no parameter on some ranks only, and reduce "
         "gradients before they are used. If that is so, the rank that differs may compute wrongly: try its host alone.",
     )
+    OUTER = (
+        "The outer parameters of the hosts differ after an outer step",
+        "Every rank must begin with the same parameters (hvd.broadcast_parameters), make the same number of steps, and load "
+        "the same outer state, with optimizer.load_state_dict() on all ranks or on none.",
+    )
     SAMPLERS = (
         "The samplers of the ranks draw with different seeds or epochs, so samples come twice or not at all",
         "Give DistributedSampler the same seed on all ranks, and call its set_epoch(epoch) on all of them.",

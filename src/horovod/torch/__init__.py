@@ -17,19 +17,22 @@ except Exception as error:
 
 from horovod._bindings.interface import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import check_extension
+from horovod.local_training.outer_sgd import OuterSGD
 from horovod.torch import elastic, mpi_ops
 from horovod.torch.compression import Compression
 from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.distributed import register
 from horovod.torch.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from horovod.torch.mpi_ops import *  # noqa: F403  this module exports all of them
-from horovod.torch.optimizer import DistributedOptimizer
+from horovod.torch.optimizer import DistributedOptimizer, LocalOptimizer
 from horovod.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "BucketCompressor",
     "Compression",
     "DistributedOptimizer",
+    "LocalOptimizer",
+    "OuterSGD",
     "SyncBatchNorm",
     "allgather_object",
     "broadcast_object",

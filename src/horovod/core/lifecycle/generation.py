@@ -144,6 +144,11 @@ class Generation:
         return f"{self._endpoints[0].name}/{self.generation}".strip("\0")
 
     @property
+    def hosts(self) -> list[str]:
+        """The name of each rank's host, by rank."""
+        return [endpoint.host for endpoint in self._endpoints]
+
+    @property
     def addresses(self) -> Sequence[str]:
         """This rank's endpoint, with the addresses at which other hosts reach it."""
         return self._endpoints[self.identity.rank].addresses

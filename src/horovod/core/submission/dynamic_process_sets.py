@@ -35,16 +35,21 @@ class _Change(msgspec.Struct, array_like=True):
     """One rank's request to change the process sets.
 
     Attributes:
-        ranks: of the set to add; empty for a removal.
+        sets: the ranks of each set to add; empty for a removal.
         remove: the number of the set to remove; -1 for an addition.
         endpoint: where the other members reach this rank.
         obstacle: the reason why this rank could not do its part of an agreed change; "" if it could.
     """
 
-    ranks: tuple[int, ...]
+    sets: tuple[tuple[int, ...], ...]
     remove: int
     endpoint: Endpoint | None
     obstacle: str = ""
+
+    def __str__(self) -> str:
+        if self.remove >= 0:
+            return f"removes set {self.remove}"
+        return f"adds {', '.join(str(list(ranks)) for ranks in self.sets)}"
 
 
 _decode_change = msgspec.msgpack.Decoder(_Change).decode
@@ -79,55 +84,77 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
             "A process set made from an mpi4py communicator cannot be added later: pass it to hvd.init(process_sets=...), or "
             "add the list of its ranks."
         )
-    ranks = list(wanted.ranks or [])
+    add_apart(context, [wanted])
+    return wanted
+
+
+def add_apart(context: Generation, wanted: Sequence[ProcessSet]) -> None:
+    """Register process sets of which no two have a rank in common, in one exchange however many they are.
+
+    Every rank of the job must call it, with the same sets in the same order. The errors are those of :func:`add_process_set`.
+
+    Args:
+        wanted: sets whose ranks are known. Their numbers are filled in.
+    """
     identity, config = context.identity, context.config
+    sets = tuple(tuple(each.ranks or ()) for each in wanted)
     mesh = Mesh(identity.rank, identity.hostname, identity.local_size == identity.size, config.network_interfaces)
     try:
         mesh.keep_to(context.addresses)
-        changes = _exchange(context, _Change(tuple(ranks), -1, mesh.endpoint))
+        own = _Change(sets, -1, mesh.endpoint)
+        changes = _exchange(context, own)
         for rank, change in enumerate(changes):
-            if list(change.ranks) != ranks:
+            if change.sets != sets:
                 raise ValueError(
-                    f"the ranks do not add the same process set: rank {identity.rank} adds {ranks}, rank {rank} "
-                    + (f"adds {list(change.ranks)}" if change.remove < 0 else f"removes set {change.remove}")
+                    f"the ranks do not add the same process set: rank {identity.rank} {own}, rank {rank} {change}"
                 )
-        _check(ranks, identity.size)  # after the exchange, so that all ranks raise
-        group = context.freed[0] if context.freed else max(membership.ranks) + 1
-        worker, failure = None, None
-        if identity.rank in ranks:
+        for ranks in sets:  # after the exchange, so that all ranks raise
+            _check(list(ranks), identity.size)
+        free = _free(context, len(sets))
+        worker, failure, mine = None, None, -1
+        for group, ranks in zip(free, sets, strict=True):
+            if identity.rank not in ranks:
+                continue
             try:
                 generation = f"{context.generation}.{context.changes}"
                 known = {change.endpoint.rank: change.endpoint for change in changes if change.endpoint is not None}
-                worker = assemble_set(context, group, ranks, known, mesh, generation, context.config)
+                mine = group
+                worker = assemble_set(context, group, list(ranks), known, mesh, generation, context.config)
             except Exception as error:
                 failure = error
     finally:
         mesh.close()
     try:
-        _check_all_could(context, ranks, failure)
+        _check_all_could(context, sets, failure)
     except BaseException:
         if worker is not None:
             worker.close()
         raise
-    # From here on, all ranks have the set.
-    if context.freed:
-        context.freed.pop(0)
-    membership.ranks[group] = ranks
-    wanted.process_set_id = group
+    # From here on, all ranks have the sets.
+    del context.freed[: len(sets)]
+    for process_set, group, ranks in zip(wanted, free, sets, strict=True):
+        membership.ranks[group] = list(ranks)
+        process_set.process_set_id = group
     if worker is not None:
         worker.registration = context.changes
-        start_set(context, group, worker)
-    return wanted
+        start_set(context, mine, worker)
 
 
-def _check_all_could(context: Generation, ranks: list[int], failure: Exception | None) -> None:
+def _free(context: Generation, wanted: int) -> list[int]:
+    """Numbers for so many new sets, the same on all ranks."""
+    first = max(membership.ranks) + 1
+    return [*context.freed, *range(first, first + wanted)][:wanted]
+
+
+def _check_all_could(context: Generation, sets: tuple[tuple[int, ...], ...], failure: Exception | None) -> None:
     """Raise on all ranks if one could not do its part."""
     obstacle = "" if failure is None else f"{type(failure).__name__}: {failure}"
-    outcomes = _exchange(context, _Change(tuple(ranks), -1, None, obstacle))
+    outcomes = _exchange(context, _Change(sets, -1, None, obstacle))
     obstacles = [f"rank {rank}: {outcome.obstacle}" for rank, outcome in enumerate(outcomes) if outcome.obstacle]
     if obstacles:
         raise RuntimeError(
-            f"The process set {ranks} could not be added, and nothing has changed: {'; '.join(obstacles)}"
+            f"The process set {', '.join(str(list(ranks)) for ranks in sets)} could not be added, and nothing has changed: "
+            f"{'; '.join(obstacles)}"
         ) from failure
 
 
@@ -155,12 +182,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if group is None or group not in membership.ranks:
         process_set.process_set_id = None
         return False
-    changes = _exchange(context, _Change((), group, None))
-    for rank, change in enumerate(changes):
+    own = _Change((), group, None)
+    for rank, change in enumerate(_exchange(context, own)):
         if change.remove != group:
             raise ValueError(
-                f"the ranks do not remove the same process set: rank {context.identity.rank} removes set {group}, rank "
-                + (f"{rank} adds {list(change.ranks)}" if change.remove < 0 else f"{rank} removes set {change.remove}")
+                f"the ranks do not remove the same process set: rank {context.identity.rank} {own}, rank {rank} {change}"
             )
     worker = context.workers.get(group)
     if worker is not None:

@@ -37,6 +37,9 @@ class StateHandler:
         """Go back to the last save. It communicates nothing."""
         raise NotImplementedError
 
+    def before_sync(self) -> None:
+        """Called before any object of the state is given to all ranks. Every rank must call it."""
+
     def sync(self) -> None:
         """Give all ranks the object of rank ``root_rank``. Every rank must call it."""
         raise NotImplementedError

@@ -17,8 +17,10 @@ from horovod.torch.elastic.handlers import (
     SamplerStateHandler,
     StateHandler,
 )
+from horovod.torch.elastic.local_optimizer import LocalOptimizerStateHandler
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.mpi_ops import rank
+from horovod.torch.optimizer.local_reduction import LocalGradientOptimizer
 
 __all__ = [
     "GradScalerStateHandler",
@@ -35,6 +37,7 @@ Registry = list[tuple[Any, type[StateHandler]]]
 
 _registry: Registry = [
     (torch.nn.Module, ModelStateHandler),
+    (LocalGradientOptimizer, LocalOptimizerStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
     (torch.optim.lr_scheduler.LRScheduler, SamplerStateHandler),
@@ -185,6 +188,8 @@ class TorchState(ObjectState):
         self._live = root == (rank(), True)
         for handler in self._handlers.values():
             handler.root_rank = root.rank
+            handler.before_sync()
+        for handler in self._handlers.values():
             handler.sync()
         objects, step = broadcast_object((objects, step), root.rank, "elastic.objects")
         self._put(objects)
