@@ -7,20 +7,33 @@ it before it adds to a tensor in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter, methodcaller
 
 import torch
 
 _count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+_STORAGE, _ADDRESS = methodcaller("untyped_storage"), attrgetter("_cdata")
 
 AVAILABLE = _count is not None
 """Whether this PyTorch counts references to memory for Python code."""
 
 
-_ALONE = 0 if _count is None else _count(torch.empty(1).untyped_storage()._cdata)
+def _references(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """For each tensor, how often its memory is referred to. It reads the storages by address, so the caller holds the tensors."""
+    assert _count is not None
+    return [*map(_count, map(_ADDRESS, map(_STORAGE, tensors)))]
+
+
+_ALONE = _references([torch.empty(1)])[0] if AVAILABLE else 0
 """The count of a tensor's memory to which nothing else refers."""
 
 
+def are_alone(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether no other tensor refers to the memory of these dense tensors. True if this PyTorch does not count."""
+    return not AVAILABLE or _references(tensors).count(_ALONE) == len(tensors)
+
+
 def is_alone(tensor: torch.Tensor) -> bool:
-    """Whether no other tensor refers to the memory of a dense tensor. True if this PyTorch does not count."""
-    return _count is None or _count(tensor.untyped_storage()._cdata) == _ALONE
+    """:func:`are_alone` of one tensor."""
+    return are_alone((tensor,))

@@ -1,4 +1,4 @@
-"""Gradients whose memory others use: that of another parameter, or of what backward still reads."""
+"""Gradients whose memory others use, that of another parameter or of what backward still reads, are copied; no others are."""
 
 from __future__ import annotations
 
@@ -78,3 +78,29 @@ def test_gradients_that_share_memory_train_as_in_one_process(job: Job, compressi
             assert torch.allclose(one, other, rtol=rough, atol=rough), (number, one, other)
 
     job(2, check, env={BUCKET_BYTES: bucket_bytes})
+
+
+def test_gradients_whose_memory_nobody_else_uses_are_reduced_where_they_are(job: Job) -> None:
+    def check() -> None:
+        copied = 0
+        tensors: Any = torch.Tensor
+        clone = tensors.clone
+
+        def note(tensor: torch.Tensor, **options: Any) -> Any:
+            nonlocal copied
+            copied += 1
+            return clone(tensor, **options)
+
+        model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model.named_parameters())
+        tensors.clone = note
+        try:
+            for step in range(3):
+                optimizer.zero_grad(set_to_none=step != 1)
+                model(batch(step, hvd.rank())).square().sum().backward()
+                optimizer.step()
+        finally:
+            tensors.clone = clone
+        assert not copied
+
+    job(2, check)

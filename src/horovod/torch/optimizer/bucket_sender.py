@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import repeat
 from operator import attrgetter, is_, methodcaller
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 from weakref import ref
 
 import torch
@@ -22,7 +22,7 @@ from horovod.torch.ops.handles import synchronize
 from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
 from horovod.torch.optimizer.buckets import Bucket, ParameterState
 from horovod.torch.optimizer.settings import OptimizerSettings
-from horovod.torch.storage_references import is_alone
+from horovod.torch.storage_references import are_alone, is_alone
 
 
 class PendingHandle:
@@ -232,5 +232,5 @@ def _are_plain(gradients: Sequence[torch.Tensor | None]) -> TypeGuard[Sequence[t
         and all(map(is_, map(_LAYOUT, gradients), repeat(torch.strided)))
         and all(map(_IS_CONTIGUOUS, gradients))
         and not any(map(_REQUIRES_GRAD, gradients))
-        and all(gradient is not None and is_alone(gradient) for gradient in gradients)
+        and are_alone(cast("Sequence[torch.Tensor]", gradients))
     )
