@@ -53,6 +53,8 @@ class PolicyWorld:
         self.in_run: set[int] = set()
         self.killed: list[int] = []  # by the launcher
         self.same_state = False
+        self.named: Sequence[str] = ()  # the lost ranks that the ranks of the round are told
+        self.collectives: dict[int, str] = {}  # by process, what the next failure ends there
         self.hosts(hosts)
 
     def hosts(self, hosts: dict[str, int]) -> None:
@@ -68,6 +70,7 @@ class PolicyWorld:
                 self.assignments = {number: slot for number, _, slot in decision.assignments}
                 self.announced = HostUpdateResult.no_update
                 self.same_state = decision.same_state
+                self.named = decision.lost
                 assert all(number in self.alive for number in self.assignments)
                 assert all(self.asked[number] == question for number, question, _ in decision.assignments)
             elif isinstance(decision, NotifyHostsChanged):
@@ -99,7 +102,7 @@ class PolicyWorld:
             line = "train.py:7" if failed else ""
             ready = ReadyForRound(
                 self.asked[number], before, failed, "why", has_state=has_state, keeps_state=keep, line=line,
-                in_run=number in self.in_run,
+                in_run=number in self.in_run, collective=self.collectives.get(number, "") if failed else "",
             )  # fmt: skip
             self.do(self.policy.told(number, ready))
 

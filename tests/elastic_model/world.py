@@ -192,7 +192,7 @@ class World:
         for number, question, slot in begin.assignments:
             assignment = RankAssignment(
                 begin.round, slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size,
-                begin.same_state, begin.in_run,
+                begin.same_state, begin.in_run, list(begin.lost),
             )  # fmt: skip
             self.answers[number, question] = assignment
             if number not in self.ranks:  # it has ended, and the launcher does not know it yet

@@ -45,6 +45,47 @@ def test_a_running_job_is_shown_with_the_rank_that_does_not_come(launcher: Launc
     assert f"no job has the process or batch number {job.pid} here" in refused.stderr
 
 
+LOSES_ONE = """
+import os, signal, sys, time
+import torch
+import horovod.torch as hvd
+
+hvd.init()
+
+@hvd.elastic.run
+def train(state):
+    while True:
+        if (hvd.rank(), hvd.size(), state.step) == (1, 3, 5):
+            os.kill(os.getpid(), signal.SIGKILL)
+        hvd.allreduce(torch.ones(1000), name="gradient")
+        state.step += 1
+        state.commit()
+        if hvd.size() == 2:
+            print("goes on", flush=True)
+            time.sleep(0.05)
+
+train(hvd.elastic.TorchState(step=0))
+"""
+
+
+def test_the_view_and_the_recorders_say_who_was_lost(launcher: Launcher) -> None:
+    (launcher.folder / "train.py").write_text(LOSES_ONE)
+    lost = r"in round 1 rank 1 on localhost \(process 1, exit code 137 \(killed by SIGKILL\)\)"
+    recorders = {"HOROVOD_FLIGHT_RECORDER_DIR": str(launcher.folder / "recorders")}
+    job = launcher.start("-np", "3", "--min-np", "2", "python", "train.py", **recorders)
+    launcher.await_line(job, "goes on", times=2)
+    shown = until(launcher, job.pid, rf"(?m)^goes on without: {lost}")
+    assert "| 1 recovery" in shown
+    dumped = launcher.run("--dump", str(job.pid))
+    assert re.search(rf"The job had gone on without these ranks before\n  {lost}", dumped.stdout), dumped.stdout
+    job.terminate()
+    _, errors = job.communicate(timeout=RUN_SECONDS)
+    assert re.search(rf"(?m)^horovodrun: the job has gone on without: {lost}$", errors), errors
+    assert re.search(
+        r"was lost while the others were in allreduce 'gradient' at \S+train\.py:\d+; 2 ranks go on", errors
+    )
+
+
 def until(launcher: Launcher, process: int, wanted: str) -> str:
     """Show the job again and again until the view has what is wanted."""
     deadline = time.monotonic() + RUN_SECONDS

@@ -38,6 +38,8 @@ class ReadyForRound(msgspec.Struct, tag=True, frozen=True):
     """Whether the process asks from ``hvd.elastic.run``; otherwise it asks from a call of ``init()`` in the script."""
     line: str = ""
     """The line of the script whose collective failed; "" if none did."""
+    collective: str = ""
+    """The operation and the name of the oldest collective that the failure has ended in this process; "" if there was none."""
 
 
 class Connected(msgspec.Struct, tag=True, frozen=True):
@@ -91,6 +93,8 @@ class RankAssignment(msgspec.Struct, tag=True, frozen=True):
     """Whether all ranks of this round come from the same check of the round before. If not, all synchronise their states."""
     in_run: bool = False
     """Whether ranks of this round are in ``hvd.elastic.run``, so that the next collective of all is there."""
+    lost: list[str] = []
+    """The ranks that the job has gone on without, as text: the latest, in their order."""
 
 
 class NoRank(msgspec.Struct, tag=True, frozen=True):

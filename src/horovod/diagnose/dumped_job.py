@@ -57,6 +57,11 @@ class DumpedJob:
     def any(self) -> RankDump | None:
         return next(iter(self.dumps.values()), None)
 
+    @property
+    def lost(self) -> list[str]:
+        """The ranks that an elastic job had gone on without before; the latest."""
+        return [] if self.any is None else self.any.lost
+
     def host(self, rank: int) -> str:
         known = self.any
         return known.hosts[rank] if known is not None and rank < len(known.hosts) else "?"

@@ -55,6 +55,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     findings: list[Finding]
     ranks: list[RankSummary]
     silent: list[int]
+    lost: list[str] = []
 
 
 def diagnosis(job: DumpedJob, found: Sequence[Finding]) -> Diagnosis:
@@ -62,9 +63,8 @@ def diagnosis(job: DumpedJob, found: Sequence[Finding]) -> Diagnosis:
     known = job.any
     name = known.job if known is not None else job.launcher.job if job.launcher is not None else ""
     why = known.why if known is not None else ""
-    return Diagnosis(
-        SCHEMA, name, job.size, why, list(found), [_summary(job, rank) for rank in range(job.size)], job.silent
-    )
+    ranks = [_summary(job, rank) for rank in range(job.size)]
+    return Diagnosis(SCHEMA, name, job.size, why, list(found), ranks, job.silent, job.lost)
 
 
 def _summary(job: DumpedJob, rank: int) -> RankSummary:
@@ -108,6 +108,8 @@ def text(job: DumpedJob, found: Sequence[Finding]) -> str:
     if known is not None:
         lines += ["", f"Where the ranks are (written because of a {known.why}: {known.reason.splitlines()[0]})"]
         lines += _rows(job)
+    if job.lost:
+        lines += ["", "The job had gone on without these ranks before", *(f"  {each}" for each in job.lost)]
     if job.silent and known is not None:
         lines += ["", f"{describe_ranks(job.silent).capitalize()} of {job.size} ranks: nothing was written. The files of other "
                       "hosts may have to be fetched first."]  # fmt: skip

@@ -118,6 +118,7 @@ class RankDump(msgspec.Struct, frozen=True):
         collectives: oldest first.
         threads: the main thread first.
         exception: the exception of the script that ends this rank; "" if there is none.
+        lost: the ranks that an elastic job has gone on without, as text; the latest.
     """
 
     schema: int
@@ -143,6 +144,7 @@ class RankDump(msgspec.Struct, frozen=True):
     no_progress: list[NoProgressReport] = []
     killed_for_memory: int = -1
     exception: str = ""
+    lost: list[str] = []
 
 
 class RankExit(msgspec.Struct, frozen=True):

@@ -45,6 +45,7 @@ class JobSnapshot(msgspec.Struct, frozen=True):
         recoveries: the number of earlier generations.
         straggler: the last message about a rank that delays the others; "" if there was none.
         ranks: all of them, in order.
+        lost: the ranks that an elastic job has gone on without, as text; the latest.
     """
 
     size: int
@@ -52,6 +53,7 @@ class JobSnapshot(msgspec.Struct, frozen=True):
     recoveries: int
     straggler: str
     ranks: list[RankView]
+    lost: list[str] = []
 
 
 class _ReportedRank:
@@ -83,12 +85,14 @@ class LiveJob:
         hosts: by rank.
         began: when, by ``time.monotonic``.
         recoveries: the number of earlier generations.
+        lost: the ranks that the job has gone on without.
     """
 
-    def __init__(self, hosts: Sequence[str], began: float, recoveries: int) -> None:
+    def __init__(self, hosts: Sequence[str], began: float, recoveries: int, lost: Sequence[str] = ()) -> None:
         self._hosts = hosts
         self._began = began
         self._recoveries = recoveries
+        self._lost = list(lost)
         self._ranks = [_ReportedRank() for _ in hosts]
         self.straggler = ""
 
@@ -109,6 +113,7 @@ class LiveJob:
             self._recoveries,
             self.straggler,
             [self._view(rank, now, lines.get(rank, ""), awaited.get(rank, ())) for rank in range(len(self._ranks))],
+            self._lost,
         )
 
     def _view(self, rank: int, now: float, line: str, awaits: Sequence[str]) -> RankView:

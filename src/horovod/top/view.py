@@ -43,6 +43,8 @@ def view(snapshot: JobSnapshot, most_ranks: int = _MOST_RANKS) -> RenderableType
     parts: list[RenderableType] = [Text(headline(snapshot), style="bold"), table]
     if len(shown) < len(snapshot.ranks):
         parts.append(Text(f"... and {len(snapshot.ranks) - len(shown)} ranks more, which wait longer"))
+    if snapshot.lost:
+        parts.append(Text(f"goes on without: {'; '.join(snapshot.lost)}"))
     if snapshot.straggler:
         parts.append(Text(snapshot.straggler, style="yellow"))
     return Group(*parts)

@@ -100,6 +100,15 @@ def test_all_is_well_as_text_and_for_tools() -> None:
     assert len(diagnosis(job, found).ranks) == 3
 
 
+def test_the_ranks_that_an_elastic_job_has_lost_before_are_named() -> None:
+    folder, lost = run([script(3)] * 3), ["in round 1 rank 3 on d (process 3, exit code 1)"]
+    job = DumpedJob(msgspec.structs.replace(folder, ranks={
+        rank: msgspec.structs.replace(dump, lost=lost) for rank, dump in folder.ranks.items()
+    }))  # fmt: skip
+    assert text(job, findings(job)).endswith(f"The job had gone on without these ranks before\n  {lost[0]}")
+    assert diagnosis(job, findings(job)).lost == lost
+
+
 def failed(folder: Folder, rank: int, kind: str, reason: str) -> Folder:
     """The folder, as if ``rank`` had failed first."""
     ranks = {

@@ -16,11 +16,12 @@ def progress(seconds: float, steps: int) -> StepProgress:
 
 
 def test_rates_are_of_the_last_reports_and_sums_of_all() -> None:
-    job = LiveJob(["a", "b"], 100.0, 2)
+    job = LiveJob(["a", "b"], 100.0, 2, ["rank 2 on c"])
     for number in range(5):
         job.add(1, progress(2.0, 4 if number < 2 else 8), 100.0 + number)
     job.straggler = "rank 1 holds"
     shown = job.snapshot(110.0, {1: "train.py:3"}, {1: ["x"]})
+    assert shown.lost == ["rank 2 on c"]
     first, second = shown.ranks
     assert (shown.size, shown.seconds, shown.recoveries, shown.straggler) == (2, 10.0, 2, "rank 1 holds")
     assert (first.age, first.steps, first.at, first.awaits) == (-1.0, 0, "", [])

@@ -64,6 +64,12 @@ def test_each_rank_has_its_rates_shares_and_what_it_does_now() -> None:
     assert lines[5].rstrip() == "rank 1 is slow"
 
 
+def test_the_ranks_that_were_lost_are_named() -> None:
+    lost = ["in round 1 rank 2 on h (process 2, exit code 1)", "in round 3 rank 0 on h (process 0, exit code 1)"]
+    lines = shown(JobSnapshot(1, 1.0, 2, "", [rank(0, 0.0)], lost)).splitlines()
+    assert lines[-1].rstrip() == f"goes on without: {lost[0]}; {lost[1]}"
+
+
 def test_of_many_ranks_those_are_shown_that_others_wait_for() -> None:
     text = shown(JobSnapshot(9, 1.0, 0, "", [rank(number, 0.9 - number / 10) for number in range(9)]), 3)
     assert [line.split()[0] for line in text.splitlines()[2:5]] == ["6", "7", "8"]

@@ -56,6 +56,7 @@ class Members(msgspec.Struct, frozen=True):
         hosts: by rank.
         neighbours: by rank, the ids of other ranks' processes that this process can inspect.
         launched: whether ``horovodrun`` started the job; it then tells the user where the files are.
+        lost: the ranks that an elastic job has gone on without.
     """
 
     job: str
@@ -65,6 +66,7 @@ class Members(msgspec.Struct, frozen=True):
     hosts: list[str]
     neighbours: dict[int, int]
     launched: bool
+    lost: list[str]
 
 
 class Dumper:
@@ -264,6 +266,7 @@ class Dumper:
             no_progress=[dump.NoProgressReport(rank, *found) for rank, found in sorted(self._no_progress().items())],
             killed_for_memory=-1 if killed < 0 or self._memory < 0 else killed - self._memory,
             exception=crash.unhandled(),
+            lost=members.lost,
         )
 
 

@@ -54,6 +54,8 @@ class ElasticProcess:
         in_run: whether it is in ``hvd.elastic.run``.
         alone: whether it has a rank in a round of ranks that are in ``hvd.elastic.run``, and has not come there itself: nobody
             takes part in its collectives.
+        lost: the ranks that the job has gone on without, as the launcher describes them; the latest.
+        interrupted: the operation and the name of the oldest collective that the last failure has ended here.
     """
 
     def __init__(self, address: Address, secret: bytes, number: int) -> None:
@@ -66,6 +68,8 @@ class ElasticProcess:
         self.same_state = False
         self.in_run = False
         self.alone = False
+        self.lost: list[str] = []
+        self.interrupted = ""
         self._connected = False
         self._questions = 0
         self._has_rank = False  # one that no init() has used yet
@@ -105,12 +109,15 @@ class ElasticProcess:
         if self._listener is not None:
             self._listener.stop()
         question, self._questions = self._questions, self._questions + 1
+        collective, self.interrupted = self.interrupted, ""
         try:
             with self.connect() as client:
                 has_state = self._connected if self.has_state is None else self.has_state
                 self._tell(
                     client,
-                    ReadyForRound(question, earlier, failed, reason, final, has_state, keeps_state, self.in_run, line),
+                    ReadyForRound(
+                        question, earlier, failed, reason, final, has_state, keeps_state, self.in_run, line, collective
+                    ),
                 )
                 answer = messages.decode_answer(_wait(client, messages.answer_key(self.number, question)))
         except RendezvousError as error:
@@ -126,6 +133,7 @@ class ElasticProcess:
         os.environ.update(variables(answer))
         self.rank = answer.rank
         self.same_state = answer.same_state
+        self.lost = answer.lost
         self.alone = answer.in_run and not self.in_run
         try:
             client = self.connect()

@@ -49,6 +49,7 @@ class ProgressReports:
         workers: by process set id.
         least_share: the smallest share of the time by which a rank must delay the others to be named; 0: never name one.
         recoveries: the number of earlier generations.
+        lost: the ranks that an elastic job has gone on without.
         recording: gets the parts of the timeline of all ranks.
         timer: starts reports.
         post: calls a function on that thread.
@@ -62,6 +63,7 @@ class ProgressReports:
         workers: Mapping[int, WorkerThread],
         least_share: float,
         recoveries: int,
+        lost: Sequence[str],
         recording: Recording,
         timer: ReportTimer,
         post: Callable[[Callable[[], None]], None],
@@ -79,7 +81,7 @@ class ProgressReports:
         self._last = time.monotonic()
         self._meter = ProgressMeter(clock, self._last)
         self._watch = StragglerWatch(least_share)
-        self._live = LiveJob(hosts, self._last, recoveries)
+        self._live = LiveJob(hosts, self._last, recoveries, lost)
         self._lock = threading.Lock()  # guards the state of the job, which the live view reads
         self._timer = timer
         self._set_timer()

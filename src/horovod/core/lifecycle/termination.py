@@ -122,6 +122,9 @@ class Termination:
         if any(used):
             self.failure = self.error = still_in_use(self.failure, next(filter(None, used)))
             _log.error("rank %d: %s", self._rank, self.failure)
+        process = elastic_process.this_process()
+        if process is not None:
+            process.interrupted = oldest_collective(workers)
         for worker in workers:
             worker.fail(self.failure)
         for companion in list(self.companions):
@@ -200,6 +203,16 @@ class Termination:
         except (RendezvousError, OSError) as error:
             _log.debug("this rank could not tell the launcher which rank failed first: %s", error)
             return reason
+
+
+def oldest_collective(workers: Sequence[WorkerThread]) -> str:
+    """The operation and the name of the oldest collective in flight, of all process sets; "" if there is none."""
+    entries = [entry for worker in workers for entry in worker.entries()]
+    if not entries:
+        return ""
+    oldest = min(entries, key=lambda entry: entry.since).request
+    operation = oldest.operation.name.lower()
+    return f"{operation} {oldest.name.removeprefix(f'{operation}.')!r}"
 
 
 class NoPeers:

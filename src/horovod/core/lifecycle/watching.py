@@ -20,6 +20,7 @@ from horovod.control.liveness_tree import LivenessTree
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.control.processes import why_not_running
 from horovod.control.rendezvous.interface import LauncherServer
+from horovod.core.lifecycle import elastic_process
 from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
 from horovod.core.lifecycle.live_server import LiveServer, MetricsAddressError
 from horovod.core.lifecycle.progress_reports import ProgressReports
@@ -53,6 +54,12 @@ def liveness_tree(tree: Tree) -> LivenessTree:
 def liveness_connections(rank: int, tree: LivenessTree) -> list[ConnectionKey]:
     """The connections that a rank's monitor needs."""
     return [ConnectionKey(peer, LIVENESS, 0) for peer in tree.peers(rank)]
+
+
+def _lost() -> list[str]:
+    """The ranks that the job has gone on without."""
+    process = elastic_process.this_process()
+    return [] if process is None else process.lost
 
 
 class Watching:
@@ -119,6 +126,7 @@ class Watching:
             [endpoint.host for endpoint in endpoints],
             neighbours_of(rank, [(endpoint.process_namespace, endpoint.pid) for endpoint in endpoints]),
             isinstance(self._termination.point, LauncherServer),
+            _lost(),
         )
         return Dumper(
             self._config,
@@ -230,6 +238,7 @@ class Watching:
                 self._workers,
                 self._config.straggler_percent / 100,
                 self._generation - 1,
+                _lost(),
                 self._recording,
                 self._observer.reports,
                 self._dumper.post,

@@ -29,6 +29,8 @@ class BeginRound(NamedTuple):
     """Whether all of them have the same state, so that they need not synchronise."""
     in_run: bool
     """Whether some of them are in ``hvd.elastic.run``."""
+    lost: Sequence[str] = ()
+    """The ranks that the job has gone on without; the latest."""
 
 
 class NotifyHostsChanged(NamedTuple):

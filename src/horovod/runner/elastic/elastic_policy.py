@@ -68,8 +68,7 @@ class ElasticPolicy(Policy):
     @property
     def survived(self) -> list[str]:
         """The ranks that the job has lost, and has gone on without."""
-        job = self._job
-        return [f"in round {each.round} {each.describe()}" for each in job.lost[: job.survived]]
+        return self._job.gone_on_without()
 
     @property
     def stopped(self) -> str:
@@ -106,7 +105,10 @@ class ElasticPolicy(Policy):
             if isinstance(process.state, Dismissed):
                 return dismiss(process, told.question, "it has no rank in the job any more", job_ends=False)
             kept = told.round if told.keeps_state else None
-            was, process.state = process.state, WaitingForRound(told.question, kept, told.line, told.reason)
+            was, process.state = (
+                process.state,
+                WaitingForRound(told.question, kept, told.line, told.reason, told.collective),
+            )
             process.has_state, process.in_run = told.has_state, told.in_run
             job.has_state = job.has_state or told.has_state
             if not job.asked:

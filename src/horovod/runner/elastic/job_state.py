@@ -52,12 +52,14 @@ class WaitingForRound:
         question: how many times it had asked before.
         kept: the round whose ranks all stopped at one check with the state that this process has; None if there is none.
         line, reason: at which line of the script the process was, and why it asks.
+        collective: the operation and the name of the collective that has failed there; "" if none has.
     """
 
     question: int
     kept: int | None = None
     line: str = ""
     reason: str = ""
+    collective: str = ""
 
     def describe(self) -> str:
         return f"waited at {self.line}: {self.reason}" if self.line else f"asks for another round: {self.reason}"
@@ -263,9 +265,13 @@ class JobState:
         rank = self.rank_of(process.number)
         return f"Process {process.number} ({'' if rank is None else f'rank {rank}, '}on {process.host})"
 
+    def gone_on_without(self) -> list[str]:
+        """The ranks that were lost before the last round began."""
+        return [f"in round {each.round} {each.describe()}" for each in self.lost[: self.survived]]
+
     def goes_on(self, ready: Iterable[JobProcess]) -> str:
-        """The text that says which ranks were lost since the last round began, where the others noticed it, and how many of
-        those are left; "" if none was lost.
+        """The text that says which ranks were lost since the last round began, in which collective and where the others were,
+        and how many of those are left; "" if none was lost.
 
         Args:
             ready: the processes of the next round, which wait for it.
@@ -274,8 +280,11 @@ class JobState:
         if not lost:
             return ""
         stay = [each for each in ready if each.trained]
-        lines = [each.state.line for each in stay if isinstance(each.state, WaitingForRound) and each.state.line]
-        where = f" while the others were at {lines[0]}" if lines else ""
+        found = [each.state for each in stay if isinstance(each.state, WaitingForRound) and each.state.line]
+        where = ""
+        if found:
+            first = next((each for each in found if each.collective), found[0])
+            where = f" while the others were {f'in {first.collective} ' if first.collective else ''}at {first.line}"
         who = ", ".join(each.describe() for each in lost)
         verb, goes = "was" if len(lost) == 1 else "were", "goes" if len(stay) == 1 else "go"
         return f"{who} {verb} lost{where}; {count(len(stay), 'rank')} {goes} on"

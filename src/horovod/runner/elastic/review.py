@@ -31,6 +31,8 @@ LEAVING_SECONDS = 30.0
 """How long a process that has no rank any more may take to end, while others continue."""
 SLOW_SECONDS = 30.0
 """After this time a message names the processes that the others wait for."""
+MOST_LOST = 8
+"""How many lost ranks are named to the ranks of a round."""
 SILENT_SECONDS = 5.0
 """How long a job that has not begun to train waits before the launcher says for what."""
 
@@ -229,7 +231,7 @@ class Reviewer:
             assignments.append((process.number, process.state.question, slots[process.number]))
             process.state = Training(job.round, slots[process.number].rank)
         job.in_run = any(process.in_run for process in ready)
-        begin = BeginRound(job.round, assignments, same_state, job.in_run)
+        begin = BeginRound(job.round, assignments, same_state, job.in_run, job.gone_on_without()[-MOST_LOST:])
         if job.round == 1:
             return [*decisions, begin]
         hosts = len({process.host for process in ready})

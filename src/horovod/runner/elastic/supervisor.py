@@ -264,7 +264,7 @@ class ElasticSupervisor(Supervisor):
         for number, question, slot in begin.assignments:
             assignment = RankAssignment(
                 begin.round, slot.rank, slot.size, slot.local_rank, slot.local_size, slot.cross_rank, slot.cross_size,
-                begin.same_state, begin.in_run,
+                begin.same_state, begin.in_run, list(begin.lost),
             )  # fmt: skip
             self._server.put(messages.answer_key(number, question), messages.encode(assignment))
 

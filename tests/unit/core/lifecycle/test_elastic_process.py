@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from horovod._base import config
@@ -102,6 +103,19 @@ def test_a_place_that_was_asked_for_before_init_is_the_one_that_init_uses(launch
     running.results()
     process.take_rank()  # does not ask
     assert launcher.told.empty()
+
+
+def test_a_process_says_which_collective_has_failed_once_and_learns_who_is_lost(launcher: Launcher) -> None:
+    process = launcher.process()
+    enter(launcher, process, 1)
+    process.interrupted = "allreduce 'loss'"
+    for number, collective in ((2, "allreduce 'loss'"), (3, "")):
+        running = ConcurrentCalls(partial(process.next, True, "rank 3 failed", line="train.py:7"))
+        lost = [f"rank 3 in round {each}" for each in range(1, number)]
+        asked = launcher.answer(msgspec.structs.replace(assignment(number), lost=lost))
+        assert (asked.line, asked.collective) == ("train.py:7", collective)
+        running.results()
+        assert process.lost == lost
 
 
 def test_the_end_of_the_job_is_an_error_that_is_not_caught_by_the_loop(launcher: Launcher) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from horovod.control.failure import Cause, FailureKind
@@ -15,6 +17,7 @@ from horovod.core.errors import (
 )
 from horovod.core.lifecycle import termination as module
 from horovod.core.lifecycle.termination import Termination
+from horovod.core.negotiation.messages import Operation, Request
 
 
 class FakeLane:
@@ -25,6 +28,10 @@ class FakeLane:
         self._seen = seen
         self._leaves = leaves
         self.error: BaseException | None = None
+        self.flying: list[SimpleNamespace] = []
+
+    def entries(self) -> list[SimpleNamespace]:
+        return self.flying
 
     def interrupt(self) -> None:
         self._seen.append(f"{self._number} interrupted")
@@ -67,6 +74,17 @@ def fail(workers: dict[int, FakeLane], seen: list[str], monkeypatch: pytest.Monk
     termination.fail(2, "it went away")
     assert termination.failed.is_set()
     return termination
+
+
+def test_theoldest_collective_of_all_sets_is_the_one_that_the_failure_has_interrupted() -> None:
+    assert module.oldest_collective([FakeLane(0, []), FakeLane(1, [])]) == ""  # type: ignore[list-item]
+    lanes = [FakeLane(0, []), FakeLane(1, [])]
+    for lane, name, since in ((0, "allreduce.loss", 2.0), (1, "sum", 1.0), (1, "other", 3.0)):
+        request = Request(Operation.ALLREDUCE, name, ())
+        lanes[lane].flying.append(SimpleNamespace(request=request, since=since))
+    assert module.oldest_collective(lanes) == "allreduce 'sum'"  # type: ignore[arg-type]
+    del lanes[1].flying[0]
+    assert module.oldest_collective(lanes) == "allreduce 'loss'"  # type: ignore[arg-type]
 
 
 def test_requests_fail_after_all_workers_have_left_and_without_waiting_for_the_launcher(

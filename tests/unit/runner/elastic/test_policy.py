@@ -57,9 +57,13 @@ def test_one_line_says_who_was_lost_and_where_the_others_were_and_the_job_keeps_
     world = PolicyWorld({"a": 3, "b": 1}, least=1)
     world.begin()
     world.end(3)
+    world.collectives[1] = "allreduce 'loss'"  # rank 0 was about to call it
     world.ready(0, 1, 2, failed=True)
     lost = "rank 3 on b (process 3, exit code 137 (killed by SIGKILL))"
-    assert f"horovodrun: {lost} was lost while the others were at train.py:7; 3 ranks go on\n" in world.said
+    where = "was lost while the others were in allreduce 'loss' at train.py:7; 3 ranks go on"
+    assert f"horovodrun: {lost} {where}\n" in world.said
+    assert world.named == [f"in round 1 {lost}"], "the ranks of the next round know it"
+    world.collectives.clear()
     world.connect()
     world.do(world.policy.told(0, RankFailed(2, 2, "it is stopped")))
     world.ready(0, failed=True)
@@ -68,7 +72,7 @@ def test_one_line_says_who_was_lost_and_where_the_others_were_and_the_job_keeps_
     both = "rank 1 on a (process 1, exit code 1), rank 2 on a (process 2, it was stuck, and was killed)"
     assert f"horovodrun: {both} were lost while the others were at train.py:7; 1 rank goes on\n" in world.said
     assert world.policy.survived[0] == f"in round 1 {lost}"
-    assert len(world.policy.survived) == 3
+    assert len(world.policy.survived) == 3 and world.named == world.policy.survived
     world.connect()
     world.end(0)
     assert len(world.policy.survived) == 3, "the job has not gone on without the last one"
