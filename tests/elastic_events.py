@@ -15,9 +15,10 @@ Hosts are agents on this machine, each in a namespace of processes of its own, w
 
 They come one after another or several at once. One rank is always spared, as the job's state is lost with its last holder.
 The program fails unless the job makes steps after each event, ends with exit code 0, has the weights that one process computes
-in as many steps, to the bit, and leaves no process behind. A history may end with a rank that returns from its training
-function early, or calls ``sys.exit(0)`` or ``os._exit(0)``. Then the job must fail, and name that rank, unless no other was in
-the last round.
+in as many steps, to the bit, and leaves no process behind. It also fails if a commit is lost: no step may be made again after
+a later one. And every rank that nothing has happened to, nor to its host, must finish in its process. A history may end with a
+rank that returns from its training function early, or calls ``sys.exit(0)`` or ``os._exit(0)``. Then the job must fail, and
+name that rank, unless no other was in the last round.
 """
 
 from __future__ import annotations
@@ -111,6 +112,9 @@ class ElasticEvents:
         self._spared: Member | None = None
         self._stopped: dict[int, float] = {}
         self._leaving: set[int] = set()
+        self._furthest = 0
+        self._seen: dict[int, Member] = {}
+        self._withdrawn: set[str] = set()
         self._quiet_at = 0.0
         self.happened: list[str] = []
 
@@ -210,6 +214,7 @@ class ElasticEvents:
         elif kind == "withdraw":
             host = self._chance.choice(may_go)
             self._hosts.remove(host)
+            self._withdrawn.add(host)
             self._write_hosts()
             what = f"withdraw {host}"
         elif kind == "arrive":
@@ -253,13 +258,19 @@ class ElasticEvents:
             path = self._folder / f"member.{member.number if member else -1}"
             if member is not None and path.exists():
                 rounds.setdefault(int(path.read_text()), []).append(member)
+        self._seen |= {member.pid: member for members in rounds.values() for member in members}
         return sorted(rounds[max(rounds)]) if rounds else []
 
     def _progress(self) -> tuple[int, int]:
         """The steps that the job has made, and the round."""
         path = self._folder / "progress"
-        step, number = path.read_text().split() if path.exists() else ("0", "0")
-        return int(step), int(number)
+        step, number = map(int, path.read_text().split() if path.exists() else ("0", "0"))
+        if step < self._furthest:
+            raise self._error(
+                f"the job was at step {self._furthest}, all earlier ones committed, and is at step {step} now"
+            )
+        self._furthest = step
+        return step, number
 
     def _await_steps(self, process: subprocess.Popen[bytes]) -> None:
         """Wait until some steps were made with a rank that can be spared."""
@@ -288,6 +299,9 @@ class ElasticEvents:
             raise self._error("no rank has a result")
         if wrong := self._program.judge(results):
             raise self._error(wrong)
+        spared = [each for each in self._seen.values() if not {each.pid, each.host} & (self._leaving | self._withdrawn)]
+        if ended := [each for each in spared if not (self._folder / f"result.{each.number}").exists()]:
+            raise self._error(f"nothing had happened to these processes, and they have not finished: {ended}")
         kinds = Counter(
             " ".join(each.split()[:2] if each.startswith("agent") else each.split()[:1]) for each in self.happened
         )

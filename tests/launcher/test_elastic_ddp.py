@@ -155,6 +155,75 @@ def test_a_job_with_ddp_goes_on_after_random_events_and_has_the_result_of_a_refe
     assert "the undisturbed result" in went
 
 
+# Two ranks, then three, then two without process 0: each of them has a part of every epoch's samples.
+DISTRIBUTED_SAMPLER = """
+import json, os, signal, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+import horovod.torch as hvd
+
+folder = Path(sys.argv[1])
+dist.init_process_group("horovod")
+samples = torch.arange(23.0)
+
+def divide():
+    global loader
+    loader = DataLoader(samples, batch_size=2, sampler=DistributedSampler(samples))
+
+divide()
+model = DistributedDataParallel(torch.nn.Linear(1, 1))
+state = hvd.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.001), epoch=0, sizes=[0])
+state.register_reset_callbacks([divide])
+
+@hvd.elastic.run
+def train(state):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    while state.sizes.count(3) < 2 or state.sizes[-1] != 2:
+        loader.sampler.set_epoch(state.epoch)
+        seen = []
+        for batch in loader:
+            model(batch[:, None]).sum().backward()
+            seen += batch.tolist()
+            time.sleep(0.005)
+            if os.environ["HOROVOD_ELASTIC_PROCESS"] == "0" and state.sizes.count(3) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+        (folder / f"epoch.{state.epoch}.{rank}").write_text(json.dumps([size, seen]))
+        if (rank, state.epoch) == (0, 1):
+            (folder / "hosts").write_text("localhost:3\\n")
+        state.epoch, state.sizes = state.epoch + 1, [*state.sizes, size]
+        state.commit()
+
+train(state)
+dist.destroy_process_group()
+"""
+
+
+def test_a_distributed_sampler_that_a_reset_callback_makes_leaves_no_sample_out(
+    launcher: Launcher, tmp_path: Path, installed: str
+) -> None:
+    (tmp_path / "hosts").write_text("localhost:2\n")
+    (tmp_path / "train.py").write_text(DISTRIBUTED_SAMPLER)
+    script = ["--host-discovery-script", f"cat {quote(str(tmp_path / 'hosts'))}", "--min-np", "2"]
+    command = ["python", "train.py", str(tmp_path)]
+    ended = launcher.run(*script, "--start-timeout", "600", *command, PYTHONPATH=paths(installed))
+    assert ended.returncode == 0, ended.stderr
+    epochs: dict[int, dict[int, tuple[int, list[float]]]] = {}
+    for path in tmp_path.glob("epoch.*.*"):
+        _, epoch, rank = path.name.split(".")
+        epochs.setdefault(int(epoch), {})[int(rank)] = json.loads(path.read_text())
+    sizes = []
+    for _, parts in sorted(epochs.items()):
+        (size,) = {size for size, _ in parts.values()}
+        seen = [sample for _, part in parts.values() for sample in part]
+        assert sorted(parts) == list(range(size))
+        assert set(seen) == set(range(23)) and len(seen) == -(-23 // size) * size
+        sizes.append(size)
+    assert [size for size, before in zip(sizes, [0, *sizes], strict=False) if size != before] == [2, 3, 2]
+
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torch_ddp_elastic.py"
 
 # A group of the first round is kept, and called in the second.

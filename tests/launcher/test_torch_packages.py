@@ -52,6 +52,20 @@ def test_the_example_learns(
     assert not launched or "uses the back end" in err
 
 
+@pytest.mark.parametrize("package", ["lightning", "accelerate"])
+def test_the_elastic_example_goes_on_when_rank_0_is_lost(launcher: Launcher, installed: str, package: str) -> None:
+    pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[integrations]'")
+    path = f"{installed}:{launcher.environment()['PYTHONPATH']}"
+    example = f"{package}_elastic.py"
+    shutil.copy(EXAMPLES / example, launcher.folder)
+    words = ["-np", "3", "--min-np", "2", sys.executable, example, "--lose-a-rank"]
+    out, err = launcher.start(*words, PYTHONPATH=path, HF_HUB_OFFLINE="1").communicate(timeout=SECONDS)
+    said = re.findall(r"epoch (\d): accuracy ([\d.]+) on (\d) ranks", out)
+    assert [(epoch, size) for epoch, _, size in said] == [("1", "3"), ("2", "2"), ("3", "2"), ("4", "2")], out + err
+    assert float(said[-1][1]) > 0.8, out
+    assert re.search(r"rank 0 on localhost .* was lost while the others were in .*; 2 ranks go on", err), err
+
+
 INSIDE = """
 set -e
 ip link set lo up
