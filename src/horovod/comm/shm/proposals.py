@@ -196,14 +196,15 @@ class Proposals:
             output[start : start + count] = contribution[:count]
             start += count
 
-    def alltoall(self, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
+    def alltoall(self, outputs: Vectors, received: Sequence[int], counts: Sequence[Sequence[int]]) -> None:
         """After a success: copy into ``outputs`` the parts of all contributions that go to this rank.
 
         Args:
             outputs: one vector, or one for each rank.
+            received: by rank, the number of elements that go to this rank.
             counts: ``counts[r][s]`` consecutive elements of rank r's contribution go to rank s.
         """
-        parts = parts_of(outputs, [row[self._rank] for row in counts])
+        parts = parts_of(outputs, received)
         for part, contribution, row in zip(parts, self._contributions(parts[0].dtype), counts, strict=True):
             begin = sum(row[: self._rank])
             part[:] = contribution[begin : begin + part.size]

@@ -189,9 +189,11 @@ class FastPath:
             self._executor.carry_out_alone(entry, received=tuple(received), longest=max(map(max, splits)))
             return
         entry.handle.result = received
-        row_elements = _row_elements(entry.request)
-        outputs = output_of(entry, 0, sum(received), received=[row_elements * each for each in received])
-        self._proposals.alltoall(outputs, [[row_elements * each for each in row] for row in splits])
+        rows, row_elements = sum(received), _row_elements(entry.request)
+        if row_elements != 1:  # from here on numbers of elements
+            splits = tuple([tuple([row_elements * each for each in row]) for row in splits])
+            received = [row[self._index] for row in splits]
+        self._proposals.alltoall(output_of(entry, 0, rows, received=received), received, splits)
         self._complete(entry)
 
     def _disturbed(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -226,26 +225,31 @@ def overlapping(
         sent, received: by rank, the number of elements to it and from it.
         index: this rank's number in the group.
     """
-    read, written = _places(inputs, sent), _places(outputs, received)
-    if read and written and read[index] == written[index]:
-        del read[index]
-    end, written_end = 0, 0  # of all that begin before
-    for begin, stop, writes in sorted([(*place, False) for place in read] + [(*place, True) for place in written]):
-        if begin < stop:
-            if begin < (end if writes else written_end):
+    places: list[
+        tuple[int, int, bool]
+    ] = []  # of each rank's elements: the begin, the end, and whether they are written
+    for tensors, counts, writes in ((inputs, sent, False), (outputs, received, True)):
+        if len(tensors) == 1:
+            begin, itemsize = tensors[0].data_ptr(), tensors[0].itemsize
+            for count in counts:
+                end = begin + count * itemsize
+                places.append((begin, end, writes))
+                begin = end
+        else:
+            for tensor in tensors:
+                begin = tensor.data_ptr()
+                places.append((begin, begin + tensor.nbytes, writes))
+    if inputs and outputs and places[index][:2] == places[len(sent) + index][:2]:
+        del places[index]
+    places.sort()
+    last = last_written = 0  # the ends of all that begin before
+    for begin, end, writes in places:
+        if begin < end:
+            if begin < (last if writes else last_written):
                 return True
-            end = max(end, stop)
-            written_end = max(written_end, stop) if writes else written_end
+            last = max(last, end)
+            last_written = max(last_written, end) if writes else last_written
     return False
-
-
-def _places(tensors: Sequence[torch.Tensor], counts: Sequence[int]) -> list[tuple[int, int]]:
-    """By rank, the addresses at which its elements begin and end."""
-    if len(tensors) != 1:
-        return [((begin := tensor.data_ptr()), begin + tensor.nbytes) for tensor in tensors]
-    begin, itemsize = tensors[0].data_ptr(), tensors[0].itemsize
-    ends = [begin + end * itemsize for end in accumulate(counts)]
-    return list(zip([begin, *ends], ends, strict=False))
 
 
 class Results:

@@ -271,7 +271,7 @@ def test_alltoall_sends_each_rank_its_part(group: Group) -> None:
         column = [row[receiver] for row in counts]
         for sizes in ([sum(column)], column):
             outputs = [np.full(each, -1, np.int32) for each in sizes]
-            proposals.alltoall(outputs, counts)
+            proposals.alltoall(outputs, column, counts)
             expected = [100 * sender + receiver for sender, count in enumerate(column) for _ in range(count)]
             assert np.concatenate(outputs).tolist() == expected
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 import msgspec
 
 EAGER_BYTES = 64 << 10
-"""The largest message that is sent without an offer."""
+"""The largest message that is sent without an offer to a rank on another host: an offer costs a round trip."""
+EAGER_LOCAL_BYTES = 32 << 10
+"""The largest one to a rank that can read this one's memory. Reading a larger message takes less time than the copies on its
+way through a socket."""
 PART_BYTES = 1 << 20
 """The size of the parts in which a large message is sent."""
 

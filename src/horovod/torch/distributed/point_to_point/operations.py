@@ -28,7 +28,8 @@ class PointToPoint:
 
     Ranks are those in the group. Each method takes one tensor, or a list of one, and returns a work at once. The other rank
     must make the opposite call, with a tensor of the same type and number of elements. Otherwise the receive fails with a
-    MismatchError, and so does the send of a message above 64 KiB (a smaller one is done when it is sent).
+    MismatchError, and so does the send of a message above 64 KiB, on one host above 32 KiB (a smaller one is done when it is
+    sent).
     """
 
     _submitter: Submitter

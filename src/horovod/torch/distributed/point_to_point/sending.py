@@ -21,6 +21,7 @@ from horovod.core.errors import RankLostError
 from horovod.core.requests.handle import Handle
 from horovod.torch.distributed.point_to_point.messages import (
     EAGER_BYTES,
+    EAGER_LOCAL_BYTES,
     PART_BYTES,
     Ask,
     Envelope,
@@ -32,7 +33,7 @@ from horovod.torch.distributed.point_to_point.messages import (
     encode,
 )
 from horovod.torch.distributed.point_to_point.peers import PeerEndpoint
-from horovod.torch.distributed.point_to_point.wire import Wire, message_error
+from horovod.torch.distributed.point_to_point.wire import Wire, is_local, message_error
 
 
 @dataclass
@@ -152,12 +153,12 @@ class Sender:
         self._numbers += 1
         send.number = self._numbers
         peer.offered[send.number] = send
+        visible = self._namespace and endpoint.process_namespace == self._namespace and is_local(channel.socket)
         try:
-            if send.data.size <= EAGER_BYTES:
+            if send.data.size <= (EAGER_LOCAL_BYTES if visible else EAGER_BYTES):
                 self._wire.send(channel, rank, encode(Whole(send.envelope, send.data.tobytes())))
                 peer.offered.pop(send.number).handle.complete()
                 return
-            visible = bool(self._namespace) and endpoint.process_namespace == self._namespace
             process = os.getpid() if visible else 0
             self._wire.send(channel, rank, encode(Offer(send.envelope, send.number, process, address_of(send.data))))
         except ChannelClosed as error:
