@@ -420,6 +420,24 @@ def test_alltoall_of_a_vector_for_each_rank(group: RankGroup, data: st.DataObjec
     everywhere(group, [None], one)
 
 
+def test_a_rank_that_receives_nothing_may_run_ahead_and_overwrites_nothing(group: RankGroup) -> None:
+    """Rank 0 sends to all; the others are late, and must get what was sent in each call."""
+    size = len(group)
+    length = long(group, DataType.FLOAT32, 1.5)
+
+    def one(communicator: Communicator, turn: int) -> None:
+        rank = communicator.rank
+        if rank:
+            time.sleep(0.002 * (turn % 2))
+        source = np.full(length * size if rank == 0 else 0, turn, np.float32)
+        target = untouched(DataType.FLOAT32, length)
+        sent, received = [length if rank == 0 else 0] * size, [length, *[0] * (size - 1)]
+        communicator.alltoall([source], [target], sent, received, length)
+        check(target, np.full(length, turn, np.float32), "result")
+
+    everywhere(group, range(12), one)
+
+
 def test_reducescatter(group: RankGroup) -> None:
     size = len(group)
     cases = [

@@ -295,7 +295,8 @@ class ShmCommunicator(Communicator):
         )
 
     def _alltoall_round(self, outgoing: Sequence[Array], incoming: Sequence[Array], number: int, step: int) -> None:
-        """Exchange elements ``[number * step, (number + 1) * step)`` of the data for each rank."""
+        """Exchange elements ``[number * step, (number + 1) * step)`` of the data for each rank. Waits only for ranks from which
+        something comes: in a gather only its root waits, and in a scatter its root does not."""
         piece, part, dtype = self._begin(), slice(number * step, (number + 1) * step), outgoing[0].dtype
         region = self._region(piece, self.rank, dtype)
         for rank in self._peers:
@@ -304,9 +305,10 @@ class ShmCommunicator(Communicator):
         self._counters.signal(PACKED, piece)
         incoming[self.rank][part] = outgoing[self.rank][part]  # while the others pack
         for rank in self._peers:
-            self._counters.wait(rank, PACKED, piece)
             some = incoming[rank][part]
-            some[:] = self._region(piece, rank, dtype)[self.rank * step : self.rank * step + some.size]
+            if some.size:
+                self._counters.wait(rank, PACKED, piece)
+                some[:] = self._region(piece, rank, dtype)[self.rank * step : self.rank * step + some.size]
 
     def reducescatter(
         self,
