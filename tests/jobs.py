@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from horovod._base import config
@@ -18,9 +18,9 @@ Job = Callable[..., list[Any]]
 def make_job(pool: Callable[[int], RankPool], binding: str) -> Job:
     """``job(size, function, *args)``: ``init()``, the function, ``shutdown()`` on every rank; the results, by rank.
 
-    Keywords: ``env``, settings in force from ``init()`` to ``shutdown()``; ``sets``, ranks of static process sets, which
-    the function gets as its first argument; ``timeout`` and ``dies`` as for :meth:`ranks.Call.results`. A rank that raises
-    leaves the job, so that no other waits for it.
+    Keywords: ``hosts``, by rank the name of the host that it pretends to be on; ``env``, settings in force from ``init()``
+    to ``shutdown()``; ``sets``, ranks of static process sets, which the function gets as its first argument; ``timeout`` and
+    ``dies`` as for :meth:`ranks.Call.results`. A rank that raises leaves the job, so that no other waits for it.
 
     Args:
         pool: gives the pool for a size; where it has more ranks than that, the first of them are the job, and each of the
@@ -33,6 +33,7 @@ def make_job(pool: Callable[[int], RankPool], binding: str) -> Job:
         function: Callable[..., Any],
         *args: Any,
         env: Mapping[str, str] | None = None,
+        hosts: Sequence[str] = (),
         sets: list[list[int]] | None = None,
         timeout: float = SOON,
         dies: Collection[int] = (),
@@ -43,6 +44,8 @@ def make_job(pool: Callable[[int], RankPool], binding: str) -> Job:
             spare = int(os.environ[config.RANK]) >= size
             numbers = {config.SIZE: "1", config.LOCAL_SIZE: "1", config.RANK: "0", config.LOCAL_RANK: "0"}
             settings = numbers if spare else {config.SIZE: str(size), config.LOCAL_SIZE: str(size), **(env or {})}
+            if hosts and not spare:
+                settings[config.HOSTNAME] = hosts[int(os.environ[config.RANK])]
             before = {name: os.environ.get(name) for name in settings}
             os.environ.update(settings)
             made = None if sets is None else [hvd.ProcessSet(members) for members in sets]

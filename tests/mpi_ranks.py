@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 
 import horovod
 from horovod.comm.base import Aborted, Communicator, PeerFailure
+from horovod.comm.compression.block_reduction import Errors
+from horovod.comm.compression.blocks import BlockFormat
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import Bootstrap, EngineGroup, EngineSettings, MpiRanks
 from horovod.comm.mpi.engine import MpiEngine
@@ -175,6 +177,12 @@ class StandIn(Communicator):
 
     def allreduce(self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float) -> None:
         self._call("allreduce", inputs, outputs, op, prescale, postscale)
+
+    def allreduce_compressed(
+        self, inputs: Vectors, outputs: Vectors, prescale: float, postscale: float, form: BlockFormat, errors: Errors
+    ) -> None:
+        """Errors that are kept over there are not brought back."""
+        self._call("allreduce_compressed", inputs, outputs, prescale, postscale, form, errors)
 
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> None:
         self._call("allgather", inputs, outputs, counts)

@@ -83,6 +83,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"gloo", "hierarchical", "mpi", "nccl", "ccl", "shm", "tcp"},
         {"adasum", "bytewise", "cuda", "engine", "exchange", "forwarding", "single"},
         {"base", "device", "ranges"},
+        {"compression"},
         {"spans"},
         {"reduction"},
         {"datatypes", "lasting", "tuned"},

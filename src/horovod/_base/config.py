@@ -58,6 +58,7 @@ CPU_OPERATIONS = "HOROVOD_CPU_OPERATIONS"
 GPU_OPERATIONS = "HOROVOD_GPU_OPERATIONS"
 HIERARCHICAL_ALLREDUCE = "HOROVOD_HIERARCHICAL_ALLREDUCE"
 HIERARCHICAL_ALLGATHER = "HOROVOD_HIERARCHICAL_ALLGATHER"
+COMPRESSION = "HOROVOD_COMPRESSION"
 TORUS_ALLREDUCE = "HOROVOD_TORUS_ALLREDUCE"
 NUM_NCCL_STREAMS = "HOROVOD_NUM_NCCL_STREAMS"
 NCCL_IB_DISABLE = "NCCL_IB_DISABLE"
@@ -202,6 +203,11 @@ def _controller(text: str) -> None:
         )
 
 
+def _compression(text: str) -> str:
+    chosen: str = _one_of("none", "int8", "int4")(text)
+    return "" if chosen == "none" else chosen
+
+
 LONGEST = timedelta(days=20)
 """The longest duration; longer ones are cut to it. The kernel counts the milliseconds of a sleep in 31 bits."""
 
@@ -261,6 +267,8 @@ class Config:
     """Whether allreduces between hosts go in three steps, in the host, between hosts, and in the host; None: where
     that pays."""
     hierarchical_allgather: bool | None = _setting(HIERARCHICAL_ALLGATHER, None, _flag, common=True)
+    compression: str = _setting(COMPRESSION, "", _compression, common=True)
+    """The compression between hosts of reductions for which the script chooses none: "int8", "int4", or "" for none."""
     mpi_threads_disable: bool = _setting(MPI_THREADS_DISABLE, False, _flag)
     """MPI is not initialised for calls from several threads at a time."""
     network_interfaces: str = ""

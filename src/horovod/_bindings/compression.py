@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from horovod.comm.reduction import ReduceOp
+
 
 class Compressor:
     """Makes tensors smaller before they are sent, and restores them afterwards: two static methods, the same on every rank."""
@@ -29,6 +31,53 @@ class NoneCompressor(Compressor):
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
         return tensor
+
+
+class BlockCompressor(NoneCompressor):
+    """Leaves tensors as they are: what travels between hosts of their reduction is compressed, with an integer for each element
+    and a scale for each block (:mod:`horovod.comm.compression`). Only allreduces and optimizers take it.
+
+    Attributes:
+        form: one of :data:`horovod.comm.compression.blocks.FORMATS`.
+    """
+
+    form: str
+
+
+class Int8Compressor(BlockCompressor):
+    """8 bits for each element and a scale for each 256: a quarter of the bytes of float32, and 1/254 of the largest magnitude
+    of a block as the largest error."""
+
+    form = "int8"
+
+
+class Int4Compressor(BlockCompressor):
+    """4 bits for each element and a scale for each 64: an eighth of the bytes of float32, and 1/14 of the largest magnitude of
+    a block as the largest error."""
+
+    form = "int4"
+
+
+def form_of(compression: Any, op: ReduceOp) -> str | None:
+    """The format in which a choice of ``compression=`` has the bytes between hosts compressed.
+
+    Returns:
+        A format; "" if the script compresses tensors itself; None if it chooses nothing, so that HOROVOD_COMPRESSION does.
+
+    Raises:
+        ValueError: the reduction is no sum.
+    """
+    if compression is None or compression is NoneCompressor:
+        return None
+    form: str = getattr(compression, "form", "") if is_of_blocks(compression) else ""
+    if form and op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise ValueError(f"hvd.Compression.{form} compresses sums: use op=hvd.Average or hvd.Sum, not hvd.{op.label}")
+    return form
+
+
+def is_of_blocks(compression: Any) -> bool:
+    """Whether it is ``hvd.Compression.int8`` or ``int4``."""
+    return isinstance(compression, type) and issubclass(compression, BlockCompressor)
 
 
 class CastCompressor(Compressor):

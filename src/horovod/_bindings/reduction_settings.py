@@ -10,7 +10,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from horovod._bindings.compression import NoneCompressor
+from horovod._base.config import Config
+from horovod._bindings.compression import NoneCompressor, form_of
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.context import running
@@ -40,6 +41,22 @@ class ReductionSettings:
     process_set: ProcessSet = global_process_set
     passes: int = 1
     line: str = ""
+
+    def __post_init__(self) -> None:
+        form_of(self.compression, self.op)  # raises if it does not suit the reduction
+
+    @property
+    def chosen_form(self) -> str | None:
+        """As of :class:`~horovod._bindings.reductions.ReductionArguments`."""
+        return form_of(self.compression, self.op)
+
+    @property
+    def form(self) -> str:
+        """The format of compression between hosts; "" for none."""
+        chosen = self.chosen_form
+        if chosen is None:
+            chosen = (running().config if is_initialized() else Config.from_env()).compression
+        return chosen if self.op in (ReduceOp.SUM, ReduceOp.AVERAGE) else ""
 
     def scales(self, op: ReduceOp | None = None, factor: float = 1.0) -> tuple[float, float]:
         """The prescale and postscale factors of a request whose result is multiplied by ``factor``.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+from horovod._bindings.compression import form_of
 from horovod._bindings.scalars import real
 from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import rocm_built
 from horovod.common.util import get_average_backwards_compatibility_fun
+from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import loose_truth, set_id, shown, whole_number
 
@@ -56,6 +58,9 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
         raise ValueError(f"op={shown(op)} is not a reduction; use one of {names}") from None
 
 
+_Arguments = TypeVar("_Arguments", bound="ReductionArguments")
+
+
 class ReductionArguments(msgspec.Struct, frozen=True):
     """How a collective reduces: the checked arguments of allreduce and reducescatter.
 
@@ -63,12 +68,27 @@ class ReductionArguments(msgspec.Struct, frozen=True):
         op: the reduction.
         prescale, postscale: the factors before and after the reduction.
         process_set: the ranks that reduce.
+        chosen_form: the format of compression between hosts; "" for none, None for that of HOROVOD_COMPRESSION.
     """
 
     op: ReduceOp = ReduceOp.AVERAGE
     prescale: float = 1.0
     postscale: float = 1.0
     process_set: ProcessSet = global_process_set
+    chosen_form: str | None = ""
+
+    @property
+    def form(self) -> str:
+        """The format of compression between hosts that is asked for; "" for none.
+
+        Raises:
+            HorovodInternalError: not initialised.
+        """
+        return running().config.compression if self.chosen_form is None else self.chosen_form
+
+    def compressed_by(self: _Arguments, compression: Any) -> _Arguments:
+        """The same reduction with a choice of ``compression=``. Raises ValueError as :func:`form_of`."""
+        return msgspec.structs.replace(self, chosen_form=form_of(compression, self.op))
 
     @property
     def scaled(self) -> bool:
@@ -114,7 +134,7 @@ def checked_reduction(
     if type(process_set) is not ProcessSet:
         set_id(process_set)
     prescale, postscale = real(prescale_factor, "prescale_factor"), real(postscale_factor, "postscale_factor")
-    checked = ReductionArguments(reduction(op, average), prescale, postscale, process_set)
+    checked = ReductionArguments(reduction(op, average), prescale, postscale, process_set, None)
     given = op, prescale_factor, postscale_factor, process_set
     if average is None and all(type(each) in _IMMUTABLE for each in given):
         _last = *given, checked

@@ -27,7 +27,8 @@ class InPlaceExchange:
 
     def reduction(self, op: ReduceOp, factor: float) -> ReductionArguments:
         """The arguments of a reduction by :meth:`reduce`."""
-        return ReductionArguments(op, *self._settings.scales(op, factor), self._settings.process_set)
+        settings = self._settings
+        return ReductionArguments(op, *settings.scales(op, factor), settings.process_set, settings.chosen_form)
 
     def reduce(
         self,
@@ -61,8 +62,8 @@ class InPlaceExchange:
         arguments = self.reduction(op, factor)
         handles: list[Handle] = []
         try:
-            for number, members in enumerate(cut):
-                own = [tensors[i] for i in members]
+            for number, chosen in enumerate(cut):
+                own = [tensors[i] for i in chosen]
                 called = f"{name}.{op.label}.{number}"
                 call = prepared_call(
                     Operation.ALLREDUCE,
@@ -74,10 +75,12 @@ class InPlaceExchange:
                     arguments.postscale,
                     device=device,
                     line=settings.line,
-                    labels=[names[i] for i in members],
+                    labels=[names[i] for i in chosen],
                     alike=alike,
+                    compression=arguments.form,
                 )
-                handles.append(submit(settings.process_set.process_set_id, call.request, own, own))
+                members = settings.process_set.process_set_id
+                handles.append(submit(members, call.request, own, own, errors=call.errors(members)))
         finally:
             try:
                 all_of(handle.wait for handle in handles)

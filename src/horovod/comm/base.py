@@ -17,6 +17,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from horovod.comm.compression.block_reduction import Errors
+from horovod.comm.compression.blocks import BlockFormat
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Vectors, host_vector
 from horovod.comm.tuned import TunedSettings
@@ -132,6 +134,10 @@ class Communicator(ABC):
     """Whether a thread that waits for a small collective may carry it out itself, instead of the worker thread. Calls never
     overlap in either case. False if a call may not return after a failure: the worker thread can be abandoned."""
 
+    compresses: bool = False
+    """Whether compressed allreduces use :meth:`allreduce_compressed`. Between ranks of one host, and in the memory of devices,
+    they are carried out as if nobody had asked for compression."""
+
     chosen_because: str = ""
     """On the first rank, why no better engine serves the group; "" if there is none."""
 
@@ -152,6 +158,19 @@ class Communicator(ABC):
         same memory), but must not overlap it in part. ``op`` is any reduction but AVERAGE, which is a SUM with a factor, and
         ADASUM (:mod:`horovod.comm.adasum`).
         """
+
+    def allreduce_compressed(
+        self, inputs: Vectors, outputs: Vectors, prescale: float, postscale: float, form: BlockFormat, errors: Errors
+    ) -> Completion:
+        """As :meth:`allreduce` with a SUM of floating-point numbers, but what travels between hosts is packed blocks.
+
+        Called only if the communicator :attr:`compresses`. The result of a vector depends on no other vector of the call.
+
+        Args:
+            form: how blocks are packed; the same on all ranks.
+            errors: by vector, what earlier calls have rounded away on this rank, for error feedback.
+        """
+        raise TypeError(f"the engine {self.name} does not compress")
 
     @abstractmethod
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> Completion:

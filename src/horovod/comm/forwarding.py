@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from horovod.comm.base import Communicator, Completion
+from horovod.comm.compression.block_reduction import Errors
+from horovod.comm.compression.blocks import BlockFormat
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Vectors
 from horovod.comm.tuned import TunedSettings
@@ -21,6 +23,7 @@ class ForwardingCommunicator(Communicator):
         super().__init__(target.rank, target.size)
         self.target = target
         self.any_thread = target.any_thread
+        self.compresses = target.compresses
 
     def forward(self, collective: Callable[..., Completion], *arguments: object) -> Completion:
         """Carry out a collective of the target. Subclasses override this to handle its errors."""
@@ -30,6 +33,11 @@ class ForwardingCommunicator(Communicator):
         self, inputs: Vectors, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float
     ) -> Completion:
         return self.forward(self.target.allreduce, inputs, outputs, op, prescale, postscale)
+
+    def allreduce_compressed(
+        self, inputs: Vectors, outputs: Vectors, prescale: float, postscale: float, form: BlockFormat, errors: Errors
+    ) -> Completion:
+        return self.forward(self.target.allreduce_compressed, inputs, outputs, prescale, postscale, form, errors)
 
     def allgather(self, inputs: Vectors, outputs: Vectors, counts: Sequence[Sequence[int]]) -> Completion:
         return self.forward(self.target.allgather, inputs, outputs, counts)

@@ -30,6 +30,7 @@ class SwitchingCommunicator(ForwardingCommunicator):
         self.target = engine
         self.name = engine.name  # type: ignore[misc]  # a class attribute elsewhere
         self.any_thread = engine.any_thread
+        self.compresses = engine.compresses
 
     def tune(self, settings: TunedSettings) -> None:
         for engine in self.built:

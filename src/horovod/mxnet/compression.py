@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod._bindings.compression import CastCompressor, Compressor, NoneCompressor
+from horovod._bindings.compression import CastCompressor, Compressor, Int4Compressor, Int8Compressor, NoneCompressor
 
 __all__ = ["Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
@@ -30,3 +30,5 @@ class Compression:
 
     none = NoneCompressor
     fp16 = FP16Compressor
+    int8 = Int8Compressor
+    int4 = Int4Compressor

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._bindings.compression import CastCompressor, Compressor, NoneCompressor
+from horovod._bindings.compression import CastCompressor, Compressor, Int4Compressor, Int8Compressor, NoneCompressor
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
 
@@ -39,3 +39,5 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8Compressor
+    int4 = Int4Compressor

@@ -29,6 +29,8 @@ SETTINGS: list[tuple[str, str, str, Any]] = [
     (config.GPU_OPERATIONS, " HOST ", "gpu_operations", "host"),
     (config.HIERARCHICAL_ALLREDUCE, "1", "hierarchical_allreduce", True),
     (config.HIERARCHICAL_ALLREDUCE, "0", "hierarchical_allreduce", False),
+    (config.COMPRESSION, "INT8", "compression", "int8"),
+    (config.COMPRESSION, "none", "compression", ""),
     (config.TORUS_ALLREDUCE, "1", "hierarchical_allreduce", True),
     (config.HIERARCHICAL_ALLGATHER, "0", "hierarchical_allgather", False),
     (config.MPI_THREADS_DISABLE, "1", "mpi_threads_disable", True),

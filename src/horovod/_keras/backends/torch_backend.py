@@ -130,7 +130,7 @@ class TorchReducer(Reducer):
                         tensors,
                         labels,
                         f"{name}.{number}",
-                        ReductionArguments(op, prescale, postscale, settings.process_set),
+                        ReductionArguments(op, prescale, postscale, settings.process_set, settings.chosen_form),
                         alike,
                     )
                 )

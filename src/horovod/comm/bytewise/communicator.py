@@ -14,13 +14,15 @@ the memory: ranges that are contiguous in the caller's vectors are passed in pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovod.comm.base import Communicator
 from horovod.comm.bytewise.base import ByteCollectives
+from horovod.comm.compression.block_reduction import BlockReduction, Errors
+from horovod.comm.compression.blocks import BlockCoders, BlockFormat
 from horovod.comm.datatypes import Array
 from horovod.comm.ranges import Range, parts_of, split, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
@@ -62,10 +64,20 @@ class BytewiseCommunicator(Communicator):
         rank, size: this rank's index in the group, and the size of the group.
         collectives: of the same group. This object owns them from now on.
         piece_bytes: bytes that a rank contributes to a reduction at a time; the same on all ranks.
+        between_hosts: whether some ranks are on other hosts, so that compression may pay; the same on all ranks.
     """
 
-    def __init__(self, rank: int, size: int, collectives: ByteCollectives, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        collectives: ByteCollectives,
+        piece_bytes: int = PIECE_BYTES,
+        between_hosts: bool = False,
+    ) -> None:
         super().__init__(rank, size)
+        self.compresses = between_hosts
+        self._coders = BlockCoders()
         self._collectives = collectives
         self._piece_bytes = piece_bytes
         self._moved_bytes = piece_bytes * MOVED_PIECES
@@ -181,6 +193,41 @@ class BytewiseCommunicator(Communicator):
             gathering = results
         assert gathering is not None
         self._finish(gathering)
+
+    def allreduce_compressed(
+        self, inputs: Vectors, outputs: Vectors, prescale: float, postscale: float, form: BlockFormat, errors: Errors
+    ) -> None:
+        source, target = source_and_target(inputs, outputs)
+        coder, size, rank = self._coders.of(form), self.size, self.rank
+        elements = self._piece_bytes // source.dtype.itemsize // size
+        reduction = BlockReduction(coder, size, source, target, prescale, postscale, errors, elements)
+        byte = np.dtype(np.uint8)
+
+        def packed(use: str, index: int, owners: Iterable[int]) -> list[Array]:
+            lengths = [reduction.nbytes(reduction.piece(owner, index)) for owner in owners]
+            return split(self._stage(f"{index % 2} {use}", byte, sum(lengths)), lengths)
+
+        def start(index: int) -> _Contributions:
+            sends = packed("packed", index, range(size))
+            for peer in range(size):
+                if peer != rank and sends[peer].size:
+                    reduction.contribute(reduction.piece(peer, index), sends[peer])
+            arrived = packed("packed arrived", index, [rank] * size)
+            started = self._collectives.exchange(sends, arrived, max(map(len, [*sends, *arrived])))
+            return _Contributions(started, arrived)
+
+        def finish(index: int, contributions: _Contributions) -> None:
+            self._collectives.wait(contributions.started)
+            results = packed("packed results", index, range(size))
+            if results[rank].size:
+                others = [each for peer, each in enumerate(contributions.arrays) if peer != rank]
+                reduction.reduce(reduction.piece(rank, index), others, results[rank])
+            self._collectives.wait(self._collectives.gather(results[rank], results, max(map(len, results))))
+            for peer in range(size):
+                if peer != rank and results[peer].size:
+                    reduction.finish(reduction.piece(peer, index), results[peer])
+
+        _in_turns(reduction.rounds, start, finish)
 
     def reducescatter(
         self,

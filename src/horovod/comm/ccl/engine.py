@@ -61,4 +61,4 @@ class OneCclEngine(Engine):
             group.on_stall,
             deadline,
         )
-        return OneCclCommunicator(group.rank, group.size, collectives)
+        return OneCclCommunicator(group.rank, group.size, collectives, between_hosts=len(set(group.hosts)) > 1)

@@ -1,8 +1,8 @@
 """Every collective over a transport that moves bytes between any two ranks: what ``tcp`` and ``mpi`` have in common.
 
 An allreduce takes one of three ways (:class:`Way`), by the number of ranks and bytes. Every element is combined in the tree of
-:mod:`horovod.comm.reduction` on all ways, so the way never changes a result. A reducescatter streams through
-``comm.exchange.sharded_reduction``. Other collectives move data directly between the callers' arrays.
+:mod:`horovod.comm.reduction` on all ways, so the way never changes a result. A reducescatter and a compressed allreduce stream
+through ``comm.exchange.sharded_reduction``. Other collectives move data directly between the callers' arrays.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 
 from horovod.comm.base import Communicator
+from horovod.comm.compression.block_reduction import BlockReduction, Errors
+from horovod.comm.compression.blocks import BlockCoders, BlockFormat
 from horovod.comm.datatypes import Array
 from horovod.comm.exchange.base import CollectiveKind, PeerExchange
-from horovod.comm.exchange.sharded_reduction import ShardedReduction
+from horovod.comm.exchange.compressed_pieces import CompressedPieces
+from horovod.comm.exchange.plain_pieces import PlainPieces
+from horovod.comm.exchange.sharded_reduction import PieceSource, ShardedReduction
 from horovod.comm.exchange.staging import Staging, as_bytes
 from horovod.comm.exchange.tree_reduction import MESSAGE_BYTES, TreeReduction
 from horovod.comm.ranges import Range, parts_of, split_by_rank
@@ -74,6 +78,7 @@ class ExchangeCommunicator(Communicator):
         relays: whether two ranks broadcast in pieces, too, so that a transport with several connections to a peer uses all of
             them; the same on all ranks.
         message_bytes: how many bytes cost as much as a message; the same on all ranks.
+        between_hosts: whether some ranks are on other hosts, so that compression may pay; the same on all ranks.
     """
 
     def __init__(
@@ -84,8 +89,11 @@ class ExchangeCommunicator(Communicator):
         piece_bytes: int = PIECE_BYTES,
         relays: bool = False,
         message_bytes: int = MESSAGE_BYTES,
+        between_hosts: bool = False,
     ) -> None:
         super().__init__(rank, size)
+        self.compresses = between_hosts
+        self._coders = BlockCoders()
         self._relays = relays
         self._piece_bytes = piece_bytes
         self._exchange = exchange
@@ -120,9 +128,19 @@ class ExchangeCommunicator(Communicator):
         bounds = [length * r // self.size for r in range(self.size + 1)]
         shares = [Range(source, bounds[r], bounds[r + 1]) for r in range(self.size)]
         results = [Range(target, bounds[r], bounds[r + 1]) for r in range(self.size)]
-        ShardedReduction(
-            self._exchange, self._staging, self.rank, dtype, step, shares, results[self.rank], results, combine
-        ).run()
+        self._run(PlainPieces(self._staging, self.rank, dtype, step, shares, results[self.rank], results, combine))
+
+    def _run(self, pieces: PieceSource) -> None:
+        ShardedReduction(self._exchange, self.rank, self.size, pieces).run()
+
+    def allreduce_compressed(
+        self, inputs: Vectors, outputs: Vectors, prescale: float, postscale: float, form: BlockFormat, errors: Errors
+    ) -> None:
+        self._exchange.begin(CollectiveKind.ALLREDUCE)
+        source, target = source_and_target(inputs, outputs)
+        coder, size = self._coders.of(form), self.size
+        reduction = BlockReduction(coder, size, source, target, prescale, postscale, errors)
+        self._run(CompressedPieces(self._staging, self.rank, size, reduction))
 
     def _allreduce_direct(
         self,
@@ -170,7 +188,7 @@ class ExchangeCommunicator(Communicator):
         shares = [Range.of(views) for views in split_by_rank(sources, counts)]
         own = Range.of(targets)
         combine = self._arithmetic(op, prescale, postscale)
-        ShardedReduction(self._exchange, self._staging, self.rank, dtype, step, shares, own, [], combine).run()
+        self._run(PlainPieces(self._staging, self.rank, dtype, step, shares, own, [], combine))
 
     def _arithmetic(self, op: ReduceOp, prescale: float, postscale: float) -> Callable[[Array, Sequence[Array]], None]:
         workspace = self._workspace

@@ -5,65 +5,77 @@ reduces the contributions to piece k and, for an allreduce, sends the result to 
 ranks the order of the transfers is: contributions 0, contributions 1, results 0, contributions 2, results 1, ... So the next
 piece travels while one is reduced.
 
-The staging memory depends on the size of pieces, not on the size of the batch. Data that is contiguous in the caller's
-arrays is sent from there and received there. Other data passes through staging memory; round k and round k + 2 use the same.
+What a piece consists of, and how it is reduced, is up to its :class:`PieceSource`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
-import numpy as np
-
-from horovod.comm.datatypes import Array
 from horovod.comm.exchange.base import Mark, PeerExchange
-from horovod.comm.exchange.staging import Staging, as_bytes
-from horovod.comm.ranges import Range
+
+Buffers: TypeAlias = Sequence[memoryview]
+"""The memory of one transfer; empty for none."""
+
+
+class PieceSource(ABC):
+    """The pieces of one reduction, as one rank sees them.
+
+    Contributions and results of round k and round k + 2 may use the same staging memory, which so depends on the size of pieces
+    and not on the size of the batch.
+
+    Attributes:
+        rounds: how many pieces the longest part has.
+        has_results: whether results are sent to all ranks; otherwise they stay with their owners.
+    """
+
+    rounds: int
+    has_results: bool
+
+    @abstractmethod
+    def contribution(self, rank: int, index: int) -> Buffers:
+        """This rank's contribution to piece ``index`` of another rank's part; empty past the last piece."""
+
+    @abstractmethod
+    def room(self, rank: int, index: int) -> Buffers:
+        """Memory for another rank's contribution to piece ``index`` of this rank's part; empty past the last piece."""
+
+    @abstractmethod
+    def reduce(self, index: int) -> Buffers:
+        """Reduce piece ``index`` of this rank's part, for which all contributions have arrived. Returns what to send of the
+        result; empty past the last piece."""
+
+    @abstractmethod
+    def result_room(self, rank: int, index: int) -> Buffers:
+        """Memory for the result of piece ``index`` of another rank's part; empty past the last piece.
+
+        It may be the memory of the input from which the result was reduced, because the owner has received that input by then.
+        """
+
+    @abstractmethod
+    def unpack(self, rank: int, index: int) -> None:
+        """Write this result, which has arrived, where it belongs."""
 
 
 class ShardedReduction:
-    """One streamed reduction. Every rank of the group makes its own with matching parts, and calls :meth:`run` once.
+    """One streamed reduction. Every rank of the group makes its own with matching pieces, and calls :meth:`run` once.
 
     Args:
         exchange: the transport to every other rank.
-        staging: memory for data that is not contiguous.
-        rank: this rank's index in the group.
-        dtype: of all elements.
-        step: how many elements a piece has; the last piece of a part may have fewer.
-        inputs: by rank, the part of this rank's input that the rank owns; the lengths are the same on all ranks.
-        target: receives the result of this rank's own part; as long as ``inputs[rank]``.
-        outputs: by rank, receives the result of the part that the rank owns; empty if results stay with their owners.
-        combine: ``combine(target, contributions)`` reduces contributions, by rank, as ``reduction.reduce_into``.
+        rank, size: this rank's index in the group, and the size of the group.
+        pieces: what is reduced.
     """
 
-    def __init__(
-        self,
-        exchange: PeerExchange[Any],
-        staging: Staging,
-        rank: int,
-        dtype: np.dtype[Any],
-        step: int,
-        inputs: Sequence[Range],
-        target: Range,
-        outputs: Sequence[Range],
-        combine: Callable[[Array, Sequence[Array]], None],
-    ) -> None:
+    def __init__(self, exchange: PeerExchange[Any], rank: int, size: int, pieces: PieceSource) -> None:
         self._exchange = exchange
-        self._staging = staging
-        self._rank = rank
-        self._size = len(inputs)
         # Start with the next rank, so that not every rank sends to rank 0 first.
-        self._peers = [(rank + distance) % self._size for distance in range(1, self._size)]
-        self._dtype = dtype
-        self._step = step
-        self._inputs = inputs
-        self._target = target
-        self._outputs = outputs
-        self._combine = combine
+        self._peers = [(rank + distance) % size for distance in range(1, size)]
+        self._pieces = pieces
         self._sent: deque[list[Mark[Any]]] = deque([[], []])  # the transfers that the last two rounds have sent
-        self._results: deque[tuple[list[Mark[Any]], list[tuple[Range, Array]]]] = deque()  # arriving, not yet unpacked
+        self._results: deque[tuple[list[Mark[Any]], list[int], int]] = deque()  # arriving, not yet unpacked
 
     def run(self) -> None:
         """Carry out the reduction.
@@ -72,14 +84,14 @@ class ShardedReduction:
             PeerFailure, Aborted: as :meth:`~horovod.comm.exchange.base.PeerExchange.wait`.
         """
         contributions = self._send_contributions(0)
-        for index in range(-(-max(part.length for part in self._inputs) // self._step)):
+        for index in range(self._pieces.rounds):
             arrived = contributions
             contributions = self._send_contributions(index + 1)
             self._exchange.wait(arrived)
             if len(self._results) == 2:
                 self._unpack()
             self._reduce(index)
-            if self._outputs:
+            if self._pieces.has_results:
                 self._collect(index)
         while self._results:
             self._unpack()
@@ -90,70 +102,37 @@ class ShardedReduction:
         """Send piece ``index`` of each part to its owner, and queue the receipt of the contributions to this rank's own part.
         Does nothing past the last piece."""
         self._exchange.wait(self._sent.popleft())
-        marks = []
+        sent, expected = [], []
         for r in self._peers:
-            piece = self._input(r, index)
-            if piece.size:
-                marks.append(self._exchange.send(r, as_bytes(piece)))
-        self._sent.append(marks)
-        length = self._target.piece(index, self._step).length
-        if not length:
-            return []
-        return [self._exchange.receive(r, as_bytes(self._stage("contribution", index, r, length))) for r in self._peers]
+            buffers = self._pieces.contribution(r, index)
+            if buffers:
+                sent.append(self._exchange.send(r, *buffers))
+        self._sent.append(sent)
+        for r in self._peers:
+            buffers = self._pieces.room(r, index)
+            if buffers:
+                expected.append(self._exchange.receive(r, *buffers))
+        return expected
 
     def _reduce(self, index: int) -> None:
-        """Reduce piece ``index`` of this rank's own part, for which all contributions have arrived, and send the result to all
-        other ranks."""
-        target = self._target.piece(index, self._step)
-        if not target.length:
-            return
-        contributions = [
-            self._input(r, index) if r == self._rank else self._stage("contribution", index, r, target.length)
-            for r in range(self._size)
-        ]
-        result = target.whole()
-        if result is not None:
-            self._combine(result, contributions)
-        else:
-            result = self._stage("result", index, self._rank, target.length)
-            self._combine(result, contributions)
-            target.write(result)
-        if self._outputs:
-            data = as_bytes(result)
-            self._sent[-1] += [self._exchange.send(r, data) for r in self._peers]
+        """Reduce piece ``index`` of this rank's own part, and send the result to all other ranks."""
+        buffers = self._pieces.reduce(index)
+        if buffers and self._pieces.has_results:
+            self._sent[-1] += [self._exchange.send(r, *buffers) for r in self._peers]
 
     def _collect(self, index: int) -> None:
-        """Queue the receipt of piece ``index`` of every other rank's result.
-
-        The result may overwrite the input from which it was reduced, because the owner has received that input by then.
-        """
-        marks, staged = [], []
+        """Queue the receipt of piece ``index`` of every other rank's result."""
+        marks, ranks = [], []
         for r in self._peers:
-            output = self._outputs[r].piece(index, self._step)
-            if not output.length:
-                continue
-            array = output.whole()
-            if array is None:
-                array = self._stage("result", index, r, output.length)
-                staged.append((output, array))
-            marks.append(self._exchange.receive(r, as_bytes(array)))
-        self._results.append((marks, staged))
+            buffers = self._pieces.result_room(r, index)
+            if buffers:
+                marks.append(self._exchange.receive(r, *buffers))
+                ranks.append(r)
+        self._results.append((marks, ranks, index))
 
     def _unpack(self) -> None:
-        """Wait for the oldest pending results and copy them to the outputs."""
-        marks, staged = self._results.popleft()
+        """Wait for the oldest pending results and write them to the outputs."""
+        marks, ranks, index = self._results.popleft()
         self._exchange.wait(marks)
-        for output, array in staged:
-            output.write(array)
-
-    def _input(self, rank: int, index: int) -> Array:
-        """Piece ``index`` of this rank's input to ``rank``'s part: in place if it is contiguous, else in staging memory."""
-        piece = self._inputs[rank].piece(index, self._step)
-        array = piece.whole()
-        if array is None:
-            array = self._stage("input", index, rank, piece.length)
-            piece.read(array)
-        return array
-
-    def _stage(self, use: str, index: int, rank: int, length: int) -> Array:
-        return self._staging.array(use, index % 2, rank, self._dtype, length)
+        for r in ranks:
+            self._pieces.unpack(r, index)

@@ -57,4 +57,4 @@ class GlooEngine(Engine):
             group.on_stall,
             deadline,
         )
-        return GlooCommunicator(group.rank, group.size, collectives)
+        return GlooCommunicator(group.rank, group.size, collectives, between_hosts=len(set(group.hosts)) > 1)

@@ -23,11 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from horovod.comm.base import Communicator
+from horovod.comm.compression.block_parts import BlockRun, block_chunks
+from horovod.comm.compression.block_reduction import Errors
+from horovod.comm.compression.blocks import BlockFormat
 from horovod.comm.datatypes import Array
 from horovod.comm.engine import Gather
 from horovod.comm.hierarchical.background import Background
@@ -40,6 +43,11 @@ from horovod.comm.tuned import TunedSettings
 
 PIECE_BYTES = 8 << 20
 """Bytes of a piece: the part of a batch that takes the three steps together."""
+COMPRESSED_PIECE_BYTES = 16 << 20
+"""The same for a compressed batch, of which a quarter or an eighth travels between the hosts."""
+
+PieceT = TypeVar("PieceT")
+ShareT = TypeVar("ShareT")
 
 
 class _Piece(NamedTuple):
@@ -66,6 +74,7 @@ class HierarchicalCommunicator(Communicator):
     """
 
     name: ClassVar[str] = "hierarchical"
+    compresses: bool = True
 
     def __init__(
         self,
@@ -106,22 +115,90 @@ class HierarchicalCommunicator(Communicator):
         if not source.length:
             return
         step = max(1, self._piece_bytes // source.dtype.itemsize)
-        pieces = [_Piece(start, min(start + step, source.length)) for start in range(0, source.length, step)]
-        before: tuple[_Piece, Array, Future[object] | None] | None = None
+        self._in_three_steps(
+            [_Piece(start, min(start + step, source.length)) for start in range(0, source.length, step)],
+            lambda piece, slot: self._reduce_inside(source, piece, slot, op, prescale),
+            lambda piece, share: self._between.allreduce([share], [share], op, 1.0, postscale),
+            lambda piece, share: self._gather_inside(target, piece, share),
+        )
+
+    def allreduce_compressed(
+        self, inputs: Vectors, outputs: Vectors, prescale: float, postscale: float, form: BlockFormat, errors: Errors
+    ) -> None:
+        """Every vector is cut into pieces of its own, so that who owns what does not depend on the batch."""
+        if not self._steps_in_allreduce:
+            self._flat.allreduce_compressed(inputs, outputs, prescale, postscale, form, errors)
+            return
+        source, target = spans_of(inputs), spans_of(outputs)
+        grid, dtype = self._grid, source.dtype
+
+        def shares(piece: Sequence[BlockRun]) -> list[list[int]]:
+            return [grid.shares(run.stop - run.start, block=form.block) for run in piece]
+
+        def reduce_inside(piece: Sequence[BlockRun], slot: int) -> list[Array]:
+            counts = shares(piece)
+            lengths = [count[grid.index] for count in counts]
+            own = split(self._share(slot, dtype, sum(lengths)), lengths)
+            views = [source.part(run.vector, run.start, run.stop) for run in piece]
+            self._inside.reducescatter(views, own, counts, ReduceOp.SUM, prescale, 1.0)
+            return own
+
+        def reduce_between(piece: Sequence[BlockRun], own: list[Array]) -> None:
+            kept: list[Array | None] = []
+            for run, count in zip(piece, shares(piece), strict=True):
+                error, start = errors[run.vector], run.start + sum(count[: grid.index])
+                kept.append(None if error is None else error[start : start + count[grid.index]])
+            self._between.allreduce_compressed(own, own, 1.0, postscale, form, kept)
+
+        def gather_inside(piece: Sequence[BlockRun], own: list[Array]) -> None:
+            views = [target.part(run.vector, run.start, run.stop) for run in piece]
+            self._inside.allgather(own, views, shares(piece))
+
+        step = COMPRESSED_PIECE_BYTES * self._piece_bytes // PIECE_BYTES // dtype.itemsize // form.block
+        pieces = block_chunks(tuple(source.layout.sizes), form.block, max(1, step))
+        self._in_three_steps(pieces, reduce_inside, reduce_between, gather_inside)
+
+    def _in_three_steps(
+        self,
+        pieces: Sequence[PieceT],
+        inside: Callable[[PieceT, int], ShareT],
+        between: Callable[[PieceT, ShareT], object],
+        gather: Callable[[PieceT, ShareT], None],
+    ) -> None:
+        """Take each piece through the three steps: the next one is reduced inside, and the last one gathered, while one is
+        between the hosts.
+
+        Args:
+            inside: ``inside(piece, slot)`` returns this rank's share. Two pieces in turn have different slots.
+            between: reduces a share over the hosts. Not called on a rank in no column.
+            gather: writes the result of a piece.
+        """
+        before: tuple[PieceT, ShareT, Future[object] | None] | None = None
+
+        def finish(piece: PieceT, share: ShareT, travelling: Future[object] | None) -> None:
+            if travelling is not None:
+                travelling.result()  # an abort ends the collective between hosts, and so this wait
+            gather(piece, share)
+
         for index, piece in enumerate(pieces):
-            share = self._reduce_inside(source, piece, index % 2, op, prescale)
+            share = inside(piece, index % 2)
             travelling = None
-            if self._across is not None and self._background is not None:
-                reduce = partial(self._across.allreduce, [share], [share], op, 1.0, postscale)
+            if self._background is not None:
                 if len(pieces) == 1:
-                    reduce()
+                    between(piece, share)
                 else:
-                    travelling = self._background.submit(reduce)
+                    travelling = self._background.submit(partial(between, piece, share))
             if before is not None:
-                self._gather_inside(target, *before)
+                finish(*before)
             before = piece, share, travelling
         if before is not None:
-            self._gather_inside(target, *before)
+            finish(*before)
+
+    @property
+    def _between(self) -> Communicator:
+        """The communicator of this rank's column, which it is in."""
+        assert self._across is not None
+        return self._across
 
     def _reduce_inside(self, source: Spans, piece: _Piece, slot: int, op: ReduceOp, prescale: float) -> Array:
         """This rank's share of a piece, reduced over its host."""
@@ -135,10 +212,8 @@ class HierarchicalCommunicator(Communicator):
         self._inside.reducescatter([packed], [share], [counts], op, prescale, 1.0)
         return share
 
-    def _gather_inside(self, target: Spans, piece: _Piece, share: Array, travelling: Future[object] | None) -> None:
-        """Wait until a share has been reduced over the hosts, and gather the shares of this host's ranks."""
-        if travelling is not None:
-            travelling.result()  # an abort ends the collective between hosts, and so this wait
+    def _gather_inside(self, target: Spans, piece: _Piece, share: Array) -> None:
+        """Gather the shares of this host's ranks, which have been reduced over the hosts."""
         counts = self._grid.shares(piece.length)
         result = target.whole(piece.start, piece.stop)
         if result is not None:

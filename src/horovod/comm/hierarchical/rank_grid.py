@@ -48,12 +48,14 @@ class RankGrid:
         column = tuple(each[index] for each in hosts) if index < columns else None
         return cls(rank, hosts, host, index, columns, column)
 
-    def shares(self, length: int, host: int | None = None) -> list[int]:
+    def shares(self, length: int, host: int | None = None, block: int = 1) -> list[int]:
         """How many of ``length`` elements each rank of a host owns; 0 for a rank in no column.
 
         Args:
             host: the index of the host; None for the host of this rank.
+            block: shares begin at multiples of so many elements.
         """
-        bounds = [length * index // self.columns for index in range(self.columns + 1)]
+        blocks = -(-length // block)
+        bounds = [min(length, blocks * index // self.columns * block) for index in range(self.columns + 1)]
         shares = [stop - start for start, stop in pairwise(bounds)]
         return shares + [0] * (len(self.hosts[self.host if host is None else host]) - self.columns)

@@ -29,7 +29,7 @@ class MpiCommunicator(ExchangeCommunicator):
     def __init__(
         self, rank: int, size: int, exchange: MpiExchange, piece_bytes: int = PIECE_BYTES, *, one_host: bool = True
     ) -> None:
-        super().__init__(rank, size, exchange, piece_bytes)
+        super().__init__(rank, size, exchange, piece_bytes, between_hosts=not one_host)
         self.any_thread = one_host
 
 

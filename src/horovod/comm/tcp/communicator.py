@@ -26,6 +26,7 @@ class TcpCommunicator(ExchangeCommunicator):
         piece_bytes: bytes that a rank sends to one other rank at a time during a reduction; the same on all ranks.
         message_bytes: how many bytes cost as much as a message; the same on all ranks.
         more: further connections to other ranks, over further networks, by index; both ends have them in the same order.
+        between_hosts: whether some ranks are on other hosts; the same on all ranks.
     """
 
     name: ClassVar[str] = "tcp"
@@ -39,6 +40,7 @@ class TcpCommunicator(ExchangeCommunicator):
         piece_bytes: int = PIECE_BYTES,
         message_bytes: int = MESSAGE_BYTES,
         more: Mapping[int, Sequence[socket.socket]] | None = None,
+        between_hosts: bool = False,
     ) -> None:
         exchange = TcpExchange(sockets, stall_timeout, on_stall, more or {})
-        super().__init__(rank, len(sockets) + 1, exchange, piece_bytes, bool(more), message_bytes)
+        super().__init__(rank, len(sockets) + 1, exchange, piece_bytes, bool(more), message_bytes, between_hosts)

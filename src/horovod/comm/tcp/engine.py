@@ -20,4 +20,7 @@ class TcpEngine(Engine):
         connections = group.connect_all()
         first = {rank: some[0] for rank, some in connections.items()}
         more = {rank: some[1:] for rank, some in connections.items() if len(some) > 1}
-        return TcpCommunicator(group.rank, first, group.settings.stall_timeout, group.on_stall, more=more)
+        between_hosts, settings = len(set(group.hosts)) > 1, group.settings
+        return TcpCommunicator(
+            group.rank, first, settings.stall_timeout, group.on_stall, more=more, between_hosts=between_hosts
+        )

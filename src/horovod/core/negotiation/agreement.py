@@ -75,6 +75,12 @@ def _mismatch(first: Request, present: list[Request]) -> str:
         if operation in _SCALED and other.reduce_op != first.reduce_op:
             one, two = first.reduce_op.label, other.reduce_op.label
             return f"Mismatched reduction operation: One rank requested {one}, but another rank requested {two}."
+        if other.compression != first.compression:
+            one, two = first.compression or "none", other.compression or "none"
+            return (
+                f"Mismatched compression: One rank compresses with {one}, but another rank compresses with {two}. Set "
+                "compression= and HOROVOD_COMPRESSION alike on all ranks."
+            )
         if other.root != first.root:
             return (
                 f"Mismatched {operation.name} root ranks: One rank specified root rank {first.root}, "
@@ -163,6 +169,8 @@ def describe(request: Request) -> str:
         parts.append(f"prescaled by {request.prescale:g}")
     if request.postscale != 1.0:
         parts.append(f"postscaled by {request.postscale:g}")
+    if request.compression:
+        parts.append(f"compressed with {request.compression}")
     if request.root >= 0:
         parts.append(f"{'from' if operation is Operation.BROADCAST else 'with'} root {request.root}")
     if request.device != HOST:

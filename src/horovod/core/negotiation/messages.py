@@ -59,6 +59,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
             coordinator gets it; empty for all.
         unnamed: the call has no name and has not been counted yet, so its generated name lacks a number. Never sent.
         alike: further properties that must agree on all ranks, as text that errors quote.
+        compression: the format of what travels between hosts of a sum of floating-point tensors, one of
+            :data:`horovod.comm.compression.blocks.FORMATS`; "" for none.
     """
 
     # dict=True is for cached_property; what is in the dictionary is neither sent nor compared.
@@ -76,6 +78,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     members: tuple[int, ...] = ()
     unnamed: bool = False
     alike: str = ""
+    compression: str = ""
 
     @cached_property
     def nbytes(self) -> int:
@@ -109,6 +112,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
                 self.device,
                 self.alike,
                 self.unnamed,
+                self.compression,
             )
         )
 

@@ -341,7 +341,7 @@ class Negotiator:
         if operation in _FUSIBLE:
             types = frozenset(tensor.data_type for tensor in first.tensors)
             joined = template is not None
-            scaling = (first.reduce_op, first.prescale, first.postscale)
+            scaling = (first.reduce_op, first.prescale, first.postscale, first.compression)
             key = (operation, types, *scaling, first.device, first.members, joined)
             if len(self._keys) > _KEYS:
                 self._keys.clear()

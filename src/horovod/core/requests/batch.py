@@ -14,7 +14,9 @@ import numpy as np
 
 from horovod.comm.adasum import adasum
 from horovod.comm.base import Communicator, Completion
-from horovod.comm.datatypes import Array
+from horovod.comm.compression.block_reduction import Errors
+from horovod.comm.compression.blocks import FORMATS, BlockFormat, can_compress
+from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp, neutral, scale
 from horovod.comm.spans import (
     Spans,
@@ -44,6 +46,8 @@ class Entry(msgspec.Struct, eq=False, gc=False):
         held: its inputs are not ready yet, so it has not been announced.
         error: the error with which it fails on this rank alone, once it is carried out; None if it succeeds.
         ready: for vectors on a device, the marker that must be reached before they may be accessed; None in host memory.
+        errors: of a compressed reduction with error feedback, by tensor what earlier ones have rounded away on this rank;
+            else empty.
     """
 
     request: Request
@@ -56,6 +60,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     held: bool = False
     error: BaseException | None = None
     ready: Any = None
+    errors: Errors = ()
 
     def __repr__(self) -> str:
         return f"Entry({self.request.name!r}, {self.size()} bytes, {self.handle!r})"
@@ -233,11 +238,36 @@ def _allreduce(communicator: Communicator, batch: Batch, held: list[object] | No
     if scale_here:
         prescale = 1.0
     completion: Completion = None
+    if request.compression and communicator.compresses:
+        return _compressed_allreduce(communicator, entries, FORMATS[request.compression], prescale, postscale)
     for inputs, outputs in _by_type(parts, parts if in_place else targets):
         if op == ReduceOp.ADASUM:
             adasum(communicator, arrays_of(inputs), arrays_of(outputs), prescale, postscale)
         else:
             completion = communicator.allreduce(inputs, outputs, op, prescale, postscale)
+    return completion
+
+
+def _compressed_allreduce(
+    communicator: Communicator, entries: Sequence[Entry], form: BlockFormat, prescale: float, postscale: float
+) -> Completion:
+    """Sum the vectors of each type, those that are compressed and the others apart. Which ones are depends on nothing but the
+    tensor, so it is the same on all ranks and in all batches."""
+    groups: dict[tuple[DataType, bool], tuple[list[Vectors], list[Vectors], list[Array | None]]] = {}
+    for entry in entries:
+        for index, tensor in enumerate(entry.request.tensors):
+            key = tensor.data_type, can_compress(tensor.data_type, _elements(tensor.shape))
+            inputs, outputs, errors = groups.setdefault(key, ([], [], []))
+            inputs.append(vector_of(entry.inputs, index))
+            outputs.append(vector_of(entry.outputs, index))
+            errors.append(entry.errors[index] if entry.errors else None)
+    completion: Completion = None
+    for (_, compressed), (inputs, outputs, errors) in groups.items():
+        sources, targets = joined(inputs), joined(outputs)
+        if compressed:
+            completion = communicator.allreduce_compressed(sources, targets, prescale, postscale, form, errors)
+        else:
+            completion = communicator.allreduce(sources, targets, ReduceOp.SUM, prescale, postscale)
     return completion
 
 

@@ -61,14 +61,25 @@ def allreduce(
     postscale: float = 1.0,
     process_set_id: int | None = 0,
     awaited: bool = False,
+    compression: str = "",
 ) -> Handle:
     """``outputs[i] = postscale * reduce(op, prescale * inputs[i] of every rank)``.
 
-    Shapes, types, ``op`` and both factors must agree on all ranks. An output may be its input. Several tensors form a group:
-    they become ready together.
+    Shapes, types, ``op``, both factors and ``compression`` must agree on all ranks. An output may be its input. Several tensors
+    form a group: they become ready together.
     """
     prescale, postscale = factors(prescale, postscale)
-    call = prepared_call(Operation.ALLREDUCE, prefix, name, inputs, op, prescale, postscale, device=device_of(inputs))
+    call = prepared_call(
+        Operation.ALLREDUCE,
+        prefix,
+        name,
+        inputs,
+        op,
+        prescale,
+        postscale,
+        device=device_of(inputs),
+        compression=compression,
+    )
     return submit(process_set_id, call.request, inputs, outputs, awaited=awaited)
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import msgspec
 
+from horovod.comm.compression.block_reduction import Errors, new_errors
 from horovod.comm.spans import Layout, Spans, Vectors, joined
 from horovod.core.lifecycle.context import worker_of
 from horovod.core.negotiation.messages import HOST, Request
 from horovod.core.requests.batch import Entry
-from horovod.core.requests.devices import DeviceReadiness, members_of, of_members
+from horovod.core.requests.devices import DeviceReadiness, engine_of, members_of, of_members
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor, Transfer
 
@@ -35,6 +37,7 @@ class Prepared(msgspec.Struct, eq=False, gc=False):
     request: Request
     layout: Layout | None = None
     _spans: Spans | None = None
+    _errors: Errors = ()
 
     def at(self, addresses: Sequence[int]) -> Spans:
         """The tensors of the layout at ``addresses``; the same object as the last time while the addresses are the same."""
@@ -45,6 +48,23 @@ class Prepared(msgspec.Struct, eq=False, gc=False):
         spans = self._spans = Spans(self.layout, addresses)
         return spans
 
+    def compresses(self, process_set_id: int | None) -> bool:
+        """Whether these ranks compress some of its tensors."""
+        request = self.request
+        if not request.compression or engine_of(request.device):
+            return False
+        return worker_of(process_set_id, request.operation).executor.compresses
+
+    def errors(self, process_set_id: int | None) -> Errors:
+        """The memory for error feedback, kept from repetition to repetition of this call; empty if these ranks do not
+        compress."""
+        request = self.request
+        if not self.compresses(process_set_id):
+            return ()
+        if not self._errors:
+            self._errors = new_errors((each.data_type, prod(each.shape)) for each in request.tensors)
+        return self._errors
+
     def submit(
         self,
         process_set_id: int | None,
@@ -52,12 +72,14 @@ class Prepared(msgspec.Struct, eq=False, gc=False):
         outputs: Vectors,
         awaited: bool = False,
         owner: object = None,
+        errors: Errors = (),
     ) -> Handle:
         """Submit it for these vectors in host memory; see :func:`submit_arrays`."""
         handle = Handle()  # as submit_arrays() does; a call less for each tensor of a burst
         request = self.request
         worker = worker_of(process_set_id, request.operation)
-        worker.submit(Entry(request, inputs, outputs, None, handle, time.monotonic(), owner), False, awaited)
+        entry = Entry(request, inputs, outputs, None, handle, time.monotonic(), owner, errors=errors)
+        worker.submit(entry, False, awaited)
         return handle
 
 
@@ -96,12 +118,14 @@ def submit_arrays(
     allocate: Allocate | None = None,
     awaited: bool = False,
     owner: object = None,
+    errors: Errors = (),
 ) -> Handle:
     """Submit a checked request for host memory: one flat vector for each of the request's tensors, of its type and size.
 
     Args:
         awaited: the calling thread waits for the handle next.
         owner: an object that keeps the vectors' memory alive. It is held until the handle is done.
+        errors: as of :class:`~horovod.core.requests.batch.Entry`.
 
     Raises:
         ValueError: the name is in flight, or this rank is not a member of the process set.
@@ -109,7 +133,8 @@ def submit_arrays(
     """
     handle = Handle()
     worker = worker_of(process_set_id, request.operation)
-    worker.submit(Entry(request, inputs, outputs, allocate, handle, time.monotonic(), owner), False, awaited)
+    entry = Entry(request, inputs, outputs, allocate, handle, time.monotonic(), owner, errors=errors)
+    worker.submit(entry, False, awaited)
     return handle
 
 
@@ -120,6 +145,7 @@ def submit(
     outputs: Sequence[Tensor] = (),
     allocate: Allocate | None = None,
     awaited: bool = False,
+    errors: Errors = (),
 ) -> Handle:
     """Submit a checked request for tensors, also on a device or being copied from one. Raises as :func:`submit_arrays`."""
     first = next(iter(inputs or outputs), None)
@@ -130,7 +156,7 @@ def submit(
     transfer = None if first is None else first.transfer
     handle = Handle() if transfer is None else Handle(transfer.end)
     worker = worker_of(process_set_id, request.operation)
-    entry = Entry(request, arrays, targets, allocate, handle, time.monotonic())
+    entry = Entry(request, arrays, targets, allocate, handle, time.monotonic(), errors=errors)
     if transfer is None:
         worker.submit(entry, False, awaited)
         return handle

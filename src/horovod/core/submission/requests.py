@@ -7,8 +7,10 @@ on that rank, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from horovod.comm.adasum import can_combine
+from horovod.comm.compression.blocks import can_compress
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import OF_BITS, ReduceOp, can_fold, can_scale
 from horovod.core.negotiation.messages import HOST, UNNAMED, Operation, Request, TensorSpec, encode
@@ -37,6 +39,7 @@ def prepared_call(
     line: str | None = None,
     labels: Sequence[str] = (),
     alike: str = "",
+    compression: str = "",
 ) -> Prepared:
     """The prepared collective of one call: that of the last call with the same arguments, or a new one.
 
@@ -49,6 +52,7 @@ def prepared_call(
         device: the kind of device that the tensors lie on.
         line: the line of the user's script; None for the one that has led to this call.
         labels: the names of the tensors in errors, one for each; empty for names made from that of the call.
+        compression: of a reduction: the format that is asked for; see :func:`compression_of`.
         root, splits, alike: as of :class:`~horovod.core.negotiation.messages.Request`.
 
     Raises:
@@ -59,12 +63,40 @@ def prepared_call(
         line = caller()
     described = tuple([(each.data_type, each.shape) for each in tensors])
     splits, labels = tuple(splits), tuple(labels)
-    key = (operation, prefix, described, op, prescale, postscale, root, splits, device, line, labels, alike)
+    compression = compression_of(compression, op, tensors) if compression else ""
+    key = (
+        operation,
+        prefix,
+        described,
+        op,
+        prescale,
+        postscale,
+        root,
+        splits,
+        device,
+        line,
+        labels,
+        alike,
+        compression,
+    )
     place = called or key
     prepared = known.get(place)  # recall() without its call
     if prepared is None or prepared.key != key:
         request = make_request(
-            operation, prefix, name, tensors, op, prescale, postscale, root, splits, device, line, labels, alike
+            operation,
+            prefix,
+            name,
+            tensors,
+            op,
+            prescale,
+            postscale,
+            root,
+            splits,
+            device,
+            line,
+            labels,
+            alike,
+            compression=compression,
         )
         prepared = remember(place, Prepared(key, request))
     return prepared
@@ -85,6 +117,7 @@ def make_request(
     labels: Sequence[str] = (),
     alike: str = "",
     transient: bool = False,
+    compression: str = "",
 ) -> Request:
     """The checked request of one collective. The arguments and errors are those of :func:`prepared_call`.
 
@@ -120,8 +153,19 @@ def make_request(
             transient=transient or unnamed,
             unnamed=unnamed,
             alike=alike,
+            compression=compression_of(compression, op, specs) if compression else "",
         )
     )
+
+
+def compression_of(asked: str, op: ReduceOp, tensors: Sequence[Tensor | TensorSpec]) -> str:
+    """The format in which a reduction is compressed: ``asked``, or "" if none of its tensors is to be compressed.
+
+    The tensors that are too short, or not of a floating-point type, are sent as they are also beside others.
+    """
+    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        return ""
+    return asked if any(can_compress(each.data_type, prod(each.shape)) for each in tensors) else ""
 
 
 def checked_root(root: int, ranks: Sequence[int], called: str) -> int:

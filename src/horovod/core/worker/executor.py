@@ -81,6 +81,11 @@ class Executor:
         ended = self.ended  # first, so that a batch between both is seen
         return self.begun != ended
 
+    @property
+    def compresses(self) -> bool:
+        """Whether reductions in host memory are compressed where that is asked for; the same on all ranks."""
+        return self._communicator.compresses
+
     def carry_out(self, batch: Batch, driven: bool) -> None:
         """Run one batch, and complete the handles of this rank's requests in it.
 

@@ -19,7 +19,14 @@ PREFIX = "horovod_allreduce"
 def _start(reads: Sequence[Any], writes: Sequence[Any], name: str | None, reduction: MXNetReductionArguments) -> None:
     tensors = specs(reads, name or PREFIX)
     call = prepared_call(
-        Operation.ALLREDUCE, PREFIX, name, tensors, reduction.op, reduction.prescale, reduction.postscale
+        Operation.ALLREDUCE,
+        PREFIX,
+        name,
+        tensors,
+        reduction.op,
+        reduction.prescale,
+        reduction.postscale,
+        compression=reduction.form,
     )
     submit(reduction.process_set, call.request, reads, writes, reduction.priority)
 

@@ -93,4 +93,4 @@ def reducing(
     if chosen == reductions.Adasum:
         raise AssertionError("op=hvd.Adasum is not supported by horovod.mxnet; use hvd.Average or hvd.Sum")
     prescale, postscale = factor(prescale_factor, "prescale_factor"), factor(postscale_factor, "postscale_factor")
-    return MXNetReductionArguments(chosen, prescale, postscale, process_set, whole(priority, "priority"))
+    return MXNetReductionArguments(chosen, prescale, postscale, process_set, None, whole(priority, "priority"))

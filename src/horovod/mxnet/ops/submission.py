@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from horovod.comm.compression.block_reduction import Errors
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError
 from horovod.core.lifecycle import context
 from horovod.core.lifecycle.process_set import ProcessSet
@@ -30,7 +31,12 @@ def specs(arrays: Sequence[Any], name: str) -> list[TensorSpec]:
 
 
 def submit(
-    process_set: ProcessSet, request: Request, reads: Sequence[Any], writes: Sequence[Any], priority: int = 0
+    process_set: ProcessSet,
+    request: Request,
+    reads: Sequence[Any],
+    writes: Sequence[Any],
+    priority: int = 0,
+    errors: Errors = (),
 ) -> None:
     """Let the engine submit ``request`` when the arrays are ready. Later uses of ``writes`` wait for it, and raise its error.
 
@@ -39,6 +45,7 @@ def submit(
         request: the checked request.
         reads, writes: an array for each tensor of the request, in host memory. ``reads`` may be ``writes``, or empty.
         priority: the priority in MXNet's engine.
+        errors: for error feedback, as of :class:`~horovod.core.requests.batch.Entry`.
 
     Raises:
         ValueError: this rank is not a member.
@@ -53,7 +60,7 @@ def submit(
         sources = [] if reads is writes else [readable(array) for array in reads]
         outputs = [flat(writable(array)) for array in writes]
         inputs = outputs if reads is writes else [flat(array) for array in sources]
-        handle = submit_arrays(set_id, request, inputs, outputs, owner=(sources, writes))
+        handle = submit_arrays(set_id, request, inputs, outputs, owner=(sources, writes), errors=errors)
         handle.then(lambda: finish(handle.error))
 
     dependency_engine.push(start, [] if reads is writes else reads, writes, priority, request.name)

@@ -30,8 +30,9 @@ from horovod.comparison.guard import (
 from horovod.comparison.looks import part_of
 from horovod.comparison.rotation import LookedAt, TensorPart
 from horovod.core.lifecycle.process_set import ProcessSet
-from horovod.core.negotiation.messages import Operation, Request, TensorSpec
+from horovod.core.negotiation.messages import Operation, TensorSpec
 from horovod.core.submission.collectives import prepared_call
+from horovod.core.submission.prepared import Prepared
 from horovod.mxnet.ops.allreduce import PREFIX
 from horovod.mxnet.ops.arguments import factor, whole
 from horovod.mxnet.ops.errors import of_both_kinds
@@ -51,12 +52,15 @@ class Gradients:
         num_groups: the number of groups into which the gradients of one call are divided; each group is one request per dtype.
             0: Horovod cuts by size.
         process_set: the ranks that train together.
+        compression: the choice of ``compression=``; of it, only compression between hosts is carried out here.
 
     Raises:
         ValueError: an argument is wrong, or the process set is not registered.
     """
 
-    def __init__(self, kind: str, predivide: Any, num_groups: Any, process_set: ProcessSet) -> None:
+    def __init__(
+        self, kind: str, predivide: Any, num_groups: Any, process_set: ProcessSet, compression: Any = None
+    ) -> None:
         self._kind = kind
         predivide, groups = factor(predivide, "gradient_predivide_factor"), whole(num_groups, "num_groups")
         check_predivide(predivide, Average)
@@ -64,7 +68,11 @@ class Gradients:
             raise ValueError(f"num_groups={num_groups}: expected 0 or a positive number")
         check_members(Average, process_set)
         self._settings = ReductionSettings(
-            predivide=predivide, groups=groups or None, process_set=process_set, line=caller()
+            predivide=predivide,
+            groups=groups or None,
+            process_set=process_set,
+            line=caller(),
+            compression=compression,
         )
         self._name = OptimizerName()
         self._guard = Guard(process_set, self._settings.line)
@@ -149,8 +157,9 @@ class Gradients:
                     prescale,
                     line=settings.line,
                     labels=[each.name for each in described],
+                    compression=settings.form,
                 )
-                self._submit(call.request, [gradients[index] for index in members], -min(members))
+                self._submit(call, [gradients[index] for index in members], -min(members))
 
     def _cut(self, tensors: Sequence[TensorSpec]) -> list[list[int]]:
         groups = self._settings.groups
@@ -163,9 +172,10 @@ class Gradients:
                 of_one_type.setdefault((number, tensors[index].data_type), []).append(index)
         return list(of_one_type.values())
 
-    def _submit(self, request: Request, gradients: list[Any], priority: int) -> None:
+    def _submit(self, call: Prepared, gradients: list[Any], priority: int) -> None:
         members = self._settings.process_set
-        in_place(gradients, lambda hosts: submit(members, request, hosts, hosts, priority))
+        errors = call.errors(members.process_set_id)
+        in_place(gradients, lambda hosts: submit(members, call.request, hosts, hosts, priority, errors=errors))
 
 
 def _looked_at(arrays: Mapping[str, Any]) -> LookedAt:

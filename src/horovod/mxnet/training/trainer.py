@@ -63,7 +63,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped bas
         self._prefix = prefix or ""
         self._compression = compression
         self._gradients = Gradients(
-            f"DistributedTrainer.{self._prefix}", gradient_predivide_factor, num_groups, process_set
+            f"DistributedTrainer.{self._prefix}", gradient_predivide_factor, num_groups, process_set, compression
         )
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         if len(self._contexts or ()) > 1:

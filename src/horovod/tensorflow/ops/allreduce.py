@@ -89,6 +89,7 @@ def allreduce(
     """
     reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
+    reduction = reduction.compressed_by(compression)
     check_adasum(reduction.op, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         with tf.device(device_sparse or None):
@@ -138,6 +139,7 @@ def grouped_allreduce(
     """
     reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
+    reduction = reduction.compressed_by(compression)
     if not isinstance(tensors, list | tuple):
         tensors = list(tensors)
     if not tensors:

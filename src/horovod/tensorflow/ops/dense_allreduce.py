@@ -34,7 +34,8 @@ class Allreduce(Collective, frozen=True):
         views = memory.read(inputs)
         rooms = [memory.room(tensor, each.shape) for each, tensor in zip(views, inputs, strict=True)]
         targets = [room.described() for room in rooms]
-        handle = collectives.allreduce(self.kind, self.name, views, targets, *reduction.positional, awaited)
+        form = reduction.form
+        handle = collectives.allreduce(self.kind, self.name, views, targets, *reduction.positional, awaited, form)
         return handle, lambda: memory.results(handle, rooms)
 
 

@@ -71,9 +71,11 @@ class ReduceGradients(Collective, frozen=True):
             line=self.line,
             labels=self.labels,
             alike=self.alike + of_numbers(in_graph.call(self.numbers) or ""),
+            compression=reduction.form,
         )
         targets = [room.described() for room in rooms]
-        handle = submit(reduction.process_set.process_set_id, call.request, views, targets, awaited=awaited)
+        members = reduction.process_set.process_set_id
+        handle = submit(members, call.request, views, targets, awaited=awaited, errors=call.errors(members))
         return handle, lambda: memory.results(handle, rooms)
 
 

@@ -63,6 +63,7 @@ class TensorFlowReduction(ReductionSettings):
         set_id(self.process_set)
         object.__setattr__(self, "predivide", real(self.predivide, "gradient_predivide_factor"))
         object.__setattr__(self, "compression", compressor(self.compression))
+        super().__post_init__()
         check_predivide(self.predivide, self.op)
         object.__setattr__(self, "groups", check_groups(whole_if_number(self.groups), "tf.Variable", identity))
         check_members(self.op, self.process_set)
@@ -245,7 +246,7 @@ class _Call:
 
 
 def _arguments(reduction: TensorFlowReduction) -> ReductionArguments:
-    return ReductionArguments(reduction.op, *reduction.scales(), reduction.process_set)
+    return ReductionArguments(reduction.op, *reduction.scales(), reduction.process_set, reduction.chosen_form)
 
 
 def _is_sparse(gradient: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from horovod._bindings.compression import CastCompressor, Compressor, NoneCompressor
+from horovod._bindings.compression import CastCompressor, Compressor, Int4Compressor, Int8Compressor, NoneCompressor
 from horovod.torch.compression.powersgd import PowerSGD
 from horovod.torch.compression.topk import TopK
 
@@ -43,5 +43,7 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8Compressor
+    int4 = Int4Compressor
     powersgd = PowerSGD
     topk = TopK

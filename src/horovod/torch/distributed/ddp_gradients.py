@@ -17,14 +17,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import torch
 
-from horovod._bindings.reductions import ReductionArguments
-from horovod.comm.reduction import ReduceOp
+from horovod.comm.compression.block_reduction import Errors, new_errors
 from horovod.core.errors import HorovodInternalError
 from horovod.torch.distributed.ddp_errors import refuse_another, refuse_gradient, refuse_unfinished
+from horovod.torch.distributed.submission import DDP_BUCKET
 from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.storage_references import is_alone
+from horovod.torch.tensors import DATA_TYPES
 from horovod.torch.uncompiled import uncompiled
 
 _SCALED_BY_CORE = frozenset({torch.float32, torch.float64})
@@ -92,6 +94,7 @@ class GradientsInPlace:
         self._views = views
         self._own = frozenset(own)
         self._give_up = give_up
+        self._errors: dict[int, Errors] = {}  # by bucket, what compression has rounded away of its gradients
         self._ready: dict[int, None] = {}
         self._left: list[int] = []
         self._next = 0
@@ -169,9 +172,14 @@ class GradientsInPlace:
                 with torch.no_grad():
                     tensor.mul_(factor)
             tensors.append(tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,)))
-        reduction = ReductionArguments(ReduceOp.SUM, prescale=factor if by_core else 1.0)
+        reduction = msgspec.structs.replace(DDP_BUCKET, prescale=factor if by_core else 1.0)
         options = _AWAITED if number == len(self._buckets) - 1 else _LATER
-        self._works.append(self._group._submitter.reduce("all_reduce", tensors, reduction, options))
+        submitter = self._group._submitter
+        errors: Errors = ()
+        if submitter.compresses:
+            errors = self._errors.get(number) or new_errors((DATA_TYPES[each.dtype], each.numel()) for each in tensors)
+            self._errors[number] = errors
+        self._works.append(submitter.reduce("all_reduce", tensors, reduction, options, errors=errors))
 
     def _prepare(self, slot: Slot, gradient: torch.Tensor | None, added: torch.Tensor | None) -> None:
         """Choose what to reduce for a parameter, the gradient itself or a copy. If it is too early, choose nothing.

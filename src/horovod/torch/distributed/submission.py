@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from horovod._bindings.reductions import ReductionArguments
+from horovod.comm.compression.block_reduction import Errors
 from horovod.comm.reduction import ReduceOp
 from horovod.core.lifecycle.context import running
 from horovod.core.negotiation.messages import HOST, Operation
@@ -57,6 +58,8 @@ _OPERATIONS = {
 _NO_LIMIT = timedelta(0)
 _MOVED = ReductionArguments()
 """The reduction arguments of a collective that reduces nothing."""
+DDP_BUCKET = ReductionArguments(ReduceOp.SUM, chosen_form=None)
+"""The reduction of a bucket of DDP's gradients. The calls of a script itself are never compressed."""
 _FOLDER = str(Path(__file__).parent)
 
 
@@ -126,6 +129,7 @@ class Submitter:
         finish: Finish | None = None,
         memory: TorchMemory | None = None,
         described: Sequence[Tensor] = (),
+        errors: Errors = (),
     ) -> HorovodWork:
         """Submit one collective. Every rank of the group must submit the same. Call it before the operation's method returns:
         the stack shows whether Python code has called the group.
@@ -143,6 +147,7 @@ class Submitter:
             finish: copies the results to ``results``; None if the collective writes there.
             memory: the memory of the tensors; None for host memory.
             described: the tensors of the request, if they are others than the inputs or outputs.
+            errors: for error feedback, as of :class:`~horovod.core.requests.batch.Entry`.
 
         Raises:
             ValueError: the reduction does not support a type.
@@ -164,9 +169,10 @@ class Submitter:
             root if root < 0 else membership.ranks[root],
             splits,
             HOST if memory is None else memory.device,
+            compression=reduction.form,
         )
         awaited = not getattr(options, "asyncOp", True)  # whether the caller will wait for the operation at once
-        handle = submit(membership.number, call.request, inputs, outputs, allocate, awaited)
+        handle = submit(membership.number, call.request, inputs, outputs, allocate, awaited, errors)
         if origin is None:
             self.calls.made += 1
         follow = self._follow if self._names_callbacks and _is_called_by_python() else None
@@ -174,6 +180,11 @@ class Submitter:
         limited = isinstance(timeout, timedelta) and timeout > _NO_LIMIT
         seconds = timeout.total_seconds() if limited else -1  # type: ignore[union-attr]  # it is a timedelta then
         return HorovodWork(handle, memory, results, what, finish, seconds, follow)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether DDP's buckets are compressed, because HOROVOD_COMPRESSION asks for it and the ranks are on several hosts."""
+        return bool(DDP_BUCKET.form) and self.membership.worker.executor.compresses
 
     def _follow(self) -> Origin:
         """The origin for callbacks of the future of a call that is made now."""
@@ -188,6 +199,7 @@ class Submitter:
         root: int = -1,
         results: Sequence[torch.Tensor] = (),
         finish: Finish | None = None,
+        errors: Errors = (),
     ) -> HorovodWork:
         """Reduce tensors in place, in one request.
 
@@ -195,6 +207,7 @@ class Submitter:
             root: the only rank of the group that gets the results; -1: all do.
             results: the tensors with the results for the caller, if they are others than ``tensors``.
             finish: copies the results to them.
+            errors: as of :meth:`start`.
         """
         receives = root in (-1, self.index)
         plain = plain_view(tensors[0]) if len(tensors) == 1 else None
@@ -220,6 +233,7 @@ class Submitter:
             root,
             finish=finish,
             memory=memory,
+            errors=errors,
         )
 
     def gather(

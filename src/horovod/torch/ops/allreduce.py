@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from horovod._bindings.reductions import ReductionArguments, checked_reduction
+from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Spans, Vectors
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation, TensorSpec
@@ -40,7 +41,8 @@ def _start(
     if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu or not (name is None or type(name) is str):
         return _start_several(_SINGLE, [tensor], name, reduction, in_place, awaited)
     line = caller()
-    key = (tensor.__class__, tensor.dtype, tensor.shape, reduction.op, reduction.prescale, reduction.postscale, line)
+    op, form = reduction.op, reduction.form
+    key = (tensor.__class__, tensor.dtype, tensor.shape, op, reduction.prescale, reduction.postscale, form, line)
     call = recall(name or key, key)
     if call is None or not is_plain(tensor):
         call = remember(name or key, _prepared(tensor, name, key, reduction, line))
@@ -70,7 +72,15 @@ def _prepared(
     """Check a tensor in host memory, and prepare its allreduce. Raises as :func:`check`."""
     spec = TensorSpec("", check(tensor), tuple(tensor.shape))
     request = make_request(
-        Operation.ALLREDUCE, _SINGLE, name, [spec], reduction.op, reduction.prescale, reduction.postscale, line=line
+        Operation.ALLREDUCE,
+        _SINGLE,
+        name,
+        [spec],
+        reduction.op,
+        reduction.prescale,
+        reduction.postscale,
+        line=line,
+        compression=reduction.form,
     )
     return Prepared(key, request, layout_of([tensor]))
 
@@ -90,7 +100,8 @@ def _start_several(
     outputs = tensors if in_place else [empty_like(tensor) for tensor in tensors]
     memory = memory_of(tensors, reduction)
     sources, targets = memory.reduce(tensors, outputs)
-    handle = collectives.allreduce(prefix, name, sources, targets, *reduction.positional, awaited)
+    form = reduction.form
+    handle = collectives.allreduce(prefix, name, sources, targets, *reduction.positional, awaited, form)
     return Started(handle, memory, outputs[0] if prefix == _SINGLE else tuple(outputs))
 
 
@@ -235,6 +246,12 @@ def grouped_allreduce_(
     return result
 
 
+def grouped_allreduce_exact(tensors: Sequence[torch.Tensor], name: str, op: ReduceOp, process_set: ProcessSet) -> int:
+    """:func:`grouped_allreduce_async_` for a compressor: HOROVOD_COMPRESSION does not compress the tensors once more."""
+    reduction = ReductionArguments(op, process_set=process_set)
+    return register(_start_several(_GROUP, list(tensors), name, reduction, in_place=True))
+
+
 def grouped_allreduce_alike(
     tensors: Sequence[torch.Tensor], labels: Sequence[str], name: str, reduction: ReductionArguments, alike: str
 ) -> int:
@@ -257,8 +274,10 @@ def grouped_allreduce_alike(
         device=device_of(sources),
         labels=labels,
         alike=alike,
+        compression=reduction.form,
     )
-    handle = collectives.submit(reduction.process_set.process_set_id, call.request, sources, targets)
+    members = reduction.process_set.process_set_id
+    handle = collectives.submit(members, call.request, sources, targets, errors=call.errors(members))
     return register(Started(handle, memory, tuple(tensors)))
 
 
@@ -326,6 +345,7 @@ def allreduce(
     if compression is NoneCompressor and not tracked(tensor):
         result: torch.Tensor = _start(tensor, name, reduction, in_place=False, awaited=True).result()
         return result
+    reduction = reduction.compressed_by(compression)
     return compressed(compression, [tensor], lambda sent: _reduced(_SINGLE, sent, name, reduction))[0]
 
 
@@ -350,5 +370,7 @@ def grouped_allreduce(
     Returns:
         A list of new tensors in the order of ``tensors``.
     """
-    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
+    reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set).compressed_by(
+        compression
+    )
     return compressed(compression, tensors, lambda sent: _reduced(_GROUP, sent, name, reduction))

@@ -11,13 +11,14 @@ from weakref import ref
 
 import torch
 
+from horovod._bindings.compression import is_of_blocks
 from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.compression import Compressor, NoneCompressor
 from horovod.torch.compression.bucket_compression import BucketCompressor, BucketReduction
 from horovod.torch.ops.allgather import grouped_allgather_async
-from horovod.torch.ops.allreduce import grouped_allreduce_async_
+from horovod.torch.ops.allreduce import grouped_allreduce_exact
 from horovod.torch.ops.handles import synchronize
 from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
 from horovod.torch.optimizer.buckets import Bucket, ParameterState
@@ -51,7 +52,7 @@ class BucketCollectives:
 
     def allreduce(self, tensors: Sequence[torch.Tensor], label: str) -> PendingHandle:
         name = f"{self._bucket}.{label}"
-        return PendingHandle(grouped_allreduce_async_(tensors, name=name, op=self._op, process_set=self._process_set))
+        return PendingHandle(grouped_allreduce_exact(tensors, name, self._op, self._process_set))
 
     def allgather(self, tensors: Sequence[torch.Tensor], label: str) -> PendingHandle:
         return PendingHandle(grouped_allgather_async(tensors, f"{self._bucket}.{label}", self._process_set))
@@ -81,13 +82,14 @@ class BucketSender:
         self._process_set: ProcessSet = settings.process_set
         self._whole = compression if isinstance(compression, BucketCompressor) else None
         self._single: type[Compressor] = NoneCompressor if isinstance(compression, BucketCompressor) else compression
-        self._uncompressed = compression is NoneCompressor
+        self._as_they_are = compression is NoneCompressor or is_of_blocks(compression)
+        self._exact = compression is NoneCompressor and not settings.form
 
     @property
     def exact(self) -> bool:
         """Whether gradients are sent without compression. Only then may a gradient be averaged again with an older part that is
         the same on all ranks."""
-        return self._uncompressed
+        return self._exact
 
     def send(self, bucket: Bucket, awaited: bool = False) -> None:
         """Start to reduce a bucket. Sets its ``handle`` and ``sent``.
@@ -98,7 +100,7 @@ class BucketSender:
         """
         bucket.after.clear()
         gradients = [slot.parameter.grad for slot in bucket.slots]
-        if self._uncompressed and bucket.matches(bucket.slots, gradients) and _are_plain(gradients):
+        if self._as_they_are and bucket.matches(bucket.slots, gradients) and _are_plain(gradients):
             bucket.mark_sent([*gradients])
             bucket.handle = bucket.submit_again(gradients, self._process_set.process_set_id, awaited)
         else:
@@ -128,7 +130,7 @@ class BucketSender:
             alone = is_alone(gradient)
             if gradient.dtype.is_complex:
                 gradient = torch.view_as_real(gradient.detach())
-            if self._single is not NoneCompressor or not gradient.is_contiguous():
+            if not self._as_they_are or not gradient.is_contiguous():
                 gradient = self._compressed(bucket, gradient)
             elif not alone:
                 own = gradient.detach().clone()
@@ -144,7 +146,7 @@ class BucketSender:
             collectives = BucketCollectives(bucket.name, settings.op, self._process_set)
             bucket.handle = BucketReduction(self._whole.reduce(aliases, memory, collectives))
             return
-        reduction = ReductionArguments(settings.op, *settings.scales(), self._process_set)
+        reduction = ReductionArguments(settings.op, *settings.scales(), self._process_set, settings.chosen_form)
         bucket.handle = bucket.submit(slots, tensors, reduction, settings.line)
 
     def _compressed(self, bucket: Bucket, gradient: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,9 @@ from weakref import ref
 import torch
 
 from horovod._bindings.reductions import ReductionArguments
+from horovod.comm.compression.block_reduction import Errors
+from horovod.comm.compression.blocks import can_compress
+from horovod.comm.datatypes import Array
 from horovod.comm.spans import Vectors
 from horovod.core.negotiation.messages import HOST, Operation
 from horovod.core.requests.handle import Handle
@@ -25,7 +28,7 @@ from horovod.core.submission.prepared import Prepared
 from horovod.torch.compression.bucket_compression import BucketReduction
 from horovod.torch.device.memory import memory_of
 from horovod.torch.optimizer.gradient_hooks import GradientHook
-from horovod.torch.tensors import check_sign, flat_array, layout_of
+from horovod.torch.tensors import DATA_TYPES, check_sign, flat_array, layout_of
 
 _DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 
@@ -90,6 +93,27 @@ class ParameterState:
 
     def __repr__(self) -> str:
         return f"ParameterState({self.name!r}, {self.parameter.dtype} {tuple(self.parameter.shape)})"
+
+
+ROUNDED_OFF = "rounded off"
+"""The key in a slot's memory of what the compression between hosts has rounded away on this rank: a float32 vector in host
+memory, in the order of the gradient's elements."""
+
+
+def errors_of(slots: Sequence[ParameterState], tensors: Sequence[torch.Tensor]) -> Errors:
+    """The memory for error feedback of the tensors that are sent for these slots, kept from step to step."""
+    found: list[Array | None] = []
+    for slot, tensor in zip(slots, tensors, strict=True):
+        length = tensor.numel()
+        if not can_compress(DATA_TYPES[tensor.dtype], length):
+            found.append(None)
+            continue
+        kept = slot.memory.get(ROUNDED_OFF)
+        if kept is None or kept.numel() != length:
+            kept = torch.zeros(length, dtype=torch.float32)
+        slot.memory[ROUNDED_OFF] = kept = kept.cpu()
+        found.append(kept.numpy())
+    return found
 
 
 class Bucket:
@@ -250,6 +274,7 @@ class Bucket:
             device=memory.device,
             line=line,
             labels=[f"allreduce.{slot.name}" for slot in slots],
+            compression=reduction.form,
         )
         if on_host:
             key = (
@@ -260,7 +285,9 @@ class Bucket:
             )
             self._prepared = Prepared(key, call.request, layout_of(tensors) if tensors else None)
             self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
-        handle = submit(reduction.process_set.process_set_id, call.request, sources, targets)
+        members = reduction.process_set.process_set_id
+        errors = errors_of(slots, tensors) if call.compresses(members) else ()
+        handle = submit(members, call.request, sources, targets, errors=errors)
         self.after.insert(0, partial(memory.arrive, handle))
         return handle
 
@@ -295,4 +322,5 @@ class Bucket:
             for index in self._single:
                 check_sign(tensors[index])
             vectors = prepared.at([tensor.data_ptr() for tensor in tensors])
-        return prepared.submit(process_set_id, vectors, vectors, awaited, owner=tensors)
+        errors = errors_of(self.slots, tensors) if prepared.compresses(process_set_id) else ()
+        return prepared.submit(process_set_id, vectors, vectors, awaited, owner=tensors, errors=errors)

@@ -21,14 +21,14 @@ equal on all ranks. ``own``: by parameter name, the values of that rank; None: t
 
 def saved_memory(slots: Iterable[ParameterState], settings: OptimizerSettings) -> dict[str, Any] | None:
     """The memory to save. Tensors are not copied. None if the compressor keeps no state."""
-    compressor = settings.compression
-    if not isinstance(compressor, BucketCompressor):
+    common_keys = _common(settings)
+    if common_keys is None:
         return None
     common: dict[str, dict[str, Any]] = {}
     own: dict[str, dict[str, Any]] = {}
     for slot in slots:
         for key, value in slot.memory.items():
-            (common if key in compressor.common else own).setdefault(slot.name, {})[key] = value
+            (common if key in common_keys else own).setdefault(slot.name, {})[key] = value
     process_set = settings.process_set
     return {"rank": process_set.rank(), "size": process_set.size(), "common": common, "own": own}
 
@@ -45,9 +45,9 @@ def load_memory(slots: Iterable[ParameterState], settings: OptimizerSettings, sa
         saved: the result of :func:`saved_memory`. If its ``own`` is None, this rank keeps its own values. If another rank, or a
             rank of a process set of another size, has saved it, this rank's own values are discarded.
     """
-    if not isinstance(settings.compression, BucketCompressor):
+    common = _common(settings)
+    if common is None:
         return
-    common = settings.compression.common
     mine = (saved["rank"], saved["size"]) == (settings.process_set.rank(), settings.process_set.size())
     own = saved["own"]
     for slot in slots:
@@ -57,6 +57,13 @@ def load_memory(slots: Iterable[ParameterState], settings: OptimizerSettings, sa
         slot.memory = {
             key: _copied(value, slot.parameter) for key, value in {**saved["common"].get(slot.name, {}), **kept}.items()
         }
+
+
+def _common(settings: OptimizerSettings) -> frozenset[str] | None:
+    """The keys of a parameter's memory whose values are equal on all ranks; None if there is no memory."""
+    if isinstance(settings.compression, BucketCompressor):
+        return settings.compression.common
+    return frozenset() if settings.form else None
 
 
 def _copied(value: Any, parameter: torch.Tensor) -> Any:

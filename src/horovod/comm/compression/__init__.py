@@ -1,0 +1,1 @@
+"""Compressed reductions: floating-point numbers as small integers, block by block."""
