@@ -20,7 +20,7 @@ AVAILABLE = _count is not None
 
 
 def _references(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """For each tensor, how often its memory is referred to. It reads the storages by address, so the caller holds the tensors."""
+    """For each tensor, how often its memory is referred to. It reads storages by address: the caller holds the tensors."""
     assert _count is not None
     return [*map(_count, map(_ADDRESS, map(_STORAGE, tensors)))]
 

@@ -95,7 +95,10 @@ class BlockReduction:
     def contribute(self, piece: BlockPiece, packed: Array) -> None:
         """Pack this rank's contribution to a piece that another rank owns."""
         values = self._values(piece)
-        self._keep_errors(piece, values, self._coder.pack(values, packed))
+        kept = any(self._errors[run.vector] is not None for run in piece.runs)
+        unpacked = self._coder.pack(values, packed, read=kept)
+        if kept:
+            self._keep_errors(piece, values, unpacked)
 
     def reduce(self, piece: BlockPiece, contributions: Sequence[Array], packed: Array) -> None:
         """Add the packed contributions of all other ranks to this rank's own blocks, pack the sum, and write the result."""
