@@ -32,10 +32,10 @@ def register() -> None:
         _meet_by_launcher()
 
 
-def _make(options: Any, _: Any = None) -> Any:
+def _make(options: Any, backend_options: Any = None) -> Any:
     from horovod.torch.distributed.making import make
 
-    return make(options)
+    return make(options, backend_options)
 
 
 def _stand_in() -> None:

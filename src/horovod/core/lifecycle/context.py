@@ -54,10 +54,12 @@ class Foundation:
         rendezvous: how the ranks find each other; None: as the launcher provides.
         time_limit: the time after which a collective that some ranks have not submitted ends the job; the user's settings come
             first.
+        start_limit: how long the ranks may take to meet; None: as the user's settings say.
     """
 
     rendezvous: Rendezvous | None
     time_limit: timedelta
+    start_limit: timedelta | None = None
 
 
 def init(
@@ -118,7 +120,8 @@ def _start(
     malloc_threshold.keep_largest_results()
     crash.forget()
     _calls[world.listed] += 1
-    generation = Generation(world, config, _latest, _calls[world.listed])
+    start_limit = None if foundation is None else foundation.start_limit
+    generation = Generation(world, config, _latest, _calls[world.listed], start_limit)
     try:
         return generation, generation.start(requested_sets)
     except BaseException:
@@ -202,7 +205,21 @@ def _end() -> None:
         warnings.warn(f"{found} ({CHECK}=off hides this.)", stacklevel=2)
 
 
-def _shut_down() -> tuple[str, bool]:
+def end(reason: str) -> bool:
+    """End the runtime for a process group that gets other members. Their numbers of steps are not compared: they may differ.
+
+    Args:
+        reason: what this rank did, with "it" as the subject; errors of the other ranks quote it.
+
+    Returns:
+        Whether the script itself had called ``init()``.
+    """
+    asked_for = _running is not None and _asked_for
+    _shut_down(reason)
+    return asked_for
+
+
+def _shut_down(reason: str = "") -> tuple[str, bool]:
     """End the runtime. Returns the difference in numbers of steps, or "", and whether it is an error."""
     global _running
     with _lock:
@@ -210,7 +227,7 @@ def _shut_down() -> tuple[str, bool]:
         if generation is None or generation.process != os.getpid():
             return "", False
         try:
-            return generation.stop(), generation.config.check == "error"
+            return generation.stop(reason), generation.config.check == "error"
         finally:
             membership.clear()
             global_process_set.ranks = []
@@ -221,6 +238,11 @@ def release() -> None:
     """End the runtime as :func:`shutdown`, if a process group has started it and the script has not called ``init()``."""
     if not _asked_for:
         shutdown()
+
+
+def runs(generation: Generation) -> bool:
+    """Whether this is the running generation. Never raises."""
+    return _running is generation
 
 
 def is_initialized() -> bool:

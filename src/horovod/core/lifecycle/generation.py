@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 
 import msgspec
 
@@ -75,6 +76,7 @@ class Generation:
         world: the processes that take part.
         earlier: the number of the last generation in this process.
         calls: the number of calls of ``init()`` with these ranks, including this call.
+        start_limit: how long the ranks may take to meet; None: as ``config`` says.
 
     Attributes:
         identity: this rank's numbers in the job, and its host.
@@ -102,7 +104,9 @@ class Generation:
         guard: called with the ``Operation`` of each collective that is about to be submitted, and may raise; None in general.
     """
 
-    def __init__(self, world: World, config: Config, earlier: int = 0, calls: int = 1) -> None:
+    def __init__(
+        self, world: World, config: Config, earlier: int = 0, calls: int = 1, start_limit: timedelta | None = None
+    ) -> None:
         self.world = world
         self.identity = world.identity
         self.config = config
@@ -126,6 +130,7 @@ class Generation:
         self.changes = 0
         self.last_by_members = 1 << 20
         self._calls = calls
+        self._start_seconds = (config.start_timeout if start_limit is None else start_limit).total_seconds()
         self._endpoints: list[Endpoint] = []
         self._watching: Watching | None = None
         self._others: OtherProcesses | None = None
@@ -202,7 +207,7 @@ class Generation:
     def _deadline(self, met: float) -> float:
         """When ranks that ``met`` at that time must be connected. Time in which this process was stopped does not count."""
         now = time.monotonic()
-        return now + self.config.start_timeout.total_seconds() - running_time.age(met, now)
+        return now + self._start_seconds - running_time.age(met, now)
 
     def _first_loss(self, error: LostRankError) -> str:
         """What a rank says that has lost another one in ``init()``: what was reported first, or which process of its host is
@@ -241,8 +246,7 @@ class Generation:
         point, identity = self.termination.point, self.identity
         if point is None:
             return nullcontext(lambda subject, value, seconds: [value])
-        seconds = self.config.start_timeout.total_seconds()
-        return point.session(self._calls, identity.rank, identity.size, seconds, self.world.listed)
+        return point.session(self._calls, identity.rank, identity.size, self._start_seconds, self.world.listed)
 
     def _exchange_rank_infos(
         self, mesh: Mesh | None, process_sets: Sequence[RequestedSet], all_gather: AllGather
@@ -266,8 +270,7 @@ class Generation:
                 identity.rank, identity.size, self.config.gpu_operations, warns=identity.local_rank == 0
             ),
         )
-        seconds = self.config.start_timeout.total_seconds()
-        rank_infos = exchange_rank_infos(own, all_gather, seconds)
+        rank_infos = exchange_rank_infos(own, all_gather, self._start_seconds)
         check_settings([each.settings for each in rank_infos])
         gpu, cpu = self.config.gpu_operations, self.config.cpu_operations
         host_engine = forced_host_engine(gpu, cpu, GPU_OPERATIONS, CPU_OPERATIONS)
@@ -409,8 +412,11 @@ class Generation:
         else:
             self.termination.ended_by(reason, own=True)
 
-    def stop(self) -> str:
+    def stop(self, reason: str = "") -> str:
         """End this generation, in good order or at once if the job has failed, and release everything.
+
+        Args:
+            reason: what this rank did, with "it" as the subject, if its ranks form other groups; their steps are not compared.
 
         Returns:
             How this rank's numbers of steps differ from those of the first rank that has left; "" if they do not, if the job or
@@ -427,10 +433,11 @@ class Generation:
         elif error is not None:
             self.termination.ended_by(f"{type(error).__name__}: {error}", own=False)
         deadline = time.monotonic() + self.config.timeout.total_seconds()
-        compared = self.config.check != "off"
+        compared = self.config.check != "off" and not reason
+        left = reason or "it left the job (hvd.shutdown() or the end of its script)"
         made, steps = (self.steps.describe(), self.steps.told()) if compared else ("", [])
         for group, worker in self.workers.items():
-            worker.leave(f"it left the job (hvd.shutdown() or the end of its script){made}", () if group else steps)
+            worker.leave(f"{left}{made}", () if group else steps)
         for worker in self.workers.values():
             self._await_end(worker, deadline)
         first = self.workers[0].farewell if 0 in self.workers else None

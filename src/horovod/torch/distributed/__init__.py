@@ -8,6 +8,9 @@
     backend         a Backend in Python, from PyTorch 2.15 on: one of several back ends of a group, or the one that such a
                     ProcessGroup registers for C++ code
     splitting       makes a group from some ranks of another group
+    next_membership gives the default group other ranks, and what was made of it
+    group_rounds    the default group of an elastic job, which has other ranks in each round
+    reconfigure     a default group whose members the script chooses
     operations      each operation of c10d as a collective of the core: reductions, movements; sparse has the sum of sparse
                     tensors
     arguments       the forms and names of the operations' arguments
@@ -34,7 +37,7 @@ def register() -> None:
         dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu", "cuda"])
 
 
-def _make(options: Any, _: Any = None) -> Any:
+def _make(options: Any, backend_options: Any = None) -> Any:
     from horovod.torch.distributed.making import make  # a script that makes no group need not import it
 
-    return make(options)
+    return make(options, backend_options)

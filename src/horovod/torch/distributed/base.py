@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from horovod.torch.distributed import membership as memberships
 from horovod.torch.distributed.futures import threads
@@ -11,9 +11,18 @@ from horovod.torch.distributed.operations import Operations
 from horovod.torch.distributed.point_to_point.operations import PointToPoint
 from horovod.torch.distributed.store import StoreExchange
 from horovod.torch.distributed.submission import Submitter
+from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.uncompiled import uncompiled
 
 NAME = "horovod"
+
+
+class Reconfiguration(Protocol):
+    """Changes the members of a group; see :mod:`horovod.torch.distributed.reconfigure`."""
+
+    handle: str
+
+    def reconfigure(self, options: Any) -> HorovodWork: ...
 
 
 @uncompiled
@@ -21,6 +30,45 @@ class BackendGroup(Operations, PointToPoint):
     """A group of ranks: its operations, its time limit and its end. A subclass also derives from one of PyTorch's classes."""
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
+    _reconfiguration: Reconfiguration | None = None
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether the script may change the members of the group: ``init_process_group(..., enable_reconfigure=True)``."""
+        return self._reconfiguration is not None
+
+    def get_reconfigure_handle(self) -> str:
+        """The name of this process for :meth:`reconfigure`: ``torch.distributed._get_reconfigure_handle()`` calls it.
+
+        Raises:
+            RuntimeError: the group has fixed members.
+        """
+        return self._reconfigurable().handle
+
+    def reconfigure(self, options: Any) -> HorovodWork:
+        """Make the group one of other members: ``torch.distributed._reconfigure()`` calls it. Every new member must call it.
+
+        Args:
+            options: PyTorch's ``ReconfigureOptions``, or an object with its ``uuid``, ``handles`` and ``timeout``.
+
+        Returns:
+            A work that is done.
+
+        Raises:
+            RuntimeError: the group has fixed members, or the arguments are wrong; then nothing has changed.
+            HorovodInternalError: the members did not find each other; the message names the missing ones. Then the group has no
+                members in this process, which may call it again.
+            ValueError: settings of the members differ.
+        """
+        return self._reconfigurable().reconfigure(options)
+
+    def _reconfigurable(self) -> Reconfiguration:
+        if self._reconfiguration is None:
+            raise RuntimeError(
+                "the members of this process group are fixed. A group whose members may change is the default group if it is "
+                'made by torch.distributed.init_process_group("horovod", enable_reconfigure=True), from PyTorch 2.14 on.'
+            )
+        return self._reconfiguration
 
     def _join(self, store: Any, submitter: Submitter) -> None:
         """Set the attributes. A subclass calls it in its constructor.
@@ -31,6 +79,14 @@ class BackendGroup(Operations, PointToPoint):
         """
         self._store = store
         self._submitter = submitter
+
+    def rank(self) -> int:
+        return int(self._submitter.index)
+
+    def size(self) -> int:
+        return int(self._submitter.size)
+
+    getRank, getSize = rank, size  # the names by which C++ code asks, such as DistributedDataParallel's reducer
 
     def name(self) -> str:
         return NAME

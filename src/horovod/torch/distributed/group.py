@@ -19,7 +19,7 @@ from horovod.core.lifecycle import context
 from horovod.core.lifecycle.generation import Generation
 from horovod.torch.distributed import backend, calls_before_run
 from horovod.torch.distributed.backend import HorovodBackend
-from horovod.torch.distributed.base import BackendGroup
+from horovod.torch.distributed.base import BackendGroup, Reconfiguration
 from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.splitting import split
 from horovod.torch.distributed.submission import Submitter
@@ -112,13 +112,11 @@ class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
         if backend.AVAILABLE:
             self._backend._join(membership.store, submitter)
 
-    def rank(self) -> int:
-        return int(self._submitter.index)
-
-    def size(self) -> int:
-        return int(self._submitter.size)
-
-    getRank, getSize = rank, size  # the names by which C++ code asks, such as DistributedDataParallel's reducer
+    def change_members_by(self, reconfiguration: Reconfiguration) -> None:
+        """Let the script change the members."""
+        self._reconfiguration = reconfiguration
+        if backend.AVAILABLE:
+            self._backend._reconfiguration = reconfiguration
 
     def broadcast(self, tensors: Any = None, *arguments: Any, **options: Any) -> HorovodWork:
         operation: calls_before_run.Operation = super().broadcast

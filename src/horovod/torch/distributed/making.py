@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from horovod.torch.distributed import backend, group_rounds, membership  # noqa: F401  elastic training finds group_rounds in sys.modules
+from horovod.torch.distributed import (
+    backend,
+    group_rounds,  # noqa: F401  elastic training finds it in sys.modules
+    membership,
+    reconfigure,
+)
 from horovod.torch.distributed.backend import HorovodBackend
 from horovod.torch.distributed.base import NAME
 from horovod.torch.distributed.ddp_reducer import install
@@ -15,14 +20,16 @@ from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.distributed.submission import Submitter
 
 
-def make(options: Any) -> HorovodProcessGroup | HorovodBackend:
+def make(options: Any, backend_options: Any = None) -> HorovodProcessGroup | HorovodBackend:
     """Make a group of all ranks, or of the ranks that the options list. Every member must call it.
 
     Args:
         options: PyTorch's ``_DistributedBackendOptions``.
+        backend_options: what the script has passed as ``pg_options``; only ``enable_reconfigure`` is used.
 
     Raises:
-        ValueError: the caller asks for several back ends, and this PyTorch would use only this one.
+        ValueError: the caller asks for several back ends, and this PyTorch would use only this one; or for a group with
+            changing members that cannot be.
         ValueError, TimeoutError, RuntimeError: the ranks do not find each other, or contradict each other.
     """
     wanted = _wanted()
@@ -35,6 +42,8 @@ def make(options: Any) -> HorovodProcessGroup | HorovodBackend:
         )
     one_of_several = backend.AVAILABLE and (bool(others) or not wanted)
     store, rank, size = options.store, options.group_rank, options.group_size
+    if any(getattr(each, "enable_reconfigure", False) for each in (options, backend_options)):  # from PyTorch 2.14 on
+        return _of_scripted_members(options, one_of_several)
     ranks: Sequence[int] = options.global_ranks_in_group
     if ranks:
         found = membership.of_some_ranks(store, rank, size, ranks, options.timeout, f"ranks {list(ranks)}")
@@ -45,6 +54,20 @@ def make(options: Any) -> HorovodProcessGroup | HorovodBackend:
         return HorovodBackend(options, submitter)
     install()
     return HorovodProcessGroup(options, submitter)
+
+
+def _of_scripted_members(options: Any, one_of_several: bool) -> HorovodProcessGroup:
+    if one_of_several or options.global_ranks_in_group:
+        raise ValueError(
+            f'enable_reconfigure=True: only the default group with backend="{NAME}" alone may change its members.'
+        )
+    reconfigure.check_possible()
+    store, seconds = options.store, options.timeout.total_seconds()
+    unformed = reconfigure.unformed(store, options.group_rank, options.group_size)
+    install()
+    group = HorovodProcessGroup(options, Submitter(unformed, seconds))
+    group.change_members_by(reconfigure.ScriptedMembers(group, store, options.timeout))
+    return group
 
 
 def _wanted() -> dict[str, str]:

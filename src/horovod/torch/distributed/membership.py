@@ -23,7 +23,6 @@ from horovod.core.lifecycle.generation import Generation
 from horovod.core.lifecycle.rendezvous import user_secret
 from horovod.core.lifecycle.steps_made import StepCount
 from horovod.core.submission.process_sets_by_members import add_by_members
-from horovod.core.worker.worker import WorkerThread
 from horovod.environments import identity
 from horovod.environments.horovodrun import HorovodRun
 from horovod.observe.call_site import caller
@@ -41,18 +40,20 @@ class GroupMembership(NamedTuple):
     Attributes:
         generation: the runtime.
         number: the number of the process set.
-        worker: this rank's worker of the process set.
+        own_rank: this rank's number in the group.
         ranks: the global ranks of the members, in the order of the group.
         store: the store of the default group.
         calls: the number of this rank's calls of the group, which the ranks compare when they leave.
+        advice: the text of the error of calls while the runtime does not run; "": a usual one.
     """
 
     generation: Generation
     number: int
-    worker: WorkerThread
+    own_rank: int
     ranks: Sequence[int]
     store: Any
     calls: StepCount
+    advice: str = ""
 
     def check(self) -> None:
         """Check that the group's runtime still runs; after its end, another runtime may be running.
@@ -61,6 +62,8 @@ class GroupMembership(NamedTuple):
             HorovodInternalError: the group's runtime has ended.
             RuntimeError: it was that of an earlier round of an elastic job. Another round would not help.
         """
+        if self.advice and not context.runs(self.generation):
+            raise HorovodInternalError(self.advice)
         running = context.running()
         if running is not self.generation:
             raise self._ended()
@@ -126,11 +129,10 @@ def of_all_ranks(store: Any, rank: int, size: int, time_limit: timedelta) -> Gro
     _check_alike(standings)
     if not standings[0].generation:
         launched_by_us = all(standing.launched == number for number, standing in enumerate(standings))
-        rendezvous = None if launched_by_us else StoreRendezvous(exchange, user_secret(os.environ, needed=False))
-        context.init(
-            identity if launched_by_us else lambda: _identity(rank, size),
-            foundation=context.Foundation(rendezvous, time_limit),
-        )
+        if launched_by_us:
+            context.init(identity, foundation=context.Foundation(None, time_limit))
+        else:
+            begin(exchange, rank, size, time_limit)
     exchange.end()
     return of_runtime(context.current(), store)
 
@@ -182,7 +184,9 @@ def of_some_ranks(
 
 def _membership(generation: Generation, number: int, ranks: Sequence[int]) -> GroupMembership:
     calls = generation.steps.of(f"torch.distributed.{number}", ranks, caller(), calls=True)
-    return GroupMembership(generation, number, generation.workers[number], list(ranks), _stores[generation], calls)
+    return GroupMembership(
+        generation, number, generation.workers[number].index, list(ranks), _stores[generation], calls
+    )
 
 
 def leave(membership: GroupMembership, reason: str) -> None:
@@ -242,7 +246,28 @@ def _check_numbers(rank: int, size: int, standing: _Standing) -> None:
         )
 
 
-def _identity(rank: int, size: int) -> ProcessIdentity:
+def begin(
+    exchange: StoreExchange, rank: int, size: int, time_limit: timedelta, start_limit: timedelta | None = None
+) -> None:
+    """Start the runtime of a group whose ranks find each other through its store. Every rank must call it.
+
+    Args:
+        exchange: the exchange among these ranks.
+        rank, size: this rank's number, and the number of ranks.
+        time_limit: the time after which a collective that some ranks have not submitted ends the job, if no setting says
+            otherwise.
+        start_limit: how long the ranks may take to meet; None: as the settings say.
+
+    Raises:
+        ValueError: settings of the ranks differ.
+        TimeoutError, RuntimeError: the ranks did not find each other; the message names the missing ranks.
+    """
+    rendezvous = StoreRendezvous(exchange, user_secret(os.environ, needed=False))
+    context.init(lambda: identity_of(rank, size), foundation=context.Foundation(rendezvous, time_limit, start_limit))
+
+
+def identity_of(rank: int, size: int) -> ProcessIdentity:
+    """A rank of a group whose ranks know only their numbers."""
     return ProcessIdentity(
         rank=rank,
         size=size,

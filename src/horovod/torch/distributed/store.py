@@ -24,7 +24,7 @@ _PAUSE_SECONDS = (0.0005, 0.05)
 """The first and the longest pause between two checks of the store. The store's own blocking wait would delay Ctrl-C."""
 _PATIENCE_SECONDS = 10.0
 """How much longer than the time limit the other ranks wait for rank 0, which has the same limit and publishes who is missing.
-Also how long rank 0 waits in :meth:`StoreExchange.end`."""
+At most as long as that limit. Also how long rank 0 waits in :meth:`StoreExchange.end`."""
 
 
 class _Answer(msgspec.Struct, array_like=True):
@@ -47,6 +47,7 @@ class StoreExchange:
         what: the call that the ranks make, for error messages.
         purpose: part of the keys; exchanges for the same purpose share a counter.
         check: called while this rank waits; may raise an error that ends the wait, such as that of a failed job.
+        names: by rank, what else errors say of a missing rank; empty: nothing.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class StoreExchange:
         what: str,
         purpose: str = "groups",
         check: Callable[[], None] = lambda: None,
+        names: Sequence[str] = (),
     ) -> None:
         self._store = store
         self._rank = rank
@@ -64,6 +66,7 @@ class StoreExchange:
         self._what = what
         self._purpose = purpose
         self._check = check
+        self._names = names
         self._round = int(self._asked(lambda: store.add(f"horovod/{purpose}/{rank}", 1)))
         self._count = 0
 
@@ -81,7 +84,7 @@ class StoreExchange:
         deadline = time.monotonic() + seconds
         if self._rank:
             self._asked(lambda: self._store.set(f"{prefix}/{self._rank}", value))
-            answer = self._answer(prefix, deadline + _PATIENCE_SECONDS, seconds)
+            answer = self._answer(prefix, deadline + min(_PATIENCE_SECONDS, seconds), seconds)
         else:
             answer = self._collected(prefix, value, deadline, seconds)
             self._asked(lambda: self._store.set(f"{prefix}/all", _encode(answer)))
@@ -130,7 +133,8 @@ class StoreExchange:
             ) from None
 
     def _lateness(self, missing: Sequence[int], seconds: float) -> str:
-        shown = ", ".join(map(str, missing[:16])) + (", ..." if len(missing) > 16 else "")
+        listed = [f"{rank} ({self._names[rank]})" if self._names else str(rank) for rank in missing[:16]]
+        shown = ", ".join(listed) + (", ..." if len(missing) > 16 else "")
         return (
             f"rank{'s' if len(missing) > 1 else ''} {shown} of {self._size} did not call {self._what} within {seconds:.3g} "
             "seconds. See the output of the missing ranks; if they only need more time, pass a longer timeout to the call"

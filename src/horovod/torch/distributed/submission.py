@@ -14,7 +14,7 @@ import torch.distributed as dist
 from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.compression.block_reduction import Errors
 from horovod.comm.reduction import ReduceOp
-from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.context import runs
 from horovod.core.negotiation.messages import HOST, Operation
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
@@ -110,7 +110,7 @@ class Submitter:
         self.seconds = seconds
         self._names_callbacks = names_callbacks
         self.size = len(membership.ranks)
-        self.index = membership.worker.index
+        self.index = membership.own_rank
         self.calls = membership.calls
         self._futures = Origin("after")
 
@@ -155,7 +155,7 @@ class Submitter:
             NotImplementedError: a callback whose calls cannot be named has called this.
         """
         membership = self.membership
-        if running() is not membership.generation:
+        if not runs(membership.generation):
             membership.check()  # raises the error
         origin = present.origin
         call = prepared_call(
@@ -184,7 +184,8 @@ class Submitter:
     @property
     def compresses(self) -> bool:
         """Whether DDP's buckets are compressed, because HOROVOD_COMPRESSION asks for it and the ranks are on several hosts."""
-        return bool(DDP_BUCKET.form) and self.membership.worker.executor.compresses
+        worker = self.membership.generation.workers.get(self.membership.number)  # None once the runtime has ended
+        return bool(DDP_BUCKET.form) and worker is not None and worker.executor.compresses
 
     def _follow(self) -> Origin:
         """The origin for callbacks of the future of a call that is made now."""

@@ -1,0 +1,88 @@
+"""Gives the default group its next membership, and what was made of it the next ranks.
+
+The group stays the same object. What was made of its last ranks ends, or is made again:
+
+- Groups of some ranks are destroyed. Their numbers and names are of the last membership, and a process that has joined does not
+  have them.
+- DistributedDataParallel's reducers are made again: in all processes of the membership they begin with the same buckets, and
+  nothing is left of a failed backward pass.
+- Device meshes of another number of ranks are named in a warning.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed
+
+from horovod.torch.distributed import ddp_reducer
+from horovod.torch.distributed.group import HorovodProcessGroup
+from horovod.torch.distributed.membership import GroupMembership
+
+_log = logging.getLogger("horovod.torch")
+dist: Any = torch.distributed  # its stubs lack some classes
+
+
+def adopt(group: HorovodProcessGroup, found: GroupMembership, store: Any, advice: str) -> None:
+    """Make the default group follow its next membership. Every member calls it, before the script goes on.
+
+    Args:
+        found: the membership, whose runtime has begun.
+        store: the store for groups that the script makes from now on, in which no earlier membership has written; None: the
+            same as before, whose keys are new ones.
+        advice: what to do about a device mesh, for a warning.
+    """
+    world, before = dist.distributed_c10d._world, group.size()
+    for other in [each for each in world.pg_map if each is not group]:
+        dist.destroy_process_group(other)
+    if store is not None:
+        world.pg_map[group] = world.pg_map[group][0], store
+    group.follow(found)
+    size = group.size()
+    world.pg_group_ranks[group] = {rank: rank for rank in range(size)}
+    world.group_count = 1  # as in a process that has only made the default group
+    for model in _instances("torch.nn.parallel.distributed", "DistributedDataParallel"):
+        if vars(model).get("process_group") is group and "reducer" in vars(model):
+            _renew(model)
+    if size != before:
+        for mesh in _instances("torch.distributed.device_mesh", "DeviceMesh"):
+            _log.warning(
+                "%s was made for %d ranks, and now there are %d. What was made of it, as with FSDP2, DTensor or tensor "
+                "parallelism, cannot be used any more: %s.",
+                mesh,
+                before,
+                size,
+                advice,
+            )
+
+
+def _renew(model: Any) -> None:
+    """Make the reducer of a DistributedDataParallel anew, as PyTorch does when such a model is read from a file."""
+    state = model.__getstate__()
+    ddp_reducer.end(model.reducer)
+    del model.reducer, model.logger
+    model.__setstate__(state)
+    model._has_rebuilt_buckets = False
+    if model.static_graph:
+        model._static_graph_delay_allreduce_enqueued = False  # the first backward pass of a reducer sends at its end
+    if getattr(model, "mixed_precision", None) is not None:
+        model.reducer._set_mixed_precision_param_dtype(model.mixed_precision.param_dtype)
+    register: Callable[..., None] = dist._register_comm_hook
+    for hook, state in getattr(model, "_comm_hooks", ()):
+        register(model.reducer, state, hook)
+
+
+def _instances(module: str, name: str) -> list[Any]:
+    """The objects of a class of PyTorch, and of its subclasses, that this process has."""
+    kind = getattr(sys.modules.get(module), name, None)
+    if kind is None:
+        return []
+    kinds, found = [kind], []
+    for each in kinds:
+        kinds += each.__subclasses__()
+        found += [made for made in gc.get_referrers(each) if type(made) is each]
+    return found
