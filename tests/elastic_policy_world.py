@@ -37,8 +37,9 @@ class PolicyWorld:
         resets: int | None = None,
         cooldown: tuple[int, int] | None = None,
         fixed: bool = False,
+        continues: bool = False,
     ) -> None:
-        limits = Limits(start or least, least, most, resets, 600.0, 30.0, fixed)
+        limits = Limits(start or least, least, most, resets, 600.0, 30.0, fixed, continues)
         self.policy = ElasticPolicy(JobState(limits, Blacklist(cooldown, lambda: 0.5)))
         self.alive: dict[int, str] = {}
         self.asked: dict[int, int] = {}

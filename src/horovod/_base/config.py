@@ -68,6 +68,9 @@ MPI_THREADS_DISABLE = "HOROVOD_MPI_THREADS_DISABLE"
 TORCH_BACKEND = "HOROVOD_TORCH_BACKEND"
 """The back end of torch.distributed that replaces Gloo; "" leaves the script what it asks for."""
 DDP_IN_PLACE = "HOROVOD_DDP_IN_PLACE"
+ON_LOSS = "HOROVOD_ON_LOSS"
+"""What a job of the back end of ``torch.distributed`` does when a rank is lost: ``end``, or ``continue``."""
+GOES_ON = "continue"
 
 # How requests become batches.
 FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
@@ -281,6 +284,8 @@ class Config:
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
     ddp_in_place: bool = _setting(DDP_IN_PLACE, True, _flag, common=True)
     """Whether DistributedDataParallel reduces gradients where they are, instead of in PyTorch's buckets."""
+    on_loss: str = _setting(ON_LOSS, "end", _one_of("end", GOES_ON), common=True)
+    """Whether a default process group ends when a rank is lost, or goes on with the ranks that are left."""
     check: str = _setting(CHECK, "warn", _one_of("warn", "error", "off"), common=True)
     """The reaction if ranks step with different hyper-parameters or start with different parameters."""
     debug: bool = _setting(DEBUG, False, _flag, common=True)

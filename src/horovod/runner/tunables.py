@@ -202,6 +202,11 @@ TUNABLES: tuple[Tunable, ...] = (
         export=lambda value: str(value).lower(),
     ),
     Tunable(
+        "on_loss", str, config.ON_LOSS, ("library_options", "on_loss"),
+        "continue: with --min-np, PyTorch scripts over the default process group go on with the ranks that are left when "
+        "others are lost, except rank 0", choices=("END", "CONTINUE"), export=lambda value: str(value).lower(),
+    ),
+    Tunable(
         "log_level", str, config.LOG_LEVEL, ("logging", "level"),
         "least severe messages to show", choices=LOG_LEVELS,
     ),

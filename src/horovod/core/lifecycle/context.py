@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from horovod._base.config import CHECK, Config
+from horovod._base.config import CHECK, GOES_ON, ON_LOSS, Config
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError, MismatchError
 from horovod.core.lifecycle import crash, elastic_process, initial_process_sets, malloc_threshold
 from horovod.core.lifecycle.before_run import BeforeRun
@@ -88,9 +88,13 @@ def init(
             if comm is not None and choose(comm, _running.world.launched) != _running.world:
                 _log.warning("Horovod runs already, on other ranks than those of comm; call hvd.shutdown() first")
             _asked_for = _asked_for or foundation is None
+            if foundation is None and _running.config.on_loss == GOES_ON:
+                raise ValueError(_NOT_BY_SCRIPT)
             initial_process_sets.look_up(sets, _running.world)
             return
         process = elastic_process.this_process()
+        if os.environ.get(ON_LOSS, "").strip().lower() == GOES_ON:
+            _goes_on(process, foundation)
         generation, settled = (
             _start(identify, sets, comm, foundation)
             if process is None
@@ -104,6 +108,24 @@ def init(
                 "Horovod could not be initialized because process_sets entry number "
                 f"{settled.duplicate} is a duplicate: {sets[settled.duplicate]} has the same ranks as another set."
             )
+
+
+_NOT_BY_SCRIPT = (
+    "Horovod initialization failed: --on-loss continue is for scripts that only use the default process group of "
+    "torch.distributed. Leave it out for scripts that call hvd.init(); hvd.elastic.run is for those."
+)
+
+
+def _goes_on(process: ElasticProcess | None, foundation: Foundation | None) -> None:
+    """Under ``--on-loss continue``: refuse what cannot go on. No process ever joins, so all are as in ``hvd.elastic.run``."""
+    if foundation is None:
+        raise ValueError(_NOT_BY_SCRIPT)
+    if process is None:
+        raise ValueError(
+            f"Horovod initialization failed: {ON_LOSS}={GOES_ON} needs horovodrun with --min-np, which decides who goes on: "
+            "horovodrun -np 4 --min-np 2 --on-loss continue python train.py"
+        )
+    process.in_run = True
 
 
 def _start(

@@ -176,6 +176,11 @@ class InFlight:
             self._counts[request.name] = counted
         return result
 
+    def count_from(self, request: Request, made: int) -> None:
+        """Count calls of the name of ``request``, if it is without one, from ``made`` on."""
+        with self._lock:
+            self._counts[request.name] = made
+
     def count_anew(self) -> None:
         """Reset the counts of calls without a name of all members; counts of some members stay."""
         with self._lock:

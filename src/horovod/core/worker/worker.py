@@ -215,6 +215,10 @@ class WorkerThread:
         """Count the call of a request that is submitted later, if it has no name; the request as it is to be submitted."""
         return self._requests.number(request)
 
+    def count_from(self, request: Request, made: int) -> None:
+        """Give the next call without a name the number after ``made``; all members must do the same."""
+        self._requests.count_from(request, made)
+
     def count_anew(self) -> None:
         """Reset the counts of calls without a name: until now the members may have made different numbers of them."""
         self._requests.count_anew()

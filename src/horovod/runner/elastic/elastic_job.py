@@ -53,6 +53,7 @@ def is_wanted(options: Options) -> bool:
         "--elastic-timeout": options.elastic_timeout,
         "--reset-limit": options.reset_limit,
         "--blacklist-cooldown-range": options.cooldown_range,
+        "--on-loss continue": options.tunables.get("on_loss") if _continues(options, {}) else None,
     }
     for flag, value in only.items():
         if value is not None:
@@ -83,6 +84,12 @@ class ElasticJob(Job):
         if isinstance(source, host_sources.ThisHost):
             self._source = host_sources.HostArgument(f"localhost:{max(start, self._most or 0)}")
         super().__init__(replace(options, num_proc=start, stdin=NO_RANK), environment, hosts_python=hosts_python)
+        self._continues = _continues(options, environment)
+        if self._continues and (self._changes or len(self._hosts) > 1):
+            raise UsageError(
+                "--on-loss continue was only tried with ranks of one host, and refuses others: leave out the other hosts and "
+                "--host-discovery-script, or use hvd.elastic.run"
+            )
         self._patience = _patience(options, environment)
 
     @property
@@ -131,6 +138,7 @@ class ElasticJob(Job):
             patience=self._patience,
             starting=self._seconds,
             fixed=not self._changes,
+            continues=self._continues,
         )
         policy = ElasticPolicy(
             JobState(limits, Blacklist(options.cooldown_range)), batch_job(self._launcher_environment)
@@ -226,6 +234,12 @@ class ElasticJob(Job):
         if len(self.slots) < self._start:
             return [*lines, f"  It starts nothing until there are {self._start} slots; now there are {found}.{wait}"]
         return [*lines, f"  The first round has {len(self.slots)} ranks:"]
+
+
+def _continues(options: Options, environment: Mapping[str, str]) -> bool:
+    """Whether scripts go on when a rank is lost."""
+    asked = options.tunables.get("on_loss") or environment.get(config.ON_LOSS, "")
+    return str(asked).strip().lower() == config.GOES_ON
 
 
 def _check(options: Options) -> None:

@@ -123,11 +123,12 @@ class ElasticPolicy(Policy):
         elif isinstance(told, Connected):
             if told.round != job.round:
                 return []
-            process.trained = True
+            process.trained = job.formed = True
             process.in_run = process.in_run or told.in_run
             if job.connected:
                 return []
             job.connected, job.fruitless = True, 0
+            slots_changed = job.limits.continues  # those that have not come yet come too late
         elif isinstance(told, Returned):
             process.commits = told.commits
             return []

@@ -25,6 +25,8 @@ class Limits(NamedTuple):
         starting: seconds that processes may take until they call ``init()``; the first round does not wait longer for processes
             that are not needed.
         fixed: whether the hosts never change.
+        continues: whether scripts go on without a new beginning (``--on-loss continue``): then no process joins later, and rank
+            0 must not be lost.
     """
 
     start: int
@@ -34,6 +36,7 @@ class Limits(NamedTuple):
     patience: float
     starting: float
     fixed: bool
+    continues: bool = False
 
 
 # The states of a process. They are not tuples: tuples of two kinds with the same content would be equal.
@@ -133,6 +136,7 @@ class JobState:
         resets: how many rounds have followed the first.
         fruitless: how many rounds in a row failed to begin although no process was lost.
         has_state: whether a process has ever had a state that others can lack, and that must not be lost.
+        formed: whether the runtime of a rank of any round has run.
         overdue: whether the first round has stopped waiting for processes that have not called ``init()``.
         settled: whether new processes that are ready have stopped waiting for others that start.
         short: whether there are too few ranks for a round, and more can come.
@@ -157,6 +161,7 @@ class JobState:
     resets: int = 0
     fruitless: int = 0
     has_state: bool = False
+    formed: bool = False
     overdue: bool = False
     settled: bool = False
     short: bool = False
@@ -164,6 +169,11 @@ class JobState:
     said: str = ""
     lost: list[LostRank] = field(default_factory=list)
     survived: int = 0
+
+    @property
+    def least(self) -> int:
+        """How many ranks the next round needs. Nobody joins scripts that go on, so these begin with all ranks."""
+        return self.limits.start if self.limits.continues and not self.formed else self.limits.least
 
     @property
     def over(self) -> bool:
@@ -198,7 +208,8 @@ class JobState:
     def _has_slot(self, process: JobProcess) -> bool:
         host = self.hosts.get(process.host)
         finishing = isinstance(self.phase, Finishing) and not process.trained
-        gone = process.leaving or finishing or isinstance(process.state, Dismissed)
+        late = self.limits.continues and self.formed and not process.trained
+        gone = process.leaving or finishing or late or isinstance(process.state, Dismissed)
         return host is not None and process.slot < host.slots and not gone
 
     def training(self) -> list[JobProcess]:
@@ -230,6 +241,10 @@ class JobState:
     def lost_all(self) -> bool:
         """Whether no process is left of the last round, which had begun to train."""
         return self.connected and not any(number in self.processes for number in self.ranks.values())
+
+    def lost_first(self) -> bool:
+        """Whether rank 0 was lost of a job that cannot go on without it."""
+        return self.limits.continues and self.formed and self.ranks[0] not in self.processes
 
     def may_reset(self) -> bool:
         return self.limits.resets is None or self.resets < self.limits.resets
@@ -292,7 +307,7 @@ class JobState:
     def how_many(self) -> str:
         wanted = self.wanted()
         there = sum(process.number in wanted for process in self.waiting())
-        return f"{count(there, 'rank')} of at least {self.limits.least} {'is' if there == 1 else 'are'} left"
+        return f"{count(there, 'rank')} of at least {self.least} {'is' if there == 1 else 'are'} left"
 
     def too_few(self) -> str:
         """Why no round can begin."""
@@ -308,7 +323,7 @@ class JobState:
     def awaited(self) -> str:
         """The text that says for what a job waits before it begins to train."""
         if self.started:
-            return f"waiting for at least {self.limits.least} ranks; {count(len(self.waiting()), 'rank')} there"
+            return f"waiting for at least {self.least} ranks; {count(len(self.waiting()), 'rank')} there"
         hosts = self.usable_hosts()
         there = ", ".join(f"{host.hostname}:{host.slots}" for host in hosts[:16]) or "none"
         slots = count(sum(host.slots for host in hosts), "slot")

@@ -143,7 +143,7 @@ class Reviewer:
         result = HostUpdateResult.no_update
         if new:
             result |= HostUpdateResult.added
-        enough = len(stay) + len(new) >= job.limits.least
+        enough = len(stay) + len(new) >= job.least
         if leaving or (len(members) > len(stay) and enough):
             result |= HostUpdateResult.removed
         if result == HostUpdateResult.no_update:
@@ -167,8 +167,10 @@ class Reviewer:
         have_state = [process for process in waiting if process.has_state]
         if not have_state and (job.has_state or job.lost_all()):
             return self.stop("no rank is left that has the state of the job")
+        if job.lost_first():
+            return self.stop("rank 0 was lost, and --on-loss continue cannot go on without it")
         ready = self._choose(waiting, wanted)
-        if len(ready) < job.limits.least:
+        if len(ready) < job.least:
             return self._release(waiting) + self._wait()
         if job.round and not job.may_reset():
             return self.stop(
@@ -184,9 +186,11 @@ class Reviewer:
         """Those of the waiting processes that take part in the next round."""
         limits = self._job.limits
         ready = [process for process in waiting if process.number in wanted]
-        if len(ready) < limits.least:  # processes on withdrawn hosts take part as long as too few are left without them
+        if (
+            len(ready) < self._job.least
+        ):  # processes on withdrawn hosts take part as long as too few are left without them
             kept = [each for each in waiting if each.number not in wanted and not each.leaving]
-            ready += sorted(kept, key=lambda each: not each.has_state)[: limits.least - len(ready)]
+            ready += sorted(kept, key=lambda each: not each.has_state)[: self._job.least - len(ready)]
         if ready and not any(process.has_state for process in ready):
             # A rank that leaves first passes on its state, which takes two ranks.
             most = None if limits.most is None else max(limits.most, 2)

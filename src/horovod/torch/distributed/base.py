@@ -88,6 +88,11 @@ class BackendGroup(Operations, PointToPoint):
 
     getRank, getSize = rank, size  # the names by which C++ code asks, such as DistributedDataParallel's reducer
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the group goes on with the ranks that are left when others are lost."""
+        return self._submitter.goes_on
+
     def name(self) -> str:
         return NAME
 
@@ -132,6 +137,7 @@ class BackendGroup(Operations, PointToPoint):
 
     def shutdown(self) -> None:
         """End the group: ``destroy_process_group()`` calls it."""
+        self._submitter.end()
         memberships.leave(self._submitter.membership, "it called torch.distributed.destroy_process_group()")
         if self._submitter.membership.number == 0:
             threads.end()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import update_wrapper
 from types import FrameType
 from typing import Any
@@ -24,12 +24,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from horovod.core.lifecycle.context import running
 from horovod.torch.distributed.base import BackendGroup
 from horovod.torch.distributed.ddp_gradients import GradientsInPlace, Hooks
+from horovod.torch.distributed.on_loss import refusals
 from horovod.torch.storage_references import AVAILABLE
 from horovod.torch.tensors import DATA_TYPES
 from horovod.torch.uncompiled import uncompiled
 
 _torch_distributed: Any = dist  # its stubs lack names
 _Reducer: Any = _torch_distributed.Reducer
+_register: Any = _torch_distributed._register_comm_hook
 _ARGUMENTS = (
     "params",
     "bucket_indices",
@@ -65,12 +67,16 @@ class InPlaceReducer(_Reducer):  # type: ignore[misc]  # C++, without types
         self._names: dict[int, str] = given.get("param_to_name_mapping") or {}
         self._views: bool = given.get("gradient_as_bucket_view", False)
         self._gradients: GradientsInPlace | None = None
+        continues = isinstance(self._group, BackendGroup) and self._group.goes_on
+        if continues:
+            _check_continuing(self._module(), given)
         self._permitted = (
             len(args) <= len(_ARGUMENTS)
             and not any(given.get(each) for each in _NEED_BUCKETS)
             and not any(given.get("expect_sparse_gradients", ()))
             and isinstance(self._group, BackendGroup)
             and running().config.ddp_in_place
+            and not continues
             and all(_is_plain(parameter) for parameter in self._parameters)
             and not any(parameter in _in_buckets for parameter in self._parameters)
         )
@@ -82,11 +88,18 @@ class InPlaceReducer(_Reducer):  # type: ignore[misc]  # C++, without types
         _made.add(self)
         if not self._permitted:
             self._use_buckets()
+        if continues:
+            _register(self, self._group, _average)
 
     @property
     def in_place(self) -> bool:
         """Whether the next pass will be reduced in place."""
         return self._permitted and self._gradients is not None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the group goes on after a loss. Then averages are those of the ranks that have carried them out."""
+        return isinstance(self._group, BackendGroup) and self._group.goes_on
 
     def _arrived(self, index: int, added: torch.Tensor | None) -> None:
         if self._gradients is not None:
@@ -237,6 +250,20 @@ def install() -> None:
         setattr(place, name, _using_buckets(getattr(place, name)))
 
 
+def _average(group: Any, bucket: Any) -> Any:
+    """The hook of a group that goes on after a loss: a bucket's average over the ranks that take part. DDP does not divide."""
+    return group.average(bucket.buffer())
+
+
+def _check_continuing(module: Any, given: Mapping[str, Any]) -> None:
+    """Refuse what a group that goes on after a loss does not support. Raises NotImplementedError."""
+    refusals.check_module(module)
+    if any(given.get("expect_sparse_gradients", ())):
+        raise NotImplementedError(refusals.text("sparse gradients"))
+    if given.get("use_python_reducer"):
+        raise NotImplementedError(refusals.text("DDP's reducer in Python (optimize_ddp)"))
+
+
 def end(reducer: Any) -> None:
     """End a DDP module's reducer, so that the next one begins as in a process where the module is new."""
     if hasattr(reducer, "_remove_autograd_hooks"):  # otherwise its hooks end with it
@@ -252,6 +279,10 @@ def _using_buckets(register: Any) -> Any:
     """PyTorch's function that registers a hook of a reducer: hooks get buckets."""
 
     def registering(reducer: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(reducer, InPlaceReducer) and reducer.goes_on:
+            raise NotImplementedError(
+                refusals.text("communication hooks and DDP's mixed_precision, which divide themselves")
+            )
         result = register(reducer, *args, **options)
         if isinstance(reducer, InPlaceReducer):
             reducer._use_buckets()

@@ -148,15 +148,15 @@ class CollectiveFuture(torch.futures.Future[Any]):
 
 def future_of(
     then: Callable[[Callable[[], None]], None],
-    outputs: Callable[[], list[torch.Tensor]],
+    outputs: Callable[[], object],
     origin: Origin | None,
     devices: Sequence[Any],
 ) -> Any:
-    """A future of a collective's outputs, or of the error that ``outputs`` raises.
+    """A future of a collective's outputs (what ``outputs`` returns), or of the error that ``outputs`` raises.
 
     Args:
         then: registers a function, which is called when the collective is done.
-        outputs: returns the outputs; called when the collective is done.
+        outputs: returns them; called when the collective is done.
         origin: names the future's callbacks; None: collectives that its callbacks call raise NotImplementedError.
         devices: the devices other than the CPU that the outputs are on.
     """

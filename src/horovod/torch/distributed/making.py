@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from horovod._base.config import GOES_ON, ON_LOSS
 from horovod.torch.distributed import (
     backend,
     group_rounds,  # noqa: F401  elastic training finds it in sys.modules
@@ -42,7 +44,12 @@ def make(options: Any, backend_options: Any = None) -> HorovodProcessGroup | Hor
         )
     one_of_several = backend.AVAILABLE and (bool(others) or not wanted)
     store, rank, size = options.store, options.group_rank, options.group_size
-    if any(getattr(each, "enable_reconfigure", False) for each in (options, backend_options)):  # from PyTorch 2.14 on
+    reconfigurable = any(
+        getattr(each, "enable_reconfigure", False) for each in (options, backend_options)
+    )  # from 2.14 on
+    if os.environ.get(ON_LOSS, "").strip().lower() == GOES_ON:
+        return _of_survivors(options, several=one_of_several, reconfigurable=reconfigurable)
+    if reconfigurable:
         return _of_scripted_members(options, one_of_several)
     ranks: Sequence[int] = options.global_ranks_in_group
     if ranks:
@@ -68,6 +75,28 @@ def _of_scripted_members(options: Any, one_of_several: bool) -> HorovodProcessGr
     group = HorovodProcessGroup(options, Submitter(unformed, seconds))
     group.change_members_by(reconfigure.ScriptedMembers(group, store, options.timeout))
     return group
+
+
+def _of_survivors(options: Any, several: bool, reconfigurable: bool) -> HorovodProcessGroup:
+    """The group of all ranks of a job that goes on after a loss.
+
+    Raises:
+        NotImplementedError: another group is asked for.
+    """
+    from horovod.torch.distributed.on_loss.group import ContinuingGroup, refuse_groups  # few jobs need it
+    from horovod.torch.distributed.on_loss.refusals import text
+    from horovod.torch.distributed.on_loss.submission import ContinuingSubmitter
+
+    if options.global_ranks_in_group:
+        refuse_groups()
+    if several:
+        raise NotImplementedError(text("a group of several back ends"))
+    if reconfigurable:
+        raise NotImplementedError(text("enable_reconfigure=True"))
+    limit = options.timeout
+    found = membership.of_all_ranks(options.store, options.group_rank, options.group_size, limit)
+    install()
+    return ContinuingGroup(options, ContinuingSubmitter(found, limit.total_seconds(), limit))
 
 
 def _wanted() -> dict[str, str]:

@@ -56,7 +56,7 @@ _OPERATIONS = {
     "BXOR": ReduceOp.BXOR,
 }
 _NO_LIMIT = timedelta(0)
-_MOVED = ReductionArguments()
+MOVED = ReductionArguments()
 """The reduction arguments of a collective that reduces nothing."""
 DDP_BUCKET = ReductionArguments(ReduceOp.SUM, chosen_form=None)
 """The reduction of a bucket of DDP's gradients. The calls of a script itself are never compressed."""
@@ -122,7 +122,7 @@ class Submitter:
         outputs: Sequence[Tensor],
         results: Sequence[torch.Tensor],
         options: Any,
-        reduction: ReductionArguments = _MOVED,
+        reduction: ReductionArguments = MOVED,
         root: int = -1,
         splits: Sequence[int] = (),
         allocate: Allocate | None = None,
@@ -175,7 +175,7 @@ class Submitter:
         handle = submit(membership.number, call.request, inputs, outputs, allocate, awaited, errors)
         if origin is None:
             self.calls.made += 1
-        follow = self._follow if self._names_callbacks and _is_called_by_python() else None
+        follow = self._follow if self._names_callbacks and called_by_python() else None
         timeout = getattr(options, "timeout", None)
         limited = isinstance(timeout, timedelta) and timeout > _NO_LIMIT
         seconds = timeout.total_seconds() if limited else -1  # type: ignore[union-attr]  # it is a timedelta then
@@ -236,6 +236,14 @@ class Submitter:
             memory=memory,
             errors=errors,
         )
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the group goes on with the ranks that are left when others are lost."""
+        return False
+
+    def end(self) -> None:
+        """The script leaves the group."""
 
     def gather(
         self,
@@ -330,7 +338,7 @@ class Submitter:
 _CALLER = dist.distributed_c10d.__file__
 
 
-def _is_called_by_python() -> bool:
+def called_by_python() -> bool:
     """Whether Python code of ``torch.distributed`` has called the group. Otherwise C++ code has, or the script directly."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):

@@ -119,6 +119,10 @@ class HorovodWork(dist.Work):
             self._future = future_of(self._handle.then, self._results, origin, devices)
         return self._future
 
+    def future_of_one(self) -> Any:
+        """A ``torch.futures.Future`` of the only output."""
+        return future_of(self._handle.then, lambda: self._results()[0], None, ())
+
     def is_completed(self) -> bool:
         """Whether :meth:`wait` would return or raise at once."""
         if not self._handle.done():

@@ -560,3 +560,39 @@ def check(world: PolicyWorld, trained: Iterable[int]) -> None:
         assert sorted(local) == list(range(len(local))), host
     survivors = [number for number in ranks if number in set(trained)]
     assert survivors == sorted(survivors, key=lambda number: world.assignments[number].rank)
+
+
+def test_a_job_of_scripts_that_go_on_begins_with_all_ranks_and_takes_no_process_that_comes_late() -> None:
+    world = PolicyWorld({"a": 3}, least=1, start=2, fixed=True, continues=True)
+    world.ready(0)
+    world.wake("starting")
+    assert not world.assignments
+    world.ready(1)
+    assert world.ranks() == [0, 1]
+    world.connect()
+    assert world.killed == [2]
+    world.end(1)
+    world.ready(0, failed=True)
+    assert world.ranks() == [0]
+
+
+def test_a_job_of_scripts_that_go_on_ends_with_rank_0() -> None:
+    world = PolicyWorld({"a": 3}, least=1, start=3, fixed=True, continues=True)
+    world.begin()
+    world.end(1)
+    world.ready(0, 2, failed=True)
+    assert world.ranks() == [0, 2]
+    world.connect()
+    world.end(0)
+    world.ready(2, failed=True)
+    assert world.dismissed == {2: True}
+    assert "rank 0 was lost" in world.reasons[2]
+
+
+def test_a_job_of_scripts_that_go_on_ends_if_a_rank_is_lost_before_the_first_round_runs() -> None:
+    world = PolicyWorld({"a": 3}, least=1, start=3, fixed=True, continues=True)
+    world.ready(0, 1, 2)
+    world.end(2)
+    world.ready(0, 1, failed=True)
+    assert world.dismissed == {0: True, 1: True}
+    assert "2 ranks of at least 3" in world.reasons[0]

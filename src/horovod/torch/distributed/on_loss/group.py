@@ -1,0 +1,57 @@
+"""The default group of a job that goes on after a loss, and the operations that it refuses by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from horovod.torch.distributed.group import HorovodProcessGroup
+from horovod.torch.distributed.on_loss import refusals
+from horovod.torch.distributed.on_loss.submission import ContinuingSubmitter
+from horovod.torch.distributed.work import HorovodWork
+from horovod.torch.uncompiled import uncompiled
+
+
+@uncompiled
+class ContinuingGroup(HorovodProcessGroup):
+    """See :class:`HorovodProcessGroup`."""
+
+    _submitter: ContinuingSubmitter
+
+    @property
+    def origins(self) -> tuple[int, ...]:
+        """By rank, as the script sees the ranks now, the rank that the process had at the beginning."""
+        return self._submitter.origins
+
+    def average(self, bucket: torch.Tensor) -> Any:
+        """A future of the average of a bucket of gradients of DistributedDataParallel, in a new tensor."""
+        return self._submitter.average(bucket).future_of_one()
+
+    def send(self, tensors: Any, dstRank: int, tag: int = 0) -> HorovodWork:
+        _refuse("send()")
+
+    def recv(self, tensors: Any, srcRank: int, tag: int = 0) -> HorovodWork:
+        _refuse("recv()")
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> HorovodWork:
+        _refuse("recv()")
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        _refuse("monitored_barrier(); use barrier()")
+
+    def abort(self) -> None:
+        _refuse("abort()")
+
+    def split_group(self, ranks: Sequence[int], *arguments: Any, **options: Any) -> None:
+        refuse_groups()
+
+
+def refuse_groups() -> NoReturn:
+    """Refuse a group of some ranks. Raises NotImplementedError."""
+    _refuse("groups beside the default one (new_group(), split_group(), device meshes of several dimensions)")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise NotImplementedError(refusals.text(what))

@@ -1,0 +1,187 @@
+"""``horovodrun --on-loss continue``: a DDP script that knows of no loss goes on with the ranks that are left."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import horovod
+import on_loss_kills
+from launcher.harness import Launcher
+
+GO_ON = ["--torch-backend", "horovod", "--on-loss", "continue"]
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torch_ddp_survives.py"
+
+
+def path(installed: str) -> str:
+    return os.pathsep.join([str(Path(horovod.__file__).parents[1]), installed])
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_ranks_are_lost_at_random_moments_and_the_others_go_on(tmp_path: Path, installed: str, seed: int) -> None:
+    on_loss_kills.Kills(tmp_path, installed, seed, stops=False).run()
+
+
+LOSES = """
+import os, signal, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+first, born, size = dist.get_rank(), os.getpid(), dist.get_world_size()
+total = torch.ones(1)
+dist.all_reduce(total)
+if first == int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(total)
+print(f"{first} is {dist.get_rank()} of {dist.get_world_size()}, {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, "
+      f"{total.item():g}", flush=True)
+for work in (lambda: dist.broadcast(total, 2), lambda: dist.broadcast(total, 1)):
+    try:
+        work()
+    except Exception as error:
+        print(first, type(error).__name__, error, flush=True)
+parts = [torch.zeros(1) for _ in range(dist.get_world_size())]
+dist.all_gather(parts, torch.full((1,), float(first)))
+print(first, "gathers", [int(each) for each in parts], flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_numbers_change_with_the_first_collective_of_those_that_are_left(
+    launcher: Launcher, tmp_path: Path, installed: str
+) -> None:
+    (tmp_path / "train.py").write_text(LOSES)
+    ended = launcher.run("-np", "3", "--min-np", "2", *GO_ON, "python", "train.py", "1", PYTHONPATH=path(installed))
+    assert ended.returncode == 0, ended.stderr
+    for first, rank in ((0, 0), (2, 1)):
+        assert f"{first} is {rank} of 2, {rank} of 2, 6" in ended.stdout
+        assert re.search(rf"{first} ArgumentError broadcast: .*2", ended.stdout), "there is no rank 2 any more"
+        assert re.search(
+            rf"{first} ArgumentError broadcast: rank 1 is another process than at the beginning", ended.stdout
+        )
+        assert f"{first} gathers [0, 2]" in ended.stdout
+    assert "rank 1 on localhost (process 1, exit code 137 (killed by SIGKILL)) was lost" in ended.stderr
+    assert "2 ranks go on" in ended.stderr
+    assert "this script goes on with 2 ranks" in ended.stderr
+
+
+def test_the_job_ends_with_rank_0(launcher: Launcher, tmp_path: Path, installed: str) -> None:
+    (tmp_path / "train.py").write_text(LOSES)
+    ended = launcher.run("-np", "2", "--min-np", "1", *GO_ON, "python", "train.py", "0", PYTHONPATH=path(installed))
+    assert ended.returncode
+    assert "rank 0 was lost, and --on-loss continue cannot go on without it" in ended.stderr
+
+
+GATHERS = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+first = dist.get_rank()
+parts = [torch.full((1,), -1.0) for _ in range(3)]
+if first == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    dist.all_gather(parts, torch.full((1,), float(first)))
+except RuntimeError as error:
+    print(first, error, [each.item() for each in parts], dist.get_world_size(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_gather_that_a_rank_was_lost_in_fails_by_name_and_leaves_its_outputs(
+    launcher: Launcher, tmp_path: Path, installed: str
+) -> None:
+    (tmp_path / "train.py").write_text(GATHERS)
+    ended = launcher.run("-np", "3", "--min-np", "2", *GO_ON, "python", "train.py", PYTHONPATH=path(installed))
+    assert ended.returncode == 0, ended.stderr
+    for first in (0, 2):
+        text = rf"{first} all_gather at \S*train\.py:9: rank 1 of 3 was lost, .* \[-1\.0, -1\.0, -1\.0\] 2"
+        assert re.search(text, ended.stdout), ended.stdout
+
+
+REFUSED = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+dist.init_process_group("gloo")
+one, peer = torch.ones(2), 1 - dist.get_rank()
+
+def model(kind=torch.nn.Linear, *arguments, **options):
+    return DistributedDataParallel(kind(*(arguments or (2, 2)), **options))
+
+def joins():
+    found = model()
+    with found.join():
+        found(one[None]).sum().backward()
+
+def shards():
+    from torch.distributed.fsdp import fully_shard
+    found = fully_shard(torch.nn.Linear(2, 2))
+    found(one[None])
+
+def synchronises():
+    model(torch.nn.SyncBatchNorm, 2)
+
+for what in (
+    lambda: dist.new_group([0, 1]), lambda: dist.send(one, peer), lambda: dist.recv(one, peer),
+    lambda: dist.group.WORLD.abort(),
+    lambda: dist.group.WORLD.monitored_barrier(), lambda: model().register_comm_hook(None, default_hooks.fp16_compress_hook),
+    lambda: model(torch.nn.Embedding, 2, 2, sparse=True), joins, shards, synchronises,
+):
+    try:
+        what()
+    except NotImplementedError as error:
+        print("refused:", error, flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_what_cannot_go_on_is_refused_by_name(launcher: Launcher, tmp_path: Path, installed: str) -> None:
+    (tmp_path / "train.py").write_text(REFUSED)
+    ended = launcher.run("-np", "2", "--min-np", "1", *GO_ON, "python", "train.py", PYTHONPATH=path(installed))
+    assert ended.returncode == 0, ended.stderr
+    mine = [line for line in ended.stdout.splitlines() if line.startswith("[1]")]
+    refused = [line for line in mine if "refused: --on-loss continue does not support" in line]
+    names = [
+        "groups beside", "send()", "recv()", "abort()", "monitored_barrier()", "communication hooks", "sparse gradients",
+        "join()", "FSDP", "SyncBatchNorm",
+    ]  # fmt: skip
+    assert len(refused) == len(names), refused
+    for line, name in zip(refused, names, strict=True):
+        assert name in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["-np", "2"], "--on-loss continue is for elastic jobs; give --min-np"),
+        (["-H", "localhost:1,elsewhere:1", "--min-np", "1"], "refuses others"),
+        (["--host-discovery-script", "true", "--min-np", "1"], "refuses others"),
+    ],
+)
+def test_jobs_that_cannot_go_on_are_refused(launcher: Launcher, arguments: list[str], text: str) -> None:
+    ended = launcher.run(*arguments, "--on-loss", "continue", "python", "-c", "pass")
+    assert ended.returncode and text in ended.stderr
+
+
+@pytest.mark.parametrize("call", ["hvd.init()", "hvd.elastic.run(lambda state: None)(hvd.elastic.TorchState())"])
+def test_scripts_that_use_hvd_are_refused(launcher: Launcher, call: str) -> None:
+    ended = launcher.run(
+        "-np", "1", "--min-np", "1", "--on-loss", "continue", "python", "-c", f"import horovod.torch as hvd; {call}"
+    )
+    assert ended.returncode and "--on-loss continue is for scripts" in ended.stderr
+
+
+def test_without_a_launcher_of_elastic_jobs_it_is_refused(launcher: Launcher) -> None:
+    script = 'import torch.distributed as dist; dist.init_process_group("horovod")'
+    ended = launcher.run("-np", "1", "python", "-c", f"import horovod.torch; {script}", HOROVOD_ON_LOSS="continue")
+    assert ended.returncode and "needs horovodrun with --min-np" in ended.stderr
+
+
+def test_the_example_trains(launcher: Launcher, installed: str) -> None:
+    arguments = ["python", EXAMPLE, "--epochs", "2", "--pause", "0"]
+    ended = launcher.run("-np", "2", "--min-np", "1", *GO_ON, *arguments, PYTHONPATH=path(installed))
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(r"epoch 1: loss \d\.\d+, 2 ranks", ended.stdout)

@@ -1,0 +1,155 @@
+"""Jobs with ``--on-loss continue`` whose ranks are lost one after another at random moments: each must go on, and be right.
+
+    python tests/on_loss_kills.py --runs 100 --seed 1
+
+Ranks are killed, crash, raise an exception, or are stopped for good. All survivors must hand out the same results of the same
+ranks, have parameters that are equal to the bit, and losses and parameters that one process computes from the same data
+(:func:`on_loss_rank.judge`). With ``--first``, rank 0 is lost, and the job must end and say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))
+
+import horovod
+import on_loss_rank
+from launcher.harness import Launcher
+from on_loss_rank import Seen
+from time_limits import JOB
+
+TIMEOUT_SECONDS = 2
+"""After so long the others give up a rank that is stopped."""
+HOW = ["kill", "kill", "kill", "crash", "raise", "stop"]
+SIGNALS = {"kill": signal.SIGKILL, "crash": signal.SIGSEGV, "stop": signal.SIGSTOP}
+STEPS_BETWEEN = 6
+"""About so many steps are between two losses."""
+
+
+class KillsError(Exception):
+    """A job has not come through; the text says what happened before."""
+
+
+class Kills:
+    """One job.
+
+    Args:
+        folder: an empty one.
+        path: where ranks find the back end's entry points.
+        seed: of what happens.
+    """
+
+    def __init__(self, folder: Path, path: str, seed: int, ranks: int = 4, *, stops: bool = True) -> None:
+        self._folder = folder
+        self._path = path
+        self._ranks = ranks
+        self._chance = random.Random(seed)
+        self._hows = [how for how in HOW if stops or how != "stop"]
+        self._launcher = Launcher(folder)
+        self.happened: list[str] = []
+        self.longest: list[tuple[str, float]] = []
+
+    def run(self) -> None:
+        """Play it. Raises :class:`KillsError`."""
+        lost = self._chance.sample(range(1, self._ranks), self._chance.randint(1, self._ranks - 1))
+        steps = STEPS_BETWEEN * (len(lost) + 2)
+        process = self._start(steps)
+        try:
+            at = 0
+            for number, rank in enumerate(lost):
+                at = max(at, number * STEPS_BETWEEN + self._chance.randint(1, STEPS_BETWEEN))
+                self._await(process, lambda at=at: self._progress() >= at)
+                time.sleep(self._chance.random() * 0.03)
+                self._strike(rank)
+            out, errors = process.communicate(timeout=JOB)
+            self._judge(process.returncode, out + errors, sorted({*range(self._ranks)} - {*lost}))
+        finally:
+            for pid in self._launcher.living():
+                os.kill(pid, signal.SIGKILL)
+            process.communicate(timeout=JOB)
+
+    def _start(self, steps: int) -> object:
+        program = Path(on_loss_rank.__file__)
+        ours = [str(Path(horovod.__file__).parents[1]), self._path, str(program.parent)]
+        return self._launcher.start(
+            "-np", str(self._ranks), "--min-np", "1", "--torch-backend", "horovod", "--on-loss", "continue",
+            "--gloo-timeout-seconds", str(TIMEOUT_SECONDS), "--start-timeout", "120",
+            "python", str(program), str(self._folder), str(steps),
+            PYTHONPATH=os.pathsep.join(filter(None, ours)),
+        )  # fmt: skip
+
+    def _progress(self) -> int:
+        path = self._folder / "progress"
+        return int(path.read_text()) if path.exists() else 0
+
+    def _await(self, process, ready) -> None:
+        deadline = time.monotonic() + JOB
+        while not ready():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise KillsError(self._text("the job does not go on", "".join(process.communicate(timeout=JOB))))
+            time.sleep(0.001)
+
+    def _strike(self, rank: int) -> None:
+        how = self._chance.choice(self._hows)
+        self.happened.append(f"{how} rank {rank} at step {self._progress()}")
+        if how == "raise":
+            on_loss_rank.write(self._folder / f"raise.{rank}", "")
+            return
+        os.kill(int((self._folder / f"pid.{rank}").read_text()), SIGNALS[how])
+
+    def _judge(self, status: int, said: str, survivors: list[int]) -> None:
+        if status:
+            raise KillsError(self._text(f"the job ended with {status}", said))
+        found = {int(path.suffix[1:]): Seen(*json.loads(path.read_text())) for path in self._folder.glob("result.*")}
+        if sorted(found) != survivors:
+            raise KillsError(self._text(f"results of {sorted(found)}, survivors {survivors}", said))
+        wrong = on_loss_rank.judge([*found.values()])
+        if wrong:
+            raise KillsError(self._text(wrong, said))
+        seen = found[0]
+        for step, (before, after) in enumerate(zip(seen.ranks, [*seen.ranks[1:], seen.sums[-1]], strict=True)):
+            if before != after:
+                self.longest.append((str(step), seen.seconds[step]))
+
+    def _text(self, what: str, said: str) -> str:
+        return "\n".join([what, *self.happened, said])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no run after so many seconds")
+    parser.add_argument("--no-stops", action="store_true")
+    options = parser.parse_args()
+    began, counts, failed = time.monotonic(), Counter(), 0
+    for seed in range(options.seed, options.seed + options.runs):
+        if time.monotonic() - began > options.seconds:
+            break
+        with tempfile.TemporaryDirectory() as folder:
+            kills = Kills(Path(folder), "", seed, options.ranks, stops=not options.no_stops)
+            try:
+                kills.run()
+            except KillsError as error:
+                failed += 1
+                print(f"seed {seed}: {error}", flush=True)
+            counts.update(each.split()[0] for each in kills.happened)
+            counts["runs"] += 1
+            print(f"seed {seed}: {', '.join(kills.happened)}; {[round(s, 3) for _, s in kills.longest]}", flush=True)
+    print(f"{dict(counts)}; failed: {failed}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
