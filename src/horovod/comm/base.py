@@ -138,6 +138,9 @@ class Communicator(ABC):
     """Whether compressed allreduces use :meth:`allreduce_compressed`. Between ranks of one host, and in the memory of devices,
     they are carried out as if nobody had asked for compression."""
 
+    compared: bool = False
+    """Whether the core has compared compressed and other allreduces of this communicator."""
+
     chosen_because: str = ""
     """On the first rank, why no better engine serves the group; "" if there is none."""
 

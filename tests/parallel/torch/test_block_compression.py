@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from horovod.core.lifecycle.context import running
 from horovod.torch.optimizer.buckets import ROUNDED_OFF
 from horovod.torch.optimizer.compressor_state import MEMORY
 from jobs import Job
+from process_groups import run_in_group
+from ranks import RankPool
 
 LENGTH = 10_000
 
@@ -185,3 +188,102 @@ def test_a_process_set_on_one_host_is_not_compressed_in_a_job_of_several(job: Jo
             np.testing.assert_array_equal(found.numpy(), (gradient(0) + gradient(1)).numpy())
 
     job(3, one, hosts="aab", env={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+
+
+def test_ddp_compresses_its_buckets_and_no_call_of_the_script(ranks: Callable[..., RankPool]) -> None:
+    steps, rate = 20, 0.01
+    exact = -rate * steps * (gradient(0).double() + gradient(1).double()).numpy() / 2
+
+    def one() -> Any:
+        import torch.distributed as dist
+
+        own = gradient(dist.get_rank())
+        total = own.clone()
+        dist.all_reduce(total)
+        np.testing.assert_array_equal(total.numpy(), (gradient(0) + gradient(1)).numpy())
+        model = torch.nn.Linear(LENGTH, 1, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        trained = torch.nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            trained(own).sum().backward()
+            optimizer.step()
+        return model.weight.detach().numpy()[0]
+
+    pool = ranks(2, {"HOROVOD_COMPRESSION": "int8"}, "torch")
+    first, second = run_in_group(pool, one, hosts="ab")
+    np.testing.assert_array_equal(first, second)
+    assert 0 < np.abs(first - exact).max() < 3 * rate * gradient(0).abs().max().item() / 100
+
+
+def test_broadcast_state_keeps_what_each_rank_has_rounded_away(job: Job) -> None:
+    def one() -> None:
+        _, optimizer = trained(hvd.Compression.int8, 3)
+        before = optimizer.state_dict()[MEMORY]["own"]["weight"][ROUNDED_OFF].clone()
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        after = optimizer.state_dict()[MEMORY]["own"]["weight"][ROUNDED_OFF]
+        np.testing.assert_array_equal(before.numpy(), after.numpy())
+        assert len(hvd.allgather(before.abs().sum()[None]).unique()) == 2
+
+    job(2, one, hosts="ab")
+
+
+def test_elastic_state_goes_back_together_with_what_was_rounded_away(job: Job) -> None:
+    def one() -> None:
+        model, optimizer = trained(hvd.Compression.int8, 2)
+        state = hvd.elastic.TorchState(model=model, optimizer=optimizer)
+        state.commit()
+        kept = optimizer.state_dict()[MEMORY]["own"]["weight"][ROUNDED_OFF].clone()
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(gradient(hvd.rank())).sum().backward()
+            optimizer.step()
+        assert (optimizer.state_dict()[MEMORY]["own"]["weight"][ROUNDED_OFF] != kept).any()
+        state.restore()
+        np.testing.assert_array_equal(
+            optimizer.state_dict()[MEMORY]["own"]["weight"][ROUNDED_OFF].numpy(), kept.numpy()
+        )
+
+    job(2, one, hosts="ab")
+
+
+def test_an_overflow_reaches_a_gradient_scaler_and_leaves_nothing_behind(job: Job) -> None:
+    def one() -> None:
+        model, optimizer = trained(hvd.Compression.int8, 1)
+        optimizer.zero_grad()
+        own = gradient(hvd.rank())
+        if hvd.rank() == 1:
+            own[7] = torch.inf
+        model(own).sum().backward()
+        assert model.weight.grad.isnan().sum() == 256
+        assert optimizer.state_dict()[MEMORY]["own"]["weight"][ROUNDED_OFF].isfinite().all()
+
+    job(2, one, hosts="ab")
+
+
+def test_local_training_compresses_what_the_hosts_average(job: Job) -> None:
+    def one() -> Any:
+        model = torch.nn.Linear(LENGTH, 1)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = hvd.LocalOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01),
+            every=2,
+            outer=hvd.OuterSGD(lr=1, momentum=0, nesterov=False),
+            fragments=1,
+            compression=hvd.Compression.int8,
+            named_parameters=model.named_parameters(),
+        )
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(gradient(hvd.rank())).sum().backward()
+            optimizer.step()
+        optimizer.finish_round()
+        assert any(ROUNDED_OFF in each for each in optimizer.state_dict()[MEMORY]["own"].values())
+        return model.weight.detach().numpy()[0]
+
+    first, *others = job(4, one, hosts="aabb")
+    exact = -0.01 * 4 * np.mean([gradient(rank).double().numpy() for rank in range(4)], axis=0)
+    assert 0 < np.abs(first - exact).max() < 0.01
+    for other in others:
+        np.testing.assert_array_equal(other, first)

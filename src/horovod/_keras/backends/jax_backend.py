@@ -22,7 +22,7 @@ from jax.extend.core import get_opaque_trace_state
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
 from horovod._base.config import GPU_OPERATIONS
-from horovod._bindings.compression import CastCompressor, NoneCompressor
+from horovod._bindings.compression import CastCompressor, Int4Compressor, Int8Compressor, NoneCompressor
 from horovod._bindings.device_tensors import CudaDevices, OnDevice
 from horovod._bindings.dlpack import address_in
 from horovod._bindings.reductions import ReductionArguments
@@ -84,6 +84,8 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    int8 = Int8Compressor
+    int4 = Int4Compressor
 
 
 class JaxReducer(Reducer):

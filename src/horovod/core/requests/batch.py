@@ -31,6 +31,7 @@ from horovod.comm.spans import (
 )
 from horovod.core.errors import EngineFailureError, MismatchError
 from horovod.core.negotiation.messages import Decision, Operation, Request, TensorSpec
+from horovod.core.requests.compression_trial import try_compression
 from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate
 
@@ -265,6 +266,7 @@ def _compressed_allreduce(
     for (_, compressed), (inputs, outputs, errors) in groups.items():
         sources, targets = joined(inputs), joined(outputs)
         if compressed:
+            try_compression(communicator, sources, form)
             completion = communicator.allreduce_compressed(sources, targets, prescale, postscale, form, errors)
         else:
             completion = communicator.allreduce(sources, targets, ReduceOp.SUM, prescale, postscale)

@@ -6,13 +6,13 @@ tensors, a name and a :class:`~horovod._bindings.reductions.ReductionArguments`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from horovod._bindings.reductions import ReductionArguments, checked_reduction
-from horovod.comm.reduction import ReduceOp
+from horovod.comm.compression.block_reduction import Errors
 from horovod.comm.spans import Spans, Vectors
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.negotiation.messages import Operation, TensorSpec
@@ -246,20 +246,21 @@ def grouped_allreduce_(
     return result
 
 
-def grouped_allreduce_exact(tensors: Sequence[torch.Tensor], name: str, op: ReduceOp, process_set: ProcessSet) -> int:
-    """:func:`grouped_allreduce_async_` for a compressor: HOROVOD_COMPRESSION does not compress the tensors once more."""
-    reduction = ReductionArguments(op, process_set=process_set)
-    return register(_start_several(_GROUP, list(tensors), name, reduction, in_place=True))
-
-
 def grouped_allreduce_alike(
-    tensors: Sequence[torch.Tensor], labels: Sequence[str], name: str, reduction: ReductionArguments, alike: str
+    tensors: Sequence[torch.Tensor],
+    labels: Sequence[str],
+    name: str,
+    reduction: ReductionArguments,
+    alike: str = "",
+    errors: Callable[[], Errors] | None = None,
 ) -> int:
     """:func:`grouped_allreduce_async_` for an optimizer.
 
     Args:
-        labels: the names of the tensors in errors.
+        labels: the names of the tensors in errors; empty for names made from that of the call.
         alike: what else must agree on all ranks, as in :class:`horovod.core.negotiation.messages.Request`.
+        errors: returns the memory for error feedback, by tensor; None for memory that belongs to the call. Called only if these
+            ranks compress.
     """
     memory = memory_of(tensors, reduction)
     sources, targets = memory.reduce(tensors, tensors)
@@ -277,7 +278,8 @@ def grouped_allreduce_alike(
         compression=reduction.form,
     )
     members = reduction.process_set.process_set_id
-    handle = collectives.submit(members, call.request, sources, targets, errors=call.errors(members))
+    kept = errors() if errors is not None and call.compresses(members) else call.errors(members)
+    handle = collectives.submit(members, call.request, sources, targets, errors=kept)
     return register(Started(handle, memory, tuple(tensors)))
 
 

@@ -18,7 +18,7 @@ from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.compression import Compressor, NoneCompressor
 from horovod.torch.compression.bucket_compression import BucketCompressor, BucketReduction
 from horovod.torch.ops.allgather import grouped_allgather_async
-from horovod.torch.ops.allreduce import grouped_allreduce_exact
+from horovod.torch.ops.allreduce import grouped_allreduce_alike
 from horovod.torch.ops.handles import synchronize
 from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
 from horovod.torch.optimizer.buckets import Bucket, ParameterState
@@ -52,7 +52,8 @@ class BucketCollectives:
 
     def allreduce(self, tensors: Sequence[torch.Tensor], label: str) -> PendingHandle:
         name = f"{self._bucket}.{label}"
-        return PendingHandle(grouped_allreduce_exact(tensors, name, self._op, self._process_set))
+        reduction = ReductionArguments(self._op, process_set=self._process_set)  # HOROVOD_COMPRESSION is for gradients
+        return PendingHandle(grouped_allreduce_alike(tensors, (), name, reduction))
 
     def allgather(self, tensors: Sequence[torch.Tensor], label: str) -> PendingHandle:
         return PendingHandle(grouped_allgather_async(tensors, f"{self._bucket}.{label}", self._process_set))

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
 from horovod.comparison.alike import Value
 from horovod.comparison.precision import Elements, precision_of
 from horovod.core.lifecycle.process_set import global_process_set
 from horovod.local_training.outer_rounds import OuterRounds, Wait
 from horovod.torch.compression.bucket_compression import BucketCompressor, BucketReduction
-from horovod.torch.ops.allreduce import grouped_allreduce_async_
+from horovod.torch.ops.allreduce import grouped_allreduce_alike
 from horovod.torch.ops.handles import synchronize
 from horovod.torch.optimizer.bucket_sender import BucketCollectives
-from horovod.torch.optimizer.buckets import ParameterState
+from horovod.torch.optimizer.buckets import ParameterState, errors_of
 
 if TYPE_CHECKING:
     from horovod.torch.optimizer.local_settings import LocalSettings
@@ -99,7 +100,13 @@ class TensorRounds(OuterRounds):
 
             return averaged
         pairs = [compression.compress(each) for each in changes]
-        handle = grouped_allreduce_async_([each.contiguous() for each, _ in pairs], name=label, op=ReduceOp.AVERAGE)
+        sent = [each.contiguous() for each, _ in pairs]
+        arguments = ReductionArguments(ReduceOp.AVERAGE).compressed_by(compression)
+        by_name = self._by_name()
+        slots = [by_name[name] for name in names]
+        handle = grouped_allreduce_alike(
+            sent, names, label, arguments, "local training", lambda: errors_of(slots, sent)
+        )
 
         def decompressed() -> Sequence[torch.Tensor]:
             received = synchronize(handle)
