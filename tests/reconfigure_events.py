@@ -33,10 +33,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # with the first optimizer, which would cost each rank seconds
 import torch.distributed
 from torch import nn
 
 import elastic_ddp_rank as training
+import horovod.torch.distributed.making  # noqa: F401  with the first group
 from reconfiguring import Member
 from time_limits import JOB, SOON
 
@@ -89,6 +91,7 @@ def rank_main(number: int, port: int) -> None:
                 optimizer.zero_grad()
                 training.loss_of(ddp, step, rank).backward()
                 if store.check([f"raise/{number}"]):
+                    store.set(f"raises/{number}", "")
                     raise Disturbed(f"process {number}, step {step}")
                 optimizer.step()
                 before = runs[-1][1] if runs and runs[-1][0] == size else 0
@@ -147,7 +150,9 @@ class Events:
         self._store = dist.TCPStore("127.0.0.1", self._port, timeout=timedelta(seconds=JOB))
         self._processes: dict[int, int] = {}
         self._questions: dict[int, int] = {}
-        self._lost: set[int] = set()
+        self._lost: set[int] = set()  # their ends are awaited
+        self._raising: set[int] = set()  # they end in their next step, if they come to it
+        self._stopped = -1
         self._started = self._uuid = 0
         self.happened: list[str] = []
         self.seconds: list[tuple[float, str]] = []
@@ -186,46 +191,37 @@ class Events:
     def _cause(self) -> None:
         """Cause one event."""
         event = self._chance.choice(EVENTS)
-        if len(self._processes) == 1:
+        if len(self._questions) == 1:
             event = "join"
-        elif event == "join" and len(self._processes) > RANKS + 1:
+        elif event == "join" and len(self._questions) > RANKS + 1:
             event = "kill"
         if event == "join":
             number = self._start()
             self._wait_for([f"ask/{number}/0"])
             self._store.set(f"change/{self._uuid}", "")
         else:
-            number = self._chance.choice(sorted(self._processes))
-            self._lost.add(number)
+            number = self._chance.choice(sorted(self._questions))
             pid = self._processes[number]
             if event == "raise":
+                self._raising.add(number)
                 self._store.set(f"raise/{number}", "")
+            elif event == "stop":
+                del self._questions[number]
+                self._stopped = number
+                os.kill(pid, signal.SIGSTOP)
             else:
-                kinds = {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV, "stop": signal.SIGSTOP}
-                os.kill(pid, kinds[event])
-            if event == "stop":
-                del self._processes[number]  # nobody waits for it
-                self._questions.pop(number)
-                self._stopped = pid
+                self._lost.add(number)
+                os.kill(pid, {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV}[event])
         self.happened.append(f"{event} {number}")
         if self._log:
             print(f"{time.monotonic() - self._began:.2f} s: {self.happened[-1]}", flush=True)
 
-    _stopped = 0
-
     def _form(self) -> None:
         """Wait until all processes ask for the next members, and say that it is they."""
         began = time.monotonic()
-        while True:
-            self._reap()
-            keys = [f"ask/{number}/{question}" for number, question in self._questions.items()]
-            if not self._lost and self._store.check(keys):
-                break
-            assert time.monotonic() - began < SOON, f"no membership after {self.happened[-3:]}: {self._missing(keys)}"
-            time.sleep(0.005)
+        asks = self._asks()
         if self.happened:
             self.seconds.append((time.monotonic() - began, self.happened[-1]))
-        asks = {number: json.loads(self._store.get(key)) for number, key in zip(self._questions, keys, strict=True)}
         digests: dict[int, set[str]] = {}
         for _, step, digest, _ in asks.values():
             digests.setdefault(step, set()).add(digest)
@@ -236,6 +232,22 @@ class Events:
         order = self._chance.sample(sorted(asks), len(asks))
         self._answer([self._uuid, [asks[number][0] for number in order]])
 
+    def _asks(self) -> dict[int, Any]:
+        """Wait until all processes ask, but for those that have been disturbed and do not: what each says."""
+        deadline = time.monotonic() + SOON
+        while True:
+            self._reap()
+            keys = [f"ask/{number}/{question}" for number, question in self._questions.items()]
+            if not self._lost and not self._missing(keys):
+                break
+            assert time.monotonic() < deadline, f"{self._missing(keys)} did not come after {self.happened}"
+            time.sleep(0.005)
+        if self._stopped in self._processes:  # it has been lost for the others
+            os.kill(self._processes[self._stopped], signal.SIGKILL)
+            self._raising.add(self._stopped)
+            self._stopped = -1
+        return {number: json.loads(self._store.get(key)) for number, key in zip(self._questions, keys, strict=True)}
+
     def _answer(self, answer: Any) -> None:
         for number, question in self._questions.items():
             self._store.set(f"answer/{number}/{question}", json.dumps(answer))
@@ -243,16 +255,16 @@ class Events:
 
     def _reap(self) -> None:
         """Forget processes that have ended; only those that were to end may."""
-        if self._stopped and not self._missing([f"ask/{n}/{question}" for n, question in self._questions.items()]):
-            os.kill(self._stopped, signal.SIGKILL)
-            os.waitpid(self._stopped, 0)
-            self._stopped = 0
-            self._lost.clear()
+        for number in self._raising & self._questions.keys():
+            if self._store.check([f"raises/{number}"]):
+                del self._questions[number]
         for number, pid in list(self._processes.items()):
             if os.waitpid(pid, os.WNOHANG)[0]:
-                del self._processes[number], self._questions[number]
+                del self._processes[number]
+                self._questions.pop(number, None)
                 log = (self._folder / f"log.{number}").read_text()
-                assert number in self._lost, f"process {number} has ended after {self.happened}: {log[-2000:]}"
+                meant = number in self._lost | self._raising
+                assert meant, f"process {number} has ended after {self.happened}: {log[-2000:]}"
                 self._lost.discard(number)
 
     def _missing(self, keys: list[str]) -> list[str]:
@@ -261,24 +273,17 @@ class Events:
     def _wait_for(self, keys: list[str]) -> None:
         deadline = time.monotonic() + SOON
         while self._missing(keys):
-            self._reap()
             assert time.monotonic() < deadline, f"{self._missing(keys)} did not come after {self.happened}"
             time.sleep(0.005)
 
     def _judge(self) -> str:
         self._store.set(f"change/{self._uuid}", "")
-        self._wait_for([f"ask/{number}/{question}" for number, question in self._questions.items()])
+        self._asks()
+        results = [f"result/{number}" for number in self._questions]
         self._answer(None)
-        results = [f"result/{number}" for number in self._processes]
-        self._wait_for_results(results)
+        self._wait_for(results)
         problem = training.judge([json.loads(self._store.get(each)) for each in results])
         return f"{problem} after {self.happened}" if problem else ""
-
-    def _wait_for_results(self, keys: list[str]) -> None:
-        deadline = time.monotonic() + SOON
-        while self._missing(keys):
-            assert time.monotonic() < deadline, f"{self._missing(keys)} did not come"
-            time.sleep(0.005)
 
 
 def _fork() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import random
 import signal
@@ -288,6 +289,10 @@ def test_the_others_go_on_without_a_lost_rank_with_the_same_model(ranks: Ranks, 
                 step(ddp, [member.rank])
         model.load_state_dict(saved)
         left = [rank for rank in range(3) if rank != lost]
+        told: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("horovod.torch").addHandler(handler)
         member.reconfigure(1, [listed[rank] for rank in left])
         assert member.members() == left
         for _ in range(4):
@@ -296,6 +301,10 @@ def test_the_others_go_on_without_a_lost_rank_with_the_same_model(ranks: Ranks, 
         for mine, reference in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(mine, reference, rtol=1e-12, atol=1e-12)
         assert dist.get_world_size() == 2
+        logging.getLogger("horovod.torch").removeHandler(handler)
+        names = listed[lost].split(":")
+        named = f"2 ranks of the process group go on without rank {lost} (process {names[2]} on {names[1]}): "
+        assert [each.startswith(named) for each in told] == [True] * (dist.get_rank() == 0)
         return [each.flatten().tolist() for each in model.parameters()]
 
     found = on_members(ranks(3, framework="torch"), check, lost, dies={lost})

@@ -12,6 +12,7 @@ present runtime, and begins the next one. Collectives that are in flight fail, a
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
 import socket
@@ -40,6 +41,8 @@ from horovod.torch.distributed.store import StoreExchange
 from horovod.torch.distributed.work import HorovodWork
 
 dist: Any = torch.distributed  # its stubs lack some classes
+
+_log = logging.getLogger("horovod.torch")
 
 CALL = "torch.distributed._reconfigure()"
 _ADVICE = (
@@ -77,6 +80,7 @@ class ScriptedMembers:
         self._store = store
         self._time_limit = time_limit
         self._used: set[int] = set()
+        self._handles: list[str] = []  # of the present membership
 
     def reconfigure(self, options: Any) -> HorovodWork:
         """See :meth:`horovod.torch.distributed.base.BackendGroup.reconfigure`."""
@@ -89,6 +93,7 @@ class ScriptedMembers:
         self._claim(uuid, handles, prefix)
         store = dist.PrefixStore(f"{prefix}/", self._store)
         exchange = StoreExchange(store, rank, len(handles), what, names=[_description(each) for each in handles])
+        failure = group.generation.termination.failure
         asked_for = context.end(f"it called {CALL}")
         try:
             begin(exchange, rank, len(handles), self._time_limit, limit)
@@ -98,6 +103,9 @@ class ScriptedMembers:
             context.init(identity)  # the script has called hvd.init(), so the end of the group must not end the runtime
         found = of_runtime(context.current(), store)._replace(advice=_ADVICE)
         adopt(group, found, store, f"make it again after {CALL}")
+        if rank == 0:
+            _report(self._handles, handles, failure)
+        self._handles = handles
         done = Handle()
         done.complete()
         return HorovodWork(done, None, [], "reconfigure")
@@ -130,6 +138,22 @@ class ScriptedMembers:
         if bytes(claimed).decode() != digest:
             raise _already_used(uuid)
         self._used.add(uuid)
+
+
+def _report(before: Sequence[str], handles: Sequence[str], failure: HorovodInternalError | None) -> None:
+    """Log which members are not in the next membership: a warning if the job has lost one of them.
+
+    Args:
+        before, handles: the last members and the next ones, by rank.
+        failure: what has ended the last membership; None if nothing has failed.
+    """
+    gone = [rank for rank, handle in enumerate(before) if handle not in handles]
+    lost = set(failure.ranks).intersection(gone) if failure is not None else set()
+    if gone:
+        named = ", ".join(f"rank {rank} ({_description(before[rank])})" for rank in gone)
+        reason = f": {failure.reason}" if failure is not None and lost else ""
+        level, left = (logging.WARNING if lost else logging.INFO), len(handles)
+        _log.log(level, "%d rank%s of the process group go on without %s%s", left, "s" * (left != 1), named, reason)
 
 
 def _ordered(handles: Any) -> list[str]:
