@@ -174,14 +174,17 @@ def test_a_missing_rank_is_named(ranks: Ranks) -> None:
 
         rank = dist.get_rank()
         if rank == 0:
+            world: Any = dist.group.WORLD
             for call in (
-                lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=0.5)),  # type: ignore[union-attr]
+                lambda: world.monitored_barrier(timedelta(seconds=0.5)),
+                lambda: world.monitored_barrier(timedelta(0)),
                 lambda: dist.new_group([0, 1], timeout=timedelta(seconds=0.5)),
             ):
                 try:
                     call()
                 except TimeoutError as error:
                     assert "rank 1 of 2 did not call" in str(error), error
+                    assert isinstance(error, RuntimeError) == ("monitored_barrier" in str(error))
                 else:
                     raise AssertionError("nobody is missing")
             dist.distributed_c10d._get_default_store().set("told", "")

@@ -17,6 +17,10 @@ from horovod.torch.uncompiled import uncompiled
 NAME = "horovod"
 
 
+class MonitoredBarrierError(RuntimeError, TimeoutError):
+    """Ranks are missing in ``monitored_barrier()``. It is a RuntimeError, as scripts for Gloo expect."""
+
+
 class Reconfiguration(Protocol):
     """Changes the members of a group; see :mod:`horovod.torch.distributed.reconfigure`."""
 
@@ -108,21 +112,25 @@ class BackendGroup(Operations, PointToPoint):
         """Return when all ranks of the group have called it. It uses the store, so it works even if collectives do not.
 
         Args:
-            timeout: the time limit, as a timedelta or as the attribute ``timeout`` of an object; by default that of the group.
+            timeout: the time limit, as a timedelta or as the attribute ``timeout`` of an object; zero: at once. By default, and
+                if it is negative, that of the group.
             wait_all_ranks: has no effect: the message always lists the missing ranks.
 
         Raises:
-            TimeoutError: ranks are missing after the time limit; the message names them (the first 16), on all ranks.
+            MonitoredBarrierError: ranks are missing after the time limit; the message names them (the first 16), on all ranks.
             RuntimeError: the store cannot be used.
         """
         submitter = self._submitter
         limit = timeout if isinstance(timeout, timedelta) else getattr(timeout, "timeout", None)
-        given = isinstance(limit, timedelta) and limit > timedelta(0)
+        given = isinstance(limit, timedelta) and limit >= timedelta(0)
         seconds = limit.total_seconds() if given and limit is not None else submitter.seconds
         exchange = StoreExchange(
             self._store, submitter.index, submitter.size, "torch.distributed.monitored_barrier()", "barriers"
         )
-        exchange.all_gather("barrier", b"", seconds)
+        try:
+            exchange.all_gather("barrier", b"", seconds)
+        except TimeoutError as error:
+            raise MonitoredBarrierError(str(error)) from None
         exchange.end()
 
     def supports_tensor_alloc(self, device: Any) -> bool:
