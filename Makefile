@@ -15,6 +15,9 @@ TF_KERAS ?= tf_keras==2.21.0
 # MXNet needs a NumPy that nothing else here wants, so it has an environment of its own.
 MXNET_VENV ?= .venv-mxnet
 RAY_VENV ?= .venv-ray
+# make test-spark SPARK=3.5.9: each version has an environment of its own.
+SPARK ?= 4.3.0
+SPARK_VENV ?= .venv-spark-$(SPARK)
 # The oldest versions that pyproject.toml allows, for the oldest Python.
 OLDEST_VENV ?= .venv-oldest
 OLDEST_PYTHON ?= python3.10
@@ -65,12 +68,13 @@ HAVE_BENCH := $(STAMPS)/bench
 HAVE_TEST := $(STAMPS)/test
 HAVE_MXNET := $(MXNET_VENV)/stamps/test
 HAVE_RAY := $(RAY_VENV)/stamps/test
+HAVE_SPARK := $(SPARK_VENV)/stamps/test
 HAVE_OLDEST := $(OLDEST_VENV)/stamps/test
 HAVE_DOCS := $(DOCS_VENV)/stamps/docs
 HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train wheel test test-gpu test-nccl-host test-mxnet test-ray test-oldest test-newest test-odd test-all lint bench bench-check bench-gpu bench-tensorflow publish docs clean
+.PHONY: help train wheel test test-gpu test-nccl-host test-mxnet test-ray test-spark test-oldest test-newest test-odd test-all lint bench bench-check bench-gpu bench-tensorflow publish docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -107,6 +111,9 @@ test-mxnet:  ## run the tests of the MXNet binding, if MXNet can be installed he
 
 test-ray: $(HAVE_RAY)  ## run the tests of horovod.ray on a real cluster of two hosts (root; downloads 300 MB)
 	PATH=$(abspath $(RAY_VENV))/bin:$$PATH timeout 1200 $(RAY_VENV)/bin/python -m pytest tests/on_ray $(PYTEST_ARGUMENTS)
+
+test-spark: $(HAVE_SPARK)  ## run the tests of horovod.spark on a cluster of two executors (Java 17; SPARK=3.5.9; downloads 700 MB)
+	PATH=$(abspath $(SPARK_VENV))/bin:$$PATH timeout 1200 $(SPARK_VENV)/bin/python -m pytest tests/on_spark $(PYTEST_ARGUMENTS)
 
 test-oldest: $(HAVE_OLDEST)  ## run the tests with the oldest versions that are supported (Python 3.10; downloads 3 GB)
 	PATH=$(abspath $(OLDEST_VENV))/bin:$$PATH $(OLDEST_VENV)/bin/python -m pytest $(SIDE_BY_SIDE) $(OLDEST_TESTS)
@@ -211,6 +218,12 @@ $(HAVE_MXNET): pyproject.toml
 $(HAVE_RAY): pyproject.toml
 	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_VENV)/bin/python -m pip --disable-pip-version-check -q install --extra-index-url $(TORCH_INDEX) '$(TORCH)' 'ray==2.60.0' -e '.[pytest]'
+	@mkdir -p $(@D) && touch $@
+
+$(HAVE_SPARK): pyproject.toml
+	test -x $(SPARK_VENV)/bin/python || $(PYTHON) -m venv $(SPARK_VENV)
+	$(SPARK_VENV)/bin/python -m pip --disable-pip-version-check -q install --extra-index-url $(TORCH_INDEX) '$(TORCH)' \
+		'pyspark[connect]==$(SPARK)' -e '.[pytest,examples]'
 	@mkdir -p $(@D) && touch $@
 
 $(HAVE_OLDEST): pyproject.toml

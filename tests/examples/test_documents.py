@@ -192,7 +192,7 @@ def programs(document: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for words, code in FENCED.findall(document.read_text()):
         language, _, name = words.partition(" ")
-        if language == "python" and name.split(" ")[0] not in ("fails", "horovodrun", "diagnosed", "ray"):
+        if language == "python" and name.split(" ")[0] not in ("fails", "horovodrun", "diagnosed", "ray", "spark"):
             found.setdefault(name, []).append(code)
     return found
 

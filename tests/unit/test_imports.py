@@ -20,7 +20,7 @@ Layers = Sequence[set[str]]
 
 LAYERS: Layers = [
     {"__init__"},
-    {"_old_paths", "check_gpu", "ray"},
+    {"_old_paths", "check_gpu", "ray", "spark"},
     {"tensorflow.__init__"},
     {"tensorflow.distributed_optimizer"},
     {"keras", "tensorflow.keras", "_torch_backend"},
@@ -40,7 +40,6 @@ LAYERS: Layers = [
     {
         "_base",
         "data",
-        "spark",
     },
 ]
 """From the top. A package may import every package of a lower layer, none of its own layer, and none of a higher one."""
@@ -90,7 +89,7 @@ FOLDERS: Mapping[str, Layers] = {
     ],
     "runner": [
         {"__init__"},
-        {"launch"},
+        {"launch", "on_spark"},
         {"function"},
         {"jobs"},
         {"elastic", "external"},

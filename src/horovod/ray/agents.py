@@ -7,27 +7,19 @@ brought to it. The connection is then the agent's standard input and output.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import secrets
 import socket
-import subprocess
-import sys
 import threading
-import time
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from horovod.control.dial import set_keepalive
-from horovod.runner.agent.program import LOST_AFTER_SECONDS
+from horovod.runner.reach import awaiting_agent
 from horovod.runner.reach.remote import AgentConnection
-from horovod.runner.reach.srun import AGENT
 
 _ACCEPT_SECONDS = 60.0
-_TOKEN_SECONDS = 5.0
 _END_SECONDS = 1.0
-_TOKEN_BYTES = 32
 _CHUNK = 1 << 16
 
 
@@ -37,22 +29,13 @@ class NodeActor:
     def listen(self, token: bytes) -> tuple[str, int]:
         """Wait for one connection that begins with ``token``, and start an agent on it. Returns the address to connect to."""
         server = socket.create_server(("", 0))
+        address = ray.util.get_node_ip_address(), server.getsockname()[1]
         threading.Thread(target=self._serve, args=(server, token), daemon=True).start()
-        return ray.util.get_node_ip_address(), server.getsockname()[1]
+        return address
 
-    def _serve(self, server: socket.socket, token: bytes) -> None:
-        deadline = time.monotonic() + _ACCEPT_SECONDS
-        agent: subprocess.Popen[bytes] | None = None
-        with server, contextlib.suppress(TimeoutError):
-            while agent is None and (left := deadline - time.monotonic()) > 0:
-                server.settimeout(left)
-                connection, _ = server.accept()
-                with connection, contextlib.suppress(OSError):
-                    connection.settimeout(_TOKEN_SECONDS)
-                    if hmac.compare_digest(connection.recv(_TOKEN_BYTES, socket.MSG_WAITALL), token):
-                        connection.settimeout(None)
-                        stream = connection.fileno()
-                        agent = subprocess.Popen([sys.executable, "-c", AGENT], stdin=stream, stdout=stream)
+    @staticmethod
+    def _serve(server: socket.socket, token: bytes) -> None:
+        agent = awaiting_agent.serve(server, token, _ACCEPT_SECONDS)
         if agent is not None:
             agent.wait()  # it ends with the connection; this thread ends with the actor
 
@@ -93,12 +76,9 @@ class RayConnection(AgentConnection):
 
     def _carry(self, far: socket.socket, say: int, seconds: float) -> None:
         try:
-            token = secrets.token_bytes(_TOKEN_BYTES)
+            token = secrets.token_bytes(awaiting_agent.TOKEN_BYTES)
             address = ray.get(self._actor.listen.remote(token), timeout=seconds)
-            with socket.create_connection(address, timeout=seconds) as agent:
-                agent.sendall(token)
-                agent.settimeout(None)
-                set_keepalive(agent, LOST_AFTER_SECONDS)
+            with awaiting_agent.connect([address], token, seconds) as agent:
                 self._ends.append(agent)
                 if self._closed:
                     return

@@ -17,7 +17,7 @@ from horovod.control.dial import anywhere
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret
 from horovod.runner import flight_recorders, open_files, worker_environment
-from horovod.runner.agent.base import Agent, HostFacts
+from horovod.runner.agent.base import Agent, HostFacts, Report
 from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.local_agent import LocalAgent
 from horovod.runner.agent.messages import ProcessPlan
@@ -171,19 +171,9 @@ class Job:
                 )
             port = server.address[1]
             if self._elsewhere:
-                from horovod.runner.reach.reach import reach  # costs time, which a job on one host need not spend
 
                 def reach_others() -> None:
-                    for agent in reach(
-                        [self._hosts[name] for name in self._elsewhere],
-                        options,
-                        self._launcher_environment,
-                        loop=loop,
-                        report=supervisor.report,
-                        secret=secret,
-                        port=port,
-                        seconds=self._seconds,
-                    ):
+                    for agent in self._reach_others(loop, supervisor.report, secret, port):
                         agents.append(agent)
                         cleanup.callback(agent.kill)  # if it did not end with the job
 
@@ -207,6 +197,15 @@ class Job:
                 ]
 
             return supervisor.run(agents, plans, self._seconds)
+
+    def _reach_others(self, loop: Loop, report: Report, secret: str, port: int) -> list[Agent]:
+        """The agents of the other hosts; see :func:`horovod.runner.reach.reach.reach`."""
+        from horovod.runner.reach.reach import reach  # costs time, which a job on one host need not spend
+
+        return reach(
+            [self._hosts[name] for name in self._elsewhere], self._options, self._launcher_environment,
+            loop=loop, report=report, secret=secret, port=port, seconds=self._seconds,
+        )  # fmt: skip
 
     def _make_room(self) -> None:
         """Raise this process's limit on open files for the whole job, before anything of it starts."""

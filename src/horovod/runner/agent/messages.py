@@ -60,7 +60,7 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
     secret: str
     """The job's secret, encoded."""
     directory: str
-    """The working directory of the processes."""
+    """The working directory of the processes; "" for that in which the agent was started."""
     addresses: list[tuple[str, int]]
     """Addresses of the launcher's rendezvous server. The agent uses one that it can reach."""
     seconds: float

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import tty
+from pathlib import Path
 
 from horovod._base import config
 from horovod._base.version import VERSION
@@ -121,13 +122,13 @@ class Program:
 
     def _begin(self, order: Prepare) -> None:
         try:
-            os.chdir(order.directory)
+            os.chdir(order.directory or ".")
         except OSError as error:
             self._refuse(
                 f"the launcher's working directory {order.directory} cannot be entered there: {error.strerror}"
             )
             return
-        self._directory = order.directory
+        self._directory = order.directory or str(Path.cwd())
         addresses: list[Address] = list(order.addresses)
         try:
             self._rendezvous = dial_until(
