@@ -80,6 +80,15 @@ def is_of_blocks(compression: Any) -> bool:
     return isinstance(compression, type) and issubclass(compression, BlockCompressor)
 
 
+def refuse_blocks(compression: Any, operation: str) -> None:
+    """Raises ValueError for a compressor between hosts, if an operation has no such compression."""
+    if is_of_blocks(compression):
+        raise ValueError(
+            f"hvd.Compression.{compression.form} is for allreduces and optimizers; {operation} takes hvd.Compression.none, "
+            "fp16 or bf16"
+        )
+
+
 class CastCompressor(Compressor):
     """Casts tensors of wider floating-point types to ``narrow``, and back; other tensors stay as they are.
 

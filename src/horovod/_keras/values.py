@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod._bindings.reductions import Average, reduction
+from horovod._bindings.compression import form_of
+from horovod._bindings.reductions import Average, ReductionArguments, reduction
 from horovod._bindings.scalars import real, whole
 from horovod._models import contents
 from horovod._models.contents import described
@@ -74,13 +75,22 @@ def allreduce(
         real(prescale_factor, "prescale_factor"),
         real(postscale_factor, "postscale_factor"),
     )
+    form = ReductionArguments(chosen, chosen_form=form_of(compression, chosen)).form
     tensor, context = keras.ops.convert_to_tensor(value), None
     if compression is not None:
         tensor, context = compression.compress(tensor)
     array = _array(tensor)
     tensors = [described(array)]
     handle = collectives.allreduce(
-        "allreduce", name, tensors, tensors, chosen, prescale_factor, postscale_factor, awaited=True
+        "allreduce",
+        name,
+        tensors,
+        tensors,
+        chosen,
+        prescale_factor,
+        postscale_factor,
+        awaited=True,
+        compression=form,
     )
     reduced = _finished(handle, array)
     return reduced if compression is None else compression.decompress(reduced, context)

@@ -16,6 +16,17 @@ def values(rank: int) -> Any:
     return np.random.default_rng(rank).normal(size=(1, LENGTH)).astype(np.float32)
 
 
+def test_an_allreduce_is_compressed(job: Job) -> None:
+    def one() -> Any:
+        import horovod.keras as hvd
+
+        return np.array(hvd.allreduce(values(hvd.rank()), op=hvd.Sum, compression=hvd.Compression.int8))
+
+    first, second = job(2, one, hosts="ab")
+    np.testing.assert_array_equal(first, second)
+    assert 0 < np.abs(first - values(0) - values(1)).max() < 0.1
+
+
 @pytest.mark.parametrize("by_setting", [False, True])
 def test_fit_trains_with_compressed_gradients(job: Job, by_setting: bool) -> None:
     steps, rate = 20, 0.01

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
@@ -26,6 +27,10 @@ def test_allreduces_are_compressed_eagerly_and_in_graphs(job: Job) -> None:
         def add(name: str) -> Any:
             return hvd.allreduce(own, op=hvd.Sum, compression=hvd.Compression.int8, name=name)
 
+        with pytest.raises(tf.errors.InvalidArgumentError, match="compresses sums"):
+            hvd.allreduce(own, op=hvd.Max, compression=hvd.Compression.int8)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="is for allreduces and optimizers"):
+            hvd.reducescatter(own, compression=hvd.Compression.int8)
         plain = hvd.allreduce(own, op=hvd.Sum).numpy()
         np.testing.assert_array_equal(plain, exact)
         grouped = hvd.grouped_allreduce([own, tf.ones(3)], op=hvd.Sum, compression=hvd.Compression.int8)

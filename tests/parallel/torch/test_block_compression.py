@@ -93,6 +93,8 @@ def test_other_reductions_are_refused_before_anything_is_sent(job: Job) -> None:
         for op in (hvd.Max, hvd.Adasum):
             with pytest.raises(ValueError, match="compresses sums"):
                 hvd.allreduce(gradient(0), op=op, compression=hvd.Compression.int8)
+        with pytest.raises(ValueError, match="is for allreduces and optimizers"):
+            hvd.reducescatter(gradient(0), compression=hvd.Compression.int8)
         with pytest.raises(ValueError, match="compresses sums"):
             hvd.DistributedOptimizer(
                 torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=1),

@@ -11,6 +11,7 @@ from horovod._bindings.reductions import Adasum, Average, ReductionArguments, Su
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import shown
 from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.errors import of_both_kinds
 from horovod.tensorflow.graph.decorators import unconverted
 from horovod.tensorflow.graph.names import collective_name
 from horovod.tensorflow.ops.allgather import allgather
@@ -89,7 +90,8 @@ def allreduce(
     """
     reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
-    reduction = reduction.compressed_by(compression)
+    with of_both_kinds():
+        reduction = reduction.compressed_by(compression)
     check_adasum(reduction.op, process_set)
     if isinstance(tensor, tf.IndexedSlices):
         with tf.device(device_sparse or None):
@@ -139,7 +141,8 @@ def grouped_allreduce(
     """
     reduction = checked_reduction(op, average, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
-    reduction = reduction.compressed_by(compression)
+    with of_both_kinds():
+        reduction = reduction.compressed_by(compression)
     if not isinstance(tensors, list | tuple):
         tensors = list(tensors)
     if not tensors:

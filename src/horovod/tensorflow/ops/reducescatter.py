@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovod._bindings.compression import refuse_blocks
 from horovod._bindings.reductions import Average, ReductionArguments, Sum
 from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
@@ -16,7 +17,7 @@ from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.device import memory_of
-from horovod.tensorflow.errors import InvalidArgument
+from horovod.tensorflow.errors import InvalidArgument, of_both_kinds
 from horovod.tensorflow.graph.decorators import unconverted, with_gradient
 from horovod.tensorflow.graph.names import Name, collective_name
 from horovod.tensorflow.graph.operation import Submission
@@ -119,6 +120,8 @@ def reducescatter(
     """
     reduction = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
+    with of_both_kinds():
+        refuse_blocks(compression, "reducescatter")
     tensor = tf.convert_to_tensor(tensor)
     compressed, context = compression.compress(tensor)
     _check([compressed], KIND)
@@ -148,6 +151,8 @@ def grouped_reducescatter(
     """
     reduction = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
     compression = compressor(compression)
+    with of_both_kinds():
+        refuse_blocks(compression, "reducescatter")
     if not isinstance(tensors, list | tuple):
         tensors = list(tensors)
     if not tensors:

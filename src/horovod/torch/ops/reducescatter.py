@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from horovod._bindings.compression import refuse_blocks
 from horovod._bindings.reductions import Average, ReductionArguments, Sum, checked_reduction
 from horovod.core.lifecycle.context import worker_of
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
@@ -161,6 +162,7 @@ def grouped_reducescatter(
         A list of new tensors in the order of ``tensors``: this rank's rows of each.
     """
     reduction = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
+    refuse_blocks(compression, "grouped_reducescatter")
     return compressed(compression, tensors, lambda sent: _scattered(_GROUP, sent, name, reduction))
 
 
@@ -188,4 +190,5 @@ def reducescatter(
         HorovodInternalError: as :func:`reducescatter_async`; or the ranks disagree.
     """
     reduction = checked_reduction(op, None, prescale_factor, postscale_factor, process_set)
+    refuse_blocks(compression, "reducescatter")
     return compressed(compression, [tensor], lambda sent: _scattered(_SINGLE, sent, name, reduction))[0]
