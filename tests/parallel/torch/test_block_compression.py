@@ -126,6 +126,27 @@ def trained(compression: Any, steps: int, rate: float = 0.01, model: Any = None,
     return model, optimizer
 
 
+def test_gradients_that_are_divided_before_the_sum_come_out_alike(job: Job) -> None:
+    def one() -> Any:
+        found = []
+        for predivide in (1.0, 2.0):
+            model = torch.nn.Linear(LENGTH, 1)
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.01),
+                named_parameters=model.named_parameters(),
+                compression=hvd.Compression.int8,
+                gradient_predivide_factor=predivide,
+            )
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(gradient(hvd.rank())).sum().backward()
+            found.append(model.weight.grad.numpy())
+        return found
+
+    for plain, divided in job(2, one, hosts="ab"):
+        np.testing.assert_array_equal(plain, divided)  # a factor of 2 changes no rounding
+
+
 @pytest.mark.parametrize("hosts", ["ab", "aabb"])
 def test_an_optimizer_adds_what_was_rounded_away_to_the_next_step(job: Job, hosts: str) -> None:
     steps = 30

@@ -118,6 +118,12 @@ def test_reductions(operation: Operation) -> None:
     assert "Mismatched reduction operation: One rank requested Sum, but another rank requested Average." in text
 
 
+def test_compressions() -> None:
+    text = refusal(make(compression="int8"), make(), make(compression="int4"))
+    assert "Mismatched compression: One rank compresses with int8, but another rank compresses with none." in text
+    assert "rank 2: allreduce(Average) float32 [2, 3] compressed with int4" in text
+
+
 def test_roots() -> None:
     text = refusal(make(Operation.BROADCAST, root=4), make(Operation.BROADCAST, root=7), ranks=[4, 7])
     assert (

@@ -219,15 +219,24 @@ def test_operations_have_the_numbers_of_the_public_interface() -> None:
 def _calls() -> st.SearchStrategy[Request]:
     """Requests of calls with a name and of numbered calls without one, many of which differ in one thing."""
 
-    def request(name: str, shape: tuple[int, ...], number: int, count: int, line: str) -> Request:
+    def request(name: str, shape: tuple[int, ...], number: int, count: int, line: str, compression: str) -> Request:
         labels = [name] if count == 1 else [f"{name}_{each}of{count}" for each in range(count)]
         tensors = tuple(TensorSpec(label, DataType.FLOAT32, shape) for label in labels)
-        made = Request(Operation.ALLREDUCE, name, tensors, caller=line, transient=True, unnamed=number > 0)
+        made = Request(
+            Operation.ALLREDUCE,
+            name,
+            tensors,
+            caller=line,
+            transient=True,
+            unnamed=number > 0,
+            compression=compression,
+        )
         return numbered(made, number) if number else made
 
     names = st.sampled_from([f"a{UNNAMED}", f"a{UNNAMED}1", f"b{UNNAMED}", "a"])
     some_shapes = st.sampled_from([(), (1,), (2, 1)])
-    return st.builds(request, names, some_shapes, st.sampled_from([0, 1, 2, 256]), st.integers(1, 2), names)
+    numbers, forms = st.sampled_from([0, 1, 2, 256]), st.sampled_from(["", "int8"])
+    return st.builds(request, names, some_shapes, numbers, st.integers(1, 2), names, forms)
 
 
 def _what_must_agree(request: Request) -> Request:

@@ -220,6 +220,8 @@ def test_requests_that_may_be_batched_have_equal_keys(operation: Operation) -> N
         {"prescale": 0.5},
         {"postscale": 0.5},
         {"device": "cuda:0"},
+        {"compression": "int8"},
+        {"compression": "int4"},
     ]
     assert len({key(), *(key(**fields) for fields in different)}) == len(different) + 1
 
