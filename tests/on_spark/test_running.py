@@ -15,7 +15,7 @@ from on_spark.spark_cluster import LIMIT, SparkPrograms
 pytestmark = pytest.mark.timeout(LIMIT + 60)
 MNIST = os.environ.get("MNIST", "")
 """An .npz file with the 10,000 images of MNIST's test split; scikit-learn's digits without it."""
-ACCURACY = 0.97 if MNIST else 0.9
+ACCURACY = 0.97 if MNIST else 0.85
 
 
 def needs_connect() -> None:
