@@ -3,8 +3,9 @@
     horovodrun -np 2 python benchmarks/optimizer_overhead.py
 
 Trains twice 500 parameters of 16 elements, so that the tensors themselves cost next to nothing, with and without the wrapper,
-one step after the other, and compares the processor time of the thread that runs backward and the optimizer. What other
-threads do meanwhile, and waiting, are not in it; ``benchmarks/training.py`` shows what is left of them. The same with
+one step after the other, and compares the processor time of the thread that runs backward and the optimizer. In it is the
+last collective of a pass, which this thread carries out itself while it waits, polling included. What other threads do
+meanwhile, and sleeping, are not in it; ``benchmarks/training.py`` shows what is left of them. The same with
 ``HOROVOD_CHECK=off``, in turns, shows what the ranks' comparison of gradients and parameters costs. It looks at them in one of
 eight steps, so times are those of eight steps.
 """

@@ -166,7 +166,7 @@ def test_ranks_with_different_settings_get_an_error_and_can_train_on(job: Any) -
         with pytest.raises(hvd.HorovodInternalError, match="Mismatched ALLREDUCE tensor shapes"):
             gradient_step(model, optimizer, 0)
         compression.rank = 1
-        for slot in optimizer._horovod.slots.values():
+        for slot in optimizer._horovod.parameters.slots.values():
             slot.memory.clear()
         gradient_step(model, optimizer, 1)
 

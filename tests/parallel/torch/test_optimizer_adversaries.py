@@ -179,7 +179,7 @@ def test_no_reduction_is_left_open_for_gradients_that_zero_grad_discards(job: An
         game = Game(True)
         for x, _ in batches(3, 2, hvd.rank()):
             judge_first(game, x)
-            assert not any(bucket.handle for bucket in game.judging._horovod.buckets)
+            assert not any(bucket.handle for bucket in game.judging._horovod.parameters.buckets)
 
     job(2, check, env={"HOROVOD_BUCKET_BYTES": "1"})
 

@@ -38,7 +38,7 @@ class LocalOptimizerStateHandler(OptimizerStateHandler):
         keeps = ahead != _NEW and all(
             each == ahead for each, host in zip(steps, hosts, strict=True) if host == hosts[own]
         )
-        self._own = (self.value.state_dict(), {p: p.detach().clone() for p in part.slots}) if keeps else None
+        self._own = (self.value.state_dict(), {p: p.detach().clone() for p in part.parameters.slots}) if keeps else None
 
     @torch.no_grad()
     def sync(self) -> None:

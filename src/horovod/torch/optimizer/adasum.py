@@ -49,7 +49,7 @@ class AdasumReduction(AdasumPasses):
         """Send all remaining buckets, wait for all buckets, and apply the combined changes."""
         self.check_not_paused("step()")
         error = self.send_all()
-        for bucket in self.buckets:
+        for bucket in self.parameters.buckets:
             try:
                 bucket.wait(_CHANGED)
             except BaseException as failure:
@@ -58,13 +58,13 @@ class AdasumReduction(AdasumPasses):
             self.forget()
             raise error
         with torch.no_grad():
-            for bucket in self.buckets:
+            for bucket in self.parameters.buckets:
                 for move in bucket.after:
                     move()
         self.end_step()
 
     def abandon(self) -> None:
-        for bucket in self.buckets:
+        for bucket in self.parameters.buckets:
             try:
                 bucket.wait(_CHANGED)
             except Exception:  # for example, the job has failed and the script restores a state
@@ -105,7 +105,7 @@ class AdasumReduction(AdasumPasses):
 
     def _local_step(self, parameters: Sequence[torch.Tensor]) -> None:
         """Make one step of the wrapped optimizer with only these parameters, without its step hooks."""
-        optimizer, members = self.optimizer, set(parameters)
+        optimizer, members = self.parameters.optimizer, set(parameters)
         assert isinstance(optimizer, AdasumOptimizer)
         step = super(AdasumOptimizer, optimizer).step.__func__  # type: ignore[attr-defined]  # a bound method's
         if getattr(step, "hooked", False):

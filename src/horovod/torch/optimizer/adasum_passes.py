@@ -68,10 +68,12 @@ class AdasumPasses(DistributedPart):
 
     def zero_grad(self) -> None:
         if is_initialized():
-            self.adopt_changes()
-            self.hear_all()
+            self.parameters.adopt_changes()
+            self.parameters.hear_all()
             self.prepare()
-        if self.phase is Phase.FILLING and any(bucket.waiting != len(bucket.slots) for bucket in self.buckets):
+        if self.phase is Phase.FILLING and any(
+            bucket.waiting != len(bucket.slots) for bucket in self.parameters.buckets
+        ):
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
         self.begin()
         for other in _adasums.values():
@@ -83,7 +85,7 @@ class AdasumPasses(DistributedPart):
         if self.phase is Phase.FILLING:
             self.reset()  # the gradients of passes so far are discarded
         self.phase = Phase.FILLING
-        for slot in self.slots.values():
+        for slot in self.parameters.slots.values():
             slot.version = NO_GRADIENT
 
     def new_generation(self) -> None:
@@ -118,13 +120,15 @@ class AdasumPasses(DistributedPart):
         if slot.passes:
             return
         bucket.waiting -= 1
-        if not bucket.waiting and running().generation == self.generation:
+        if not bucket.waiting and running().generation == self.parameters.generation:
             self.send(bucket)
 
     def _begins_with(self, slot: ParameterState, before: int) -> bool:
         """Begin a step if backward has not added this gradient to an old one. Returns whether a step has begun."""
         if before == NO_GRADIENT:  # the other parameters show whether gradients were discarded
-            added = not any(each.version != NO_GRADIENT and each.parameter.grad is None for each in self.slots.values())
+            added = not any(
+                each.version != NO_GRADIENT and each.parameter.grad is None for each in self.parameters.slots.values()
+            )
         else:
             added = slot.version == before + 1
         if self.phase is Phase.STEPPED and (added or torch.is_grad_enabled()):
@@ -138,10 +142,10 @@ class AdasumPasses(DistributedPart):
     def send_all(self) -> BaseException | None:
         """Send all buckets that are not sent. Returns the first error."""
         error: BaseException | None = None
-        self.adopt_changes()
-        self.hear_all()
+        self.parameters.adopt_changes()
+        self.parameters.hear_all()
         self.prepare()
-        for bucket in self.buckets:
+        for bucket in self.parameters.buckets:
             if bucket.open:
                 try:
                     self.send(bucket)
@@ -152,9 +156,9 @@ class AdasumPasses(DistributedPart):
     def end_step(self) -> None:
         """Called when the combined changes have been applied."""
         self.reset()
-        self.count.made += 1
+        self.parameters.count.made += 1
         self.phase = Phase.STEPPED
-        for slot in self.slots.values():
+        for slot in self.parameters.slots.values():
             gradient = slot.parameter.grad
             slot.version = NO_GRADIENT if gradient is None else gradient._version
 
@@ -166,10 +170,10 @@ class AdasumPasses(DistributedPart):
 
     def reset(self) -> None:
         """Restart the count of passes of all buckets."""
-        for bucket in self.buckets:
-            bucket.reset(self.passes)
+        for bucket in self.parameters.buckets:
+            bucket.reset(self.parameters.passes)
 
     def rewind(self) -> None:
-        for bucket in self.buckets:
+        for bucket in self.parameters.buckets:
             if bucket.handle is None:
-                bucket.reset(self.passes)
+                bucket.reset(self.parameters.passes)

@@ -12,16 +12,22 @@ import torch
 
 from horovod.common.basics import is_initialized
 from horovod.torch.optimizer.identity import OptimizerIdentity
-from horovod.torch.optimizer.parameters import OptimizerParameters
+from horovod.torch.optimizer.parameters import OptimizerParameters, ParameterListener
 from horovod.torch.optimizer.settings import OptimizerSettings, check_passes
 
 _INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are not reduced; leave the block before {what}"
 
 
-class DistributedPart(OptimizerParameters):
+class DistributedPart(ParameterListener):
     """The distributed part of one optimizer.
 
+    Args:
+        optimizer: the distributed optimizer, before it has its distributed part.
+        settings: the settings of the optimizer.
+        identity: the source of its name.
+
     Attributes:
+        parameters: its parameters and their buckets.
         is_paused: whether the script is inside ``no_sync()``.
         is_loaded: whether the optimizer was pickled. The script may then wrap it again.
     """
@@ -32,8 +38,11 @@ class DistributedPart(OptimizerParameters):
         self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
     ) -> None:
         self.is_paused = False
+        self.settings = settings
+        self.identity = identity
         self._original: weakref.ref[torch.optim.Optimizer] | None = None
-        super().__init__(optimizer, settings, identity)
+        self.parameters = OptimizerParameters(optimizer, settings, identity, self)
+        self.parameters.adopt()
 
     @abstractmethod
     def zero_grad(self) -> None:
@@ -59,6 +68,14 @@ class DistributedPart(OptimizerParameters):
     def rewind(self) -> None:
         """Restart the count of passes."""
 
+    def prepare(self) -> None:
+        """Make buckets for the running generation, unless they exist. Cheap if nothing has changed.
+
+        Raises:
+            HorovodInternalError: no generation runs.
+        """
+        self.parameters.prepare()
+
     def derived_from(self, original: torch.optim.Optimizer) -> None:
         """Remember the optimizer that the user wrapped. A learning-rate scheduler may refer to it."""
         self._original = weakref.ref(original)
@@ -72,12 +89,12 @@ class DistributedPart(OptimizerParameters):
 
     def add_parameters(self) -> None:
         """Adopt parameters that were added to the optimizer, perhaps in the middle of a step."""
-        self.adopt()
-        if self.generation >= 0 and is_initialized():
+        self.parameters.adopt()
+        if self.parameters.generation >= 0 and is_initialized():
             self.prepare()
 
     def set_passes(self, passes: int) -> None:
-        self.passes = check_passes(passes)
+        self.parameters.passes = check_passes(passes)
         self.rewind()
 
     @contextmanager

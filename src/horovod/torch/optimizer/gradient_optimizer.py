@@ -90,7 +90,7 @@ class GradientOptimizer(WrappedOptimizer):
         To continue exactly where training was interrupted, save and load the state on every rank.
         """
         state: dict[str, Any] = super().state_dict()
-        memory = saved_memory(self._horovod.slots.values(), self._horovod.settings)
+        memory = saved_memory(self._horovod.parameters.slots.values(), self._horovod.settings)
         return state if memory is None else {**state, MEMORY: memory}
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
@@ -102,4 +102,4 @@ class GradientOptimizer(WrappedOptimizer):
         plain = {key: value for key, value in state_dict.items() if key != MEMORY}
         super().load_state_dict(plain, *args, **kwargs)
         if MEMORY in state_dict:
-            load_memory(self._horovod.slots.values(), self._horovod.settings, state_dict[MEMORY])
+            load_memory(self._horovod.parameters.slots.values(), self._horovod.settings, state_dict[MEMORY])

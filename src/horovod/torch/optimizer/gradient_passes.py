@@ -11,10 +11,8 @@ import torch
 from horovod.observe.step_clock import BACKWARD, clock
 from horovod.torch.optimizer.backward_passes import current_task, enter
 from horovod.torch.optimizer.buckets import NO_GRADIENT, ParameterState
-from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.gradient_state import GradientState
 from horovod.torch.optimizer.gradient_views import is_only_added
-from horovod.torch.optimizer.parameters import heard_by
 from horovod.torch.uncompiled import in_compiled_backward, is_traced, refuse_backward, refuse_compiled
 
 _GRADIENT = attrgetter("grad")
@@ -44,10 +42,8 @@ class GradientPasses(GradientState):
     _inside: tuple[int, int] = (-2, 0)
     """The graph task in which ``step()`` was last called, and the slots whose gradients it has reduced before their hooks."""
 
-    def hook(self, slot: ParameterState) -> GradientHook:
-        if not self._keeps_aside:
-            return super().hook(slot)
-        return GradientHook(slot.parameter, heard_by(weakref.ref(self), slot), _coming_to(weakref.ref(self), slot))
+    def coming(self, slot: ParameterState) -> Callable[[torch.Tensor], None] | None:
+        return _coming_to(weakref.ref(self), slot) if self._keeps_aside else None
 
     def gradient_comes(self, slot: ParameterState) -> None:
         """Called before a backward pass adds to a gradient, if reduced parts are kept aside. Moves the reduced part aside."""
@@ -81,7 +77,9 @@ class GradientPasses(GradientState):
             return  # this rank does not reduce in this generation
         bucket.waiting -= 1
         if not bucket.waiting and bucket.open:
-            last = self.ends_passes and not any(each.waiting and each.mask & self.trained for each in self.buckets)
+            last = self.ends_passes and not any(
+                each.waiting and each.mask & self.parameters.trained for each in self.parameters.buckets
+            )
             self._sender.send(bucket, awaited=last)
 
     def _begin_pass(self, task: int, slot: ParameterState, gradient: torch.Tensor | None) -> None:
@@ -96,14 +94,14 @@ class GradientPasses(GradientState):
         self._task = task
         clock.enter(BACKWARD)
         self.prepare()
-        self._stays_local = self.is_paused or not self.communicates()
+        self._stays_local = self.is_paused or not self.parameters.communicates()
         if not self._stays_local:
             entered = enter(self, task)
             if entered is not None and all(each() is not entered for each in self._passes):
                 self._passes.append(weakref.ref(entered))
-            self._stays_local = entered is None or self._window + 1 < self.passes
+            self._stays_local = entered is None or self._window + 1 < self.parameters.passes
         self._synchronized = self._scaler_stepped = False
-        for bucket in self.buckets:
+        for bucket in self.parameters.buckets:
             bucket.waiting = len(bucket.slots)
 
     def _check_added(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
@@ -113,7 +111,8 @@ class GradientPasses(GradientState):
             return  # backward makes a new tensor when it adds to such a gradient
         if slot.bit & self._local:
             added = gradient._cdata == slot.tensor_address and (
-                gradient._version == slot.version + 1 or is_only_added(slot, gradient, self.slots.values(), 1)
+                gradient._version == slot.version + 1
+                or is_only_added(slot, gradient, self.parameters.slots.values(), 1)
             )
             thrown_away = (
                 gradient._version == 0
@@ -133,11 +132,11 @@ class GradientPasses(GradientState):
         Returns:
             The set of gradients that must be reduced, although no hook has been called for them.
         """
-        reduced = [slot.reduced() for slot in self.slots.values()]
-        if not inside and all(map(is_, reduced, map(_GRADIENT, self.slots))):
+        reduced = [slot.reduced() for slot in self.parameters.slots.values()]
+        if not inside and all(map(is_, reduced, map(_GRADIENT, self.parameters.slots))):
             return 0
         outside = replaced = 0
-        for slot, known in zip(self.slots.values(), reduced, strict=True):
+        for slot, known in zip(self.parameters.slots.values(), reduced, strict=True):
             gradient = slot.parameter.grad
             if gradient is None or slot.bit & self._covered:
                 continue
@@ -179,7 +178,7 @@ class GradientPasses(GradientState):
         if task == self._inside[0] and not self._touched:
             return False  # step() has reduced what the pass has touched
         self._window += 1
-        return self._window >= self.passes
+        return self._window >= self.parameters.passes
 
 
 def _coming_to(optimizer: weakref.ref[GradientPasses], slot: ParameterState) -> Callable[[torch.Tensor], None]:

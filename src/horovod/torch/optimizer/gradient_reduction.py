@@ -124,18 +124,20 @@ class GradientReduction(GradientRounds):
 
     def _look_at_others(self) -> None:
         """Warn once about a parameter that the script has named and trains, but that is in no distributed optimizer."""
-        if self._looked or not self.communicates():
+        if self._looked or not self.parameters.communicates():
             return
         self._looked = True
-        for parameter, name in self.names.items():
-            if parameter not in self.slots and parameter.requires_grad and parameter.grad is not None:
+        for parameter, name in self.parameters.names.items():
+            if parameter not in self.parameters.slots and parameter.requires_grad and parameter.grad is not None:
                 others = participants()
-                if not any(isinstance(each, GradientReduction) and parameter in each.slots for each in others):
+                if not any(
+                    isinstance(each, GradientReduction) and parameter in each.parameters.slots for each in others
+                ):
                     warnings.warn(_LEFT_OUT.format(name=name), stacklevel=4)
                     return
 
     def before_scaler_steps(self) -> None:
-        if not self.communicates():
+        if not self.parameters.communicates():
             return
         if self._skip and self.under_way:
             raise AssertionError(_SKIPPED)
@@ -160,13 +162,13 @@ class GradientReduction(GradientRounds):
                 loss = closure()
             self.complete()
             self.look()
-            return self._agreed(loss) if agree and self.buckets else loss
+            return self._agreed(loss) if agree and self.parameters.buckets else loss
 
         return reducing_closure
 
     def look(self) -> None:
         """Look at what the wrapped optimizer is about to step with, to compare it with the other ranks."""
-        samples = samples_of(self.process_set.process_set_id) if self.name and self.communicates() else None
+        samples = samples_of(self.process_set.process_set_id) if self.name and self.parameters.communicates() else None
         if samples is None:
             return
         owner = samples.owner(self.name, made_at(self.line))
@@ -191,20 +193,20 @@ class GradientReduction(GradientRounds):
         for other in self._takers():
             other._rest()
         if self._keeps_aside:
-            for slot in self.slots.values():
+            for slot in self.parameters.slots.values():
                 slot.tensor_address = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
         if self._debugger is not None:
-            self._debugger.after_step(self.slots.values())
+            self._debugger.after_step(self.parameters.slots.values())
 
     def _count_step(self) -> None:
         self._steps += 1
         self._rounds = 0
-        self.count.made += 1
+        self.parameters.count.made += 1
 
     def zero_grad(self) -> None:
         if is_initialized():
-            self.adopt_changes()
-            self.hear_all()
+            self.parameters.adopt_changes()
+            self.parameters.hear_all()
             self.prepare()
         if self.under_way or (self._passes and self._touched and not self._stays_local):
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
@@ -226,13 +228,13 @@ class GradientReduction(GradientRounds):
 
     def complete(self) -> None:
         """Reduce all gradients that are not reduced: those of local passes, and those that the script has set itself."""
-        for slot in self.adopt_changes():
+        for slot in self.parameters.adopt_changes():
             gradient = slot.parameter.grad
             if gradient is not None and gradient._version:
                 self._error = self._error or AssertionError(_CHANGED_AFTER_ADDED.format(name=slot.name))
-        self.hear_all()
+        self.parameters.hear_all()
         self.prepare()
-        if not self.communicates():
+        if not self.parameters.communicates():
             return
         for other in self._takers(check=True):
             other.complete()
@@ -251,7 +253,7 @@ class GradientReduction(GradientRounds):
         """Whether a round is needed before the step. The same on all ranks whose backward passes were the same."""
         if self._touched or self.under_way or any(each() is None for each in self._passes):
             return True
-        wanted = self.trained & ~self._covered
+        wanted = self.parameters.trained & ~self._covered
         return not self._settled and self._named & wanted != wanted
 
     def _takers(self, check: bool = False) -> list[GradientReduction]:
@@ -268,19 +270,25 @@ class GradientReduction(GradientRounds):
         if check:
             for other in self._later[1]:
                 if not other.settings.reduces_as(self.settings):
-                    name = next(slot.name for parameter, slot in self.slots.items() if parameter in other.slots)
+                    name = next(
+                        slot.name
+                        for parameter, slot in self.parameters.slots.items()
+                        if parameter in other.parameters.slots
+                    )
                     raise AssertionError(_OTHER_SETTINGS.format(name=name))
         return self._later[1]
 
     def _found_takers(self) -> list[GradientReduction]:
         found: list[GradientReduction] = []
         covered = 0
-        lost = [slot for slot in self.slots.values() if slot.hook is not None and not slot.hook.is_registered()]
+        lost = [
+            slot for slot in self.parameters.slots.values() if slot.hook is not None and not slot.hook.is_registered()
+        ]
         for other in participants() if lost else ():
             if other is self or not isinstance(other, GradientReduction):
                 continue
             for slot in lost:
-                theirs = other.slots.get(slot.parameter)
+                theirs = other.parameters.slots.get(slot.parameter)
                 if theirs is not None and theirs.hook is not None and theirs.hook.is_registered():
                     covered |= slot.bit
                     if other not in found:
@@ -289,7 +297,7 @@ class GradientReduction(GradientRounds):
             if not slot.bit & covered:
                 slot.hook = None  # the optimizer that had taken it is gone
         if any(slot.hook is None for slot in lost):
-            self._listen()
+            self.parameters.listen()
         self._covered = covered
         return found
 

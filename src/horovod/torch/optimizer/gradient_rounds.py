@@ -61,7 +61,7 @@ class GradientRounds(GradientPasses):
             self._joins, self._steps, self._rounds = joins, 0, 0
             self._sampler.begin()
             self._check.joined()
-        new = self.adopt_changes()
+        new = self.parameters.adopt_changes()
         if new:  # backward may have reached them before they had hooks
             self.prepare()
             self._touched |= sum(slot.bit for slot in new if slot.parameter.grad is not None)
@@ -73,12 +73,12 @@ class GradientRounds(GradientPasses):
         return TouchedGradients(
             self.name,
             self._steps,
-            len(self.slots),
+            len(self.parameters.slots),
             as_bytes(touched),
             as_bytes(sparse),
             final,
             self._rounds,
-            self._check.digest(self.optimizer, self.slots.values(), self._steps),
+            self._check.digest(self.parameters.optimizer, self.parameters.slots.values(), self._steps),
         )
 
     def _check_kept(self, slot: ParameterState) -> None:
@@ -95,7 +95,7 @@ class GradientRounds(GradientPasses):
             self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
 
     def _is_only_added(self, slot: ParameterState, gradient: torch.Tensor) -> bool:
-        return is_only_added(slot, gradient, self.slots.values(), 0)
+        return is_only_added(slot, gradient, self.parameters.slots.values(), 0)
 
     def _is_kept(self, slot: ParameterState, gradient: torch.Tensor) -> bool:
         """Whether a local gradient is as the last pass has left it."""
@@ -145,7 +145,7 @@ class GradientRounds(GradientPasses):
                 slot.parameter.grad = zero_gradient(slot)
             elif self._keeps_aside:
                 slot.aside, slot.parameter.grad = old, zero_gradient(slot)
-        for bucket in self.buckets:
+        for bucket in self.parameters.buckets:
             wanted = conclusion.touched & bucket.mask
             if wanted and bucket.open:
                 self._sender.send(bucket if wanted == bucket.mask else bucket.part(wanted))
@@ -169,7 +169,9 @@ class GradientRounds(GradientPasses):
         else:
             number = self.process_set.process_set_id
             try:
-                self._check.compare(self.optimizer, self.slots.values(), self.name, number, self.line)
+                self._check.compare(
+                    self.parameters.optimizer, self.parameters.slots.values(), self.name, number, self.line
+                )
             except BaseException as failure:
                 error = error or failure
         error = error or self._error or self._missed(conclusion, members)
@@ -191,7 +193,7 @@ class GradientRounds(GradientPasses):
             self._cut_by_use(conclusion.touched)
 
     def tune(self, settings: TunedSettings) -> None:
-        self.cut_anew(settings.bucket_bytes)
+        self.parameters.cut_anew(settings.bucket_bytes)
 
     @staticmethod
     def _add_aside(slot: ParameterState) -> None:
@@ -216,7 +218,7 @@ class GradientRounds(GradientPasses):
 
     def _cut_by_use(self, touched: int) -> None:
         """Cut buckets of which passes have repeatedly touched only parts, so that each part is sent as soon as it is ready."""
-        for bucket in [*self.buckets]:
+        for bucket in [*self.parameters.buckets]:
             reached = touched & bucket.mask
             if reached == bucket.mask:
                 bucket.reached.clear()
@@ -226,6 +228,6 @@ class GradientRounds(GradientPasses):
                     alike: dict[tuple[bool, ...], list[ParameterState]] = {}
                     for slot in bucket.slots:
                         alike.setdefault(tuple(bool(slot.bit & each) for each in bucket.reached), []).append(slot)
-                    self.buckets.remove(bucket)
+                    self.parameters.buckets.remove(bucket)
                     bucket.dissolve()
-                    self.add_buckets([*alike.values()])
+                    self.parameters.add_buckets([*alike.values()])

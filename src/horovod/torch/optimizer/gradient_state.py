@@ -60,6 +60,10 @@ class GradientState(DistributedPart, PassListener):
         super().__init__(optimizer, settings, identity)
 
     @property
+    def name(self) -> str:
+        return self.parameters.name
+
+    @property
     def process_set(self) -> ProcessSet:
         return self.settings.process_set
 
@@ -79,7 +83,7 @@ class GradientState(DistributedPart, PassListener):
     def forget(self) -> None:
         for bucket in self._sendable():
             bucket.reset()
-        for slot in self.slots.values():
+        for slot in self.parameters.slots.values():
             if slot.aside is not None:
                 slot.parameter.grad, slot.aside = slot.aside, None
         self.discard()
@@ -90,7 +94,7 @@ class GradientState(DistributedPart, PassListener):
         self._reduced = 0
         self._passes.clear()
         self._error = None
-        for slot in self.slots.values() if self._keeps_aside else ():
+        for slot in self.parameters.slots.values() if self._keeps_aside else ():
             slot.aside = None
 
     def is_elsewhere(self) -> bool:
@@ -115,18 +119,18 @@ class GradientState(DistributedPart, PassListener):
     def renumbered(self, moved: Callable[[int], int]) -> None:
         self._touched, self._local = moved(self._touched), moved(self._local)
         self._named, self._reduced = moved(self._named), moved(self._reduced)
-        self._sampler.renumbered([*self.slots.values()])
+        self._sampler.renumbered([*self.parameters.slots.values()])
 
     def _all(self) -> int:
-        return (1 << len(self.slots)) - 1
+        return (1 << len(self.parameters.slots)) - 1
 
     def _in(self, mask: int) -> Iterator[ParameterState]:
-        return (slot for slot in self.slots.values() if slot.bit & mask) if mask else iter(())
+        return (slot for slot in self.parameters.slots.values() if slot.bit & mask) if mask else iter(())
 
     def _unsent(self) -> int:
-        return sum(bucket.mask for bucket in self.buckets if bucket.open)
+        return sum(bucket.mask for bucket in self.parameters.buckets if bucket.open)
 
     def _sendable(self) -> Iterator[Bucket]:
-        for bucket in self.buckets:
+        for bucket in self.parameters.buckets:
             yield bucket
             yield from bucket.parts()

@@ -39,11 +39,11 @@ class LocalReduction(GradientReduction):
         self._attempts = 0
         self._met_in = running().generation if settings.process_set.process_set_id is not None else -1
         self._scaler_attempts = False
-        self.rounds = TensorRounds(settings, self.slots, identity.name)
+        self.rounds = TensorRounds(settings, self.parameters.slots, identity.name)
 
     def begin_step(self) -> None:
         """Called before the wrapped optimizer's step."""
-        self.adopt_changes()
+        self.parameters.adopt_changes()
         self.rounds.begin(self.rounds.sizes(trained=True))
 
     def end_step(self) -> None:
@@ -75,18 +75,19 @@ class LocalReduction(GradientReduction):
         self.rounds.load(outer, self.rounds.sizes(trained=False))
         self._attempts, self._scaler_attempts = self.rounds.steps, False
         if memory is not None:
-            load_memory(self.slots.values(), self._arguments.of_memory, memory)
+            load_memory(self.parameters.slots.values(), self._arguments.of_memory, memory)
 
     def saved(self) -> dict[str, Any]:
         """What :meth:`load` needs, by the keys of ``state_dict()``."""
         self.catch_up()
-        outer, memory = self.rounds.state(), saved_memory(self.slots.values(), self._arguments.of_memory)
+        outer, memory = self.rounds.state(), saved_memory(self.parameters.slots.values(), self._arguments.of_memory)
         return {key: value for key, value in ((OUTER, outer), (MEMORY, memory)) if value is not None}
 
     def meet(self) -> None:
         """Begin a generation. Every rank must call it; see :func:`horovod.torch.optimizer.local_settings.meet`."""
         if meet(self._arguments):
-            self._met_in, self._changed = running().generation, True  # hooks may wait for the process set
+            self._met_in = running().generation
+            self.parameters.look_again()  # hooks may wait for the process set
             self.rounds.new_generation()
             super().prepare()
 

@@ -31,13 +31,34 @@ FROZEN_BYTES = 16 << 20
 """The size of a bucket of frozen parameters, in bytes. It is sent only when some are unfrozen."""
 
 
-class OptimizerParameters(ABC):
-    """The parameters of one optimizer.
+class ParameterListener(ABC):
+    """The part of an optimizer that its parameters call."""
+
+    @abstractmethod
+    def gradient_is_ready(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
+        """Called when a backward pass has added to a gradient. ``gradient`` is None if a hook of the script has removed it."""
+
+    def coming(self, slot: ParameterState) -> Callable[[torch.Tensor], None] | None:
+        """A function to call before a backward pass adds to a gradient. It must not refer to the optimizer."""
+        return None
+
+    @abstractmethod
+    def renumbered(self, moved: Callable[[int], int]) -> None:
+        """Called when the bits of slots have changed. ``moved`` converts a set of slots from the old bits to the new ones."""
+
+    @abstractmethod
+    def new_generation(self) -> None:
+        """Called at the first use in a new generation. The buckets of the earlier generation no longer exist."""
+
+
+class OptimizerParameters:
+    """The parameters of one optimizer. None is known before :meth:`adopt`.
 
     Args:
-        optimizer: the distributed optimizer, before it has its distributed part.
+        optimizer: the distributed optimizer.
         settings: the settings of the optimizer.
         identity: the source of its name.
+        listener: the part of the optimizer that has these parameters.
 
     Attributes:
         name: the name of the optimizer in requests. "" until its first step in a generation.
@@ -52,11 +73,16 @@ class OptimizerParameters(ABC):
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
+        self,
+        optimizer: torch.optim.Optimizer,
+        settings: OptimizerSettings,
+        identity: OptimizerIdentity,
+        listener: ParameterListener,
     ) -> None:
-        self._reference = weakref.ref(optimizer)  # weak, so that deleting the optimizer frees both immediately
-        self.settings = settings
-        self.identity = identity
+        self._reference = weakref.ref(optimizer)  # weak, so that deleting the optimizer frees all immediately
+        self._listener = weakref.ref(listener)
+        self._settings = settings
+        self._identity = identity
         self.name = ""
         self.generation = -1
         self.count = StepCount()
@@ -71,19 +97,6 @@ class OptimizerParameters(ABC):
         self._heard: list[int] = []  # the addresses of the C++ tensors that have their hooks
         self._changed = True
         weakref.finalize(self, _let_go, self.slots, self.buckets).atexit = False
-        self.adopt()
-
-    @abstractmethod
-    def gradient_is_ready(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
-        """Called when a backward pass has added to a gradient. ``gradient`` is None if a hook of the script has removed it."""
-
-    @abstractmethod
-    def renumbered(self, moved: Callable[[int], int]) -> None:
-        """Called when the bits of slots have changed. ``moved`` converts a set of slots from the old bits to the new ones."""
-
-    @abstractmethod
-    def new_generation(self) -> None:
-        """Called at the first use in a new generation. The buckets of the earlier generation no longer exist."""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -93,6 +106,11 @@ class OptimizerParameters(ABC):
             "only the optimizer and its hooks call this, and the hooks are removed with the optimizer"
         )
         return optimizer
+
+    def _present_listener(self) -> ParameterListener:
+        listener = self._listener()
+        assert listener is not None, "it has these parameters, so they end with it"
+        return listener
 
     def adopt(self) -> None:
         """Adopt parameters that are new, and drop those that are gone. They must be the same on every rank at the same step."""
@@ -104,7 +122,7 @@ class OptimizerParameters(ABC):
             name = self.names.setdefault(parameter, name_by_position)
             slot = self.slots.get(parameter)
             if slot is None:
-                check_parameter(name, parameter, self.settings.op)
+                check_parameter(name, parameter, self._settings.op)
                 if not (parameter.is_floating_point() or parameter.is_complex()):
                     continue
                 slot = ParameterState(parameter, name)
@@ -119,9 +137,11 @@ class OptimizerParameters(ABC):
             slot.bit = 1 << position
         for bucket in self.buckets:
             bucket.renumber()
-        self.renumbered(lambda mask: sum(slot.bit for slot, bit in before.items() if bit & mask and slot.bit))
+        self._present_listener().renumbered(
+            lambda mask: sum(slot.bit for slot, bit in before.items() if bit & mask and slot.bit)
+        )
         self._changed = True
-        self._listen()
+        self.listen()
 
     def _drop(self, slot: ParameterState) -> None:
         """Drop a parameter that the optimizer no longer has. The other parameters of its bucket get new buckets."""
@@ -142,7 +162,7 @@ class OptimizerParameters(ABC):
         """
         generation = running().generation
         if generation != self.generation:
-            self.generation, self.name = generation, self.identity.name()
+            self.generation, self.name = generation, self._identity.name()
             self.count = self._counted()
             for bucket in self.buckets:  # the reduction of a bucket has failed with its generation
                 bucket.reset(self.passes)
@@ -150,17 +170,17 @@ class OptimizerParameters(ABC):
             self.buckets.clear()
             self._numbers = count()
             self._bucket_bytes = 0
-            self.new_generation()
+            self._present_listener().new_generation()
             self._changed = True
         if self._changed:
             self._changed = False
-            self._listen()
+            self.listen()
             self._cut()
 
     def _counted(self) -> StepCount:
-        if not self.settings.active():
+        if not self._settings.active():
             return StepCount()
-        return running().steps.of(self.name, self.settings.process_set.ranks or (), self.settings.line)
+        return running().steps.of(self.name, self._settings.process_set.ranks or (), self._settings.line)
 
     def adopt_changes(self) -> list[ParameterState]:
         """Adopt parameters that the script has put into a group or taken out of it. Returns the new ones."""
@@ -184,19 +204,20 @@ class OptimizerParameters(ABC):
 
     def communicates(self) -> bool:
         """Whether this rank reduces gradients at present; False before ``init()`` and after ``shutdown()``."""
-        return is_initialized() and self.settings.active()
+        return is_initialized() and self._settings.active()
 
-    def _listen(self) -> None:
+    def look_again(self) -> None:
+        """Let the next :meth:`prepare` register hooks and cut buckets that are missing."""
+        self._changed = True
+
+    def listen(self) -> None:
         """Register a hook with every parameter, if this rank reduces gradients."""
         self._heard = []
         if self.communicates():
             for slot in self.slots.values():
                 if slot.hook is None:
-                    slot.hook = self.hook(slot)
-
-    def hook(self, slot: ParameterState) -> GradientHook:
-        """Register a hook that calls :meth:`gradient_is_ready`."""
-        return GradientHook(slot.parameter, heard_by(weakref.ref(self), slot))
+                    coming = self._present_listener().coming(slot)
+                    slot.hook = GradientHook(slot.parameter, _heard_by(self._listener, slot), coming)
 
     def _cut(self) -> None:
         """Put parameters that are in no bucket into new buckets. Frozen parameters get separate buckets, so no other bucket
@@ -206,7 +227,7 @@ class OptimizerParameters(ABC):
         new = [slot for slot in self.slots.values() if slot.bucket is None]
         trained = [slot for slot in new if slot.parameter.requires_grad]
         frozen = [slot for slot in new if not slot.parameter.requires_grad]
-        groups = self.settings.groups if not self.buckets else None
+        groups = self._settings.groups if not self.buckets else None
         if trained:
             self.add_buckets(cut_buckets(trained, groups, self._bucket_bytes))
             if self._may_cut_anew():
@@ -218,8 +239,8 @@ class OptimizerParameters(ABC):
     def _may_cut_anew(self) -> bool:
         """Whether autotuning may choose the size of buckets: not if the user has chosen groups, a compressor keeps state, or
         the process set is not the global one."""
-        chosen = self.settings.groups is not None or isinstance(self.settings.compression, BucketCompressor)
-        return not chosen and self.settings.process_set.process_set_id == 0
+        chosen = self._settings.groups is not None or isinstance(self._settings.compression, BucketCompressor)
+        return not chosen and self._settings.process_set.process_set_id == 0
 
     def cut_anew(self, bucket_bytes: int) -> None:
         """Cut buckets of another size. Called on all ranks between the same two rounds, when no bucket is being reduced.
@@ -248,13 +269,13 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [*chain.from_iterable(map(_PARAMETERS, optimizer.param_groups))]
 
 
-def heard_by(optimizer: weakref.ref[OptimizerParameters], slot: ParameterState) -> Callable[[torch.Tensor], None]:
+def _heard_by(listener: weakref.ref[ParameterListener], slot: ParameterState) -> Callable[[torch.Tensor], None]:
     """The function that the hook of ``slot`` calls."""
 
     def heard(parameter: torch.Tensor) -> None:
         if is_traced():
             refuse_compiled(slot.name)
-        present = optimizer()
+        present = listener()
         if present is not None:
             present.gradient_is_ready(slot, parameter.grad)
 

@@ -30,13 +30,12 @@ RECORD = "DistributedOptimizer.pass"
 
 
 class Participant(ABC):
-    """The interface of an optimizer that takes part in rounds.
+    """The interface of an optimizer that takes part in rounds."""
 
-    Attributes:
-        name: the optimizer's name, the same on all ranks; "" before its first use in the running generation.
-    """
-
-    name: str
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The optimizer's name, the same on all ranks; "" before its first use in the running generation."""
 
     @property
     @abstractmethod

@@ -48,11 +48,11 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        return self._horovod.passes
+        return self._horovod.parameters.passes
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
-        return dict(self._horovod.names)
+        return dict(self._horovod.parameters.names)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -128,7 +128,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         settings = self._horovod.settings
         plain = copy.deepcopy(self._plain(), memo)
-        names, groups = copy.deepcopy((self._horovod.names, settings.groups), memo)
+        names, groups = copy.deepcopy((self._horovod.parameters.names, settings.groups), memo)
         wrapped = wrap(plain, _front(type(self)), settings.over(names, groups), self._horovod.identity.copied())
         memo[id(self)] = wrapped
         return wrapped
