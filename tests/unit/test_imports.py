@@ -131,7 +131,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"loading"},
         {"legacy", "optimizer"},
         {"backends"},
-        {"callbacks", "distribution", "last_steps"},
+        {"callbacks", "distribution", "last_steps", "local_training"},
         {"broadcasting", "compilation", "copies", "custom_steps", "guarding", "in_place_exchange", "learning_rate"},
         {"first_step"},
         {"elastic", "loss_scale", "naming", "settings", "values"},

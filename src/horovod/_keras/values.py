@@ -25,13 +25,15 @@ from horovod.core.requests.handle import Handle
 from horovod.core.submission import collectives
 
 
-def _array(value: Any) -> Array:
+def array_of(value: Any) -> Array:
+    """A C-contiguous copy of a value in host memory."""
     import keras
 
     return np.array(keras.ops.convert_to_numpy(value), order="C")
 
 
-def _tensor(array: Array) -> Any:
+def tensor_of(array: Array) -> Any:
+    """An array as a tensor of the backend."""
     import keras
 
     return keras.ops.convert_to_tensor(array)
@@ -39,7 +41,7 @@ def _tensor(array: Array) -> Any:
 
 def _finished(handle: Handle, array: Array) -> Any:
     handle.wait()
-    return _tensor(array)
+    return tensor_of(array)
 
 
 def allreduce(
@@ -79,7 +81,7 @@ def allreduce(
     tensor, context = keras.ops.convert_to_tensor(value), None
     if compression is not None:
         tensor, context = compression.compress(tensor)
-    array = _array(tensor)
+    array = array_of(tensor)
     tensors = [described(array)]
     handle = collectives.allreduce(
         "allreduce",
@@ -108,7 +110,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
     """
     import keras
 
-    array = _array(keras.ops.convert_to_tensor(value))
+    array = array_of(keras.ops.convert_to_tensor(value))
     gathered: list[Array] = []
 
     def allocate(_: int, rows: int) -> Array:
@@ -116,7 +118,7 @@ def allgather(value: Any, name: str | None = None) -> Any:
         return gathered[0].reshape(-1)
 
     collectives.allgather("allgather", name, [described(array)], allocate, awaited=True).wait()
-    return _tensor(gathered[0])
+    return tensor_of(gathered[0])
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
@@ -133,7 +135,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     import keras
 
     root_rank = whole(root_rank, "root_rank")
-    array = _array(keras.ops.convert_to_tensor(value))
+    array = array_of(keras.ops.convert_to_tensor(value))
     return _finished(collectives.broadcast("broadcast", name, [described(array)], root_rank, awaited=True), array)
 
 
@@ -150,7 +152,7 @@ def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any
     """
     import keras
 
-    array = _array(keras.ops.convert_to_tensor(value))
+    array = array_of(keras.ops.convert_to_tensor(value))
     if not array.shape:
         raise ValueError("Reducescatter does not support scalar inputs")
     mine = np.empty((shard_rows(array.shape[0], size())[rank()], *array.shape[1:]), array.dtype)

@@ -31,12 +31,14 @@ from horovod._keras.legacy import versions as _versions
 from horovod._keras.settings import checked as _checked
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.keras import callbacks, data, elastic
+from horovod.local_training.outer_sgd import OuterSGD
 
 __all__ = [
     "Adasum",
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "OuterSGD",
     "PartialDistributedOptimizer",
     "Sum",
     "allgather",

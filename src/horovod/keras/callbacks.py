@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from horovod._keras import callbacks
+from horovod._keras import callbacks, local_training
 from horovod._keras.legacy import versions
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
+    "LocalTrainingCallback",
     "MetricAverageCallback",
 ]
 
@@ -45,6 +46,10 @@ class LearningRateScheduleCallback(callbacks.LearningRateSchedule, _Callback):  
 
 class LearningRateWarmupCallback(callbacks.LearningRateWarmup, _Callback):  # type: ignore[misc]  # Keras is untyped
     __doc__ = callbacks.LearningRateWarmup.__doc__
+
+
+class LocalTrainingCallback(local_training.LocalTraining, _Callback):  # type: ignore[misc]  # Keras is untyped
+    __doc__ = local_training.LocalTraining.__doc__
 
 
 class BestModelCheckpoint(callbacks.BestModel, keras.callbacks.ModelCheckpoint, _Callback):  # type: ignore[misc]  # Keras is untyped

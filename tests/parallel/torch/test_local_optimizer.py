@@ -81,7 +81,7 @@ def test_hosts_that_meet_after_every_step_and_take_the_average_are_one_job(on_ho
 def test_changes_travel_compressed(on_hosts: Any) -> None:
     def both(case: Case) -> list[float]:
         exact, _ = trained(case)
-        kinds: list[Any] = [hvd.Compression.fp16, hvd.Compression.bf16]
+        kinds: list[Any] = [hvd.Compression.fp16, hvd.Compression.bf16, hvd.Compression.int8]
         if not case.delay:
             kinds += [hvd.Compression.powersgd(rank=3), hvd.Compression.topk(ratio=0.5)]
         return [diloco.distance(trained(case, compression=each)[0], exact) for each in kinds]

@@ -1,0 +1,152 @@
+"""The ways of training that ``slow_links.py`` compares: how each makes a model and an optimizer, and averages tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+ONE = "one host"
+Made = tuple[nn.Module, Any, Callable[[], None]]
+"""The model to call, the optimizer, and what is called after each step."""
+EVERY, FRAGMENTS, DELAY = 50, 4, 5
+
+
+class Alone:
+    """One host."""
+
+    faster = 1.0
+    """By how much the learning rate is higher than that of one host."""
+
+    def begin(self) -> None: ...
+
+    def make(self, model: nn.Module, lr: float) -> Made:
+        return model, torch.optim.Adam(model.parameters(), lr), lambda: None
+
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Average tensors over the ranks in place."""
+
+    def barrier(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Horovod(Alone):
+    """Averaged gradients, compressed or not."""
+
+    def __init__(self, compression: str) -> None:
+        self.compression = compression
+
+    def begin(self) -> None:
+        import horovod.torch as hvd
+
+        hvd.init()
+        self.hvd = hvd
+
+    def make(self, model: nn.Module, lr: float) -> Made:
+        hvd = self.hvd
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        return model, self.optimizer(torch.optim.Adam(model.parameters(), lr), model), lambda: None
+
+    def optimizer(self, plain: Any, model: nn.Module) -> Any:
+        chosen = getattr(self.hvd.Compression, self.compression)
+        return self.hvd.DistributedOptimizer(plain, model.named_parameters(), compression=chosen)
+
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        self.hvd.grouped_allreduce_(list(tensors), name="average")
+
+    def barrier(self) -> None:
+        self.hvd.barrier()
+
+    def end(self) -> None:
+        self.hvd.barrier()
+        self.hvd.shutdown()
+
+
+class HorovodLocal(Horovod):
+    """Local steps."""
+
+    def optimizer(self, plain: Any, model: nn.Module) -> Any:
+        return self.hvd.LocalOptimizer(
+            plain,
+            every=EVERY,
+            fragments=FRAGMENTS,
+            delay=DELAY,
+            compression=getattr(self.hvd.Compression, self.compression),
+            named_parameters=model.named_parameters(),
+        )
+
+
+class Ddp(Alone):
+    """PyTorch's DistributedDataParallel on Gloo."""
+
+    def __init__(self, hook: str = "") -> None:
+        self.hook = hook
+
+    def begin(self) -> None:
+        dist.init_process_group("gloo")
+
+    def make(self, model: nn.Module, lr: float) -> Made:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        if self.hook == "bf16":
+            wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        elif self.hook == "powersgd":
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)
+            wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return wrapped, torch.optim.Adam(model.parameters(), lr), lambda: None
+
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        for each in tensors:
+            dist.all_reduce(each)
+            each /= dist.get_world_size()
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def end(self) -> None:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+class PostLocalSgd(Ddp):
+    """PyTorch's post-local SGD: averaged gradients in the first steps, then averaged parameters every so many."""
+
+    def make(self, model: nn.Module, lr: float) -> Made:
+        from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+        from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+        own = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        state = post_localSGD_hook.PostLocalSGDState(None, own, start_localSGD_iter=EVERY)
+        wrapped.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+        averager = PeriodicModelAverager(period=EVERY, warmup_steps=EVERY)
+        return (
+            wrapped,
+            torch.optim.Adam(model.parameters(), lr),
+            lambda: averager.average_parameters(model.parameters()),
+        )
+
+
+CONTENDERS: dict[str, Callable[[], Alone]] = {
+    ONE: Alone,
+    "Horovod, float32": lambda: Horovod("none"),
+    "Horovod, fp16": lambda: Horovod("fp16"),
+    "Horovod, int8": lambda: Horovod("int8"),
+    "Horovod, local, fp16": lambda: HorovodLocal("fp16"),
+    "Horovod, local, int8": lambda: HorovodLocal("int8"),
+    "DDP, float32": Ddp,
+    "DDP, bf16 hook": lambda: Ddp("bf16"),
+    "DDP, PowerSGD": lambda: Ddp("powersgd"),
+    "DDP, post-local SGD": PostLocalSgd,
+}
+"""By the name in tables."""
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])

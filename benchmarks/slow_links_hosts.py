@@ -1,0 +1,120 @@
+"""Hosts of ``slow_links.py``: network namespaces at one switch, whose cables have a rate, and a fixed part of a core for each.
+
+A part of a core is a quota of the kernel's (control groups, version 1 or 2). Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_WITH_US = ("setpriv", "--pdeathsig", "KILL")
+"""Before a command: the kernel kills it when this process ends, however it does."""
+_GROUPS = Path("/sys/fs/cgroup")
+_PERIOD = 10_000
+"""Of a quota, in microseconds: short beside a step."""
+DEVICE = "eth0"
+
+
+def address_of(host: int) -> str:
+    return f"10.79.0.{host + 1}"
+
+
+class LinkedHosts:
+    """So many hosts, from :meth:`start` to :meth:`close`.
+
+    Attributes:
+        has_latency: whether this kernel can delay packets (``netem``).
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.has_latency = True
+        self._sleepers: list[subprocess.Popen[bytes]] = []
+        self._groups: list[Path] = []
+
+    def start(self) -> None:
+        self._sleepers = [
+            subprocess.Popen([*_WITH_US, "unshare", "--net", "sleep", "infinity"]) for _ in range(self.count + 1)
+        ]
+        own = os.readlink("/proc/self/ns/net")  # noqa: PTH115  no path, but a name of the kernel's
+        deadline = time.monotonic() + 60
+        for sleeper in self._sleepers:
+            while os.readlink(f"/proc/{sleeper.pid}/ns/net") == own:  # noqa: PTH115  as above
+                if time.monotonic() > deadline:
+                    raise SystemExit("a network namespace did not open")
+                time.sleep(0.02)
+        self._inside(self.count, "ip", "link", "add", "switch", "type", "bridge")
+        self._inside(self.count, "ip", "link", "set", "switch", "up")
+        for host in range(self.count):
+            end = ("peer", "name", DEVICE, "netns", str(self._sleepers[host].pid))
+            self._inside(self.count, "ip", "link", "add", f"port{host}", "type", "veth", *end)
+            self._inside(self.count, "ip", "link", "set", f"port{host}", "master", "switch", "up")
+            self._inside(host, "ip", "addr", "add", f"{address_of(host)}/24", "dev", DEVICE)
+            for device in ("lo", DEVICE):
+                self._inside(host, "ip", "link", "set", device, "up")
+
+    def shape(self, bits: float, latency: float) -> None:
+        """Let every cable carry so many bits a second in either direction, and delay packets.
+
+        Args:
+            bits: 0 for no limit.
+            latency: in seconds, of a round trip.
+        """
+        for host in range(self.count):
+            for inside, device in ((host, DEVICE), (self.count, f"port{host}")):
+                limit = ["handle", "1:", "tbf", "rate", f"{bits:.0f}bit", "burst", "128kb", "latency", "100ms"]
+                words = ("tc", "qdisc", "replace", "dev", device, "root", *(limit if bits else ["noqueue"]))
+                self._inside(inside, *words)
+            if latency and bits and self.has_latency:
+                delay = ("netem", "delay", f"{latency / 2 * 1e6:.0f}us", "limit", "100000")
+                words = ("tc", "qdisc", "replace", "dev", DEVICE, "parent", "1:1", *delay)
+                self.has_latency = self._inside(host, *words, check=False) == 0
+
+    def share(self, part: float) -> str:
+        """Give each host this part of a core. Returns how, or "" if this machine cannot."""
+        version_1 = _GROUPS / "cpu"
+        top = version_1 if version_1.is_dir() else _GROUPS
+        try:
+            for host in range(self.count):
+                group = top / f"slow-links-{os.getpid()}-{host}"
+                group.mkdir()
+                self._groups.append(group)
+                if top == version_1:
+                    (group / "cpu.cfs_period_us").write_text(str(_PERIOD))
+                    (group / "cpu.cfs_quota_us").write_text(str(int(part * _PERIOD)))
+                else:
+                    (group / "cpu.max").write_text(f"{int(part * _PERIOD)} {_PERIOD}")
+        except OSError:
+            return ""
+        return "quota of a control group"
+
+    def run(self, host: int, command: Sequence[str], env: Mapping[str, str], limited: bool) -> subprocess.Popen[str]:
+        """Start a command on a host.
+
+        Args:
+            limited: whether it gets the host's part of a core, and no more.
+        """
+        words = ["nsenter", "-t", str(self._sleepers[host].pid), "-n", *command]
+        if limited and self._groups:
+            words = ["sh", "-c", f'echo $$ > {self._groups[host]}/cgroup.procs; exec "$@"', "sh", *words]
+        return subprocess.Popen([*_WITH_US, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def close(self) -> None:
+        for sleeper in self._sleepers:
+            sleeper.kill()
+            sleeper.wait()
+        for group in self._groups:
+            for _ in range(50):
+                with suppress(OSError):
+                    group.rmdir()
+                    break
+                time.sleep(0.1)  # the last process of the group has not quite ended
+
+    def _inside(self, host: int, *words: str, check: bool = True) -> int:
+        command = ["nsenter", "-t", str(self._sleepers[host].pid), "-n", *words]
+        return subprocess.run(command, check=check, capture_output=True).returncode
