@@ -94,8 +94,8 @@ class Ddp(Alone):
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         wrapped = nn.parallel.DistributedDataParallel(model)
-        if self.hook == "bf16":
-            wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        if self.hook == "fp16":  # that for bfloat16 refuses Gloo
+            wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif self.hook == "powersgd":
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)
             wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -141,7 +141,7 @@ CONTENDERS: dict[str, Callable[[], Alone]] = {
     "Horovod, local, fp16": lambda: HorovodLocal("fp16"),
     "Horovod, local, int8": lambda: HorovodLocal("int8"),
     "DDP, float32": Ddp,
-    "DDP, bf16 hook": lambda: Ddp("bf16"),
+    "DDP, fp16 hook": lambda: Ddp("fp16"),
     "DDP, PowerSGD": lambda: Ddp("powersgd"),
     "DDP, post-local SGD": PostLocalSgd,
 }
