@@ -100,6 +100,48 @@ def test_a_gather_that_a_rank_was_lost_in_fails_by_name_and_leaves_its_outputs(
         assert re.search(text, ended.stdout), ended.stdout
 
 
+OPTIONS = """
+import os, signal, hashlib
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+first = dist.get_rank()
+out = []
+for victim, option in ((4, "gradient_as_bucket_view"), (3, "find_unused_parameters"), (2, "static_graph")):
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(20, 50), torch.nn.BatchNorm1d(50), torch.nn.Tanh(), torch.nn.Linear(50, 3)]
+    net = torch.nn.Sequential(*layers).double()
+    m = DDP(net, bucket_cap_mb=0.002, **{option: True})
+    o = torch.optim.SGD(net.parameters(), lr=.1, momentum=.9)
+    g = torch.Generator().manual_seed(first)
+    for step in range(8):
+        o.zero_grad()
+        if step == 3 and first == victim:
+            net[0].weight.register_hook(lambda g: os.kill(os.getpid(), signal.SIGKILL))
+        x = torch.randn(6, 20, generator=g, dtype=torch.float64)
+        if step == 5 and option != "static_graph":
+            with m.no_sync():
+                m(x).sum().backward()
+        m(x).sum().backward()
+        o.step()
+    dist.broadcast(net[1].running_mean, 0)
+    values = torch.cat([each.detach().flatten() for each in net.parameters()])
+    out.append((dist.get_world_size(), hashlib.sha256(values.numpy().tobytes()).hexdigest()))
+print("END", out, flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_is_lost_in_backward_with_each_option_of_ddp(launcher: Launcher, tmp_path: Path, installed: str) -> None:
+    (tmp_path / "train.py").write_text(OPTIONS)
+    ended = launcher.run("-np", "5", "--min-np", "2", *GO_ON, "python", "train.py", PYTHONPATH=path(installed))
+    assert ended.returncode == 0, ended.stderr
+    found = re.findall(r"END (.*)", ended.stdout)
+    assert len(found) == 2 and found[0] == found[1], ended.stdout
+    assert re.findall(r"\((\d), ", found[0]) == ["4", "3", "2"]
+
+
 REFUSED = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

@@ -12,6 +12,7 @@ sent, which is when the next gradient comes, or at the end of the pass.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
@@ -39,15 +40,26 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def _shares(added: torch.Tensor, gradient: torch.Tensor) -> bool:
+    """Whether backward has made the tensor that it has added to a gradient this gradient."""
+    return added.layout is torch.strided and _address(added) == _address(gradient)
+
+
+_KNOWN_REFERENCES = 3
+"""The references to a gradient in :meth:`GradientsInPlace._settle` if no other code has one."""
+
+
 class Slot:
     """One parameter.
 
     Attributes:
         sent: the gradient, if it is being reduced in place.
         copy: the memory that is being reduced instead of it.
+        result: the memory that gets the average if the group goes on after a loss. The gradient stays until all ranks have it.
+        new: whether backward has made the gradient in this pass.
     """
 
-    __slots__ = ("copy", "dtype", "parameter", "sent", "shape", "stride")
+    __slots__ = ("copy", "dtype", "new", "parameter", "result", "sent", "shape", "stride")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         like = torch.empty_like(parameter, device="meta")  # of the layout that backward gives gradients
@@ -55,6 +67,12 @@ class Slot:
         self.dtype, self.shape, self.stride = parameter.dtype, parameter.shape, like.stride()
         self.sent: torch.Tensor | None = None
         self.copy: torch.Tensor | None = None
+        self.result: torch.Tensor | None = None
+        self.new = False
+
+    def flat(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the parameter's layout as the core takes it."""
+        return tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,))
 
 
 @uncompiled
@@ -134,6 +152,7 @@ class GradientsInPlace:
         ):
             self._ready[index] = None
             refuse_gradient(gradient, slot.dtype, self._group)
+        slot.new = added is not None and gradient is not None and _shares(added, gradient)
         self._send_complete()
         self._ready[index] = None
         self._prepare(slot, gradient, added)
@@ -161,7 +180,8 @@ class GradientsInPlace:
     def _send(self, number: int) -> None:
         factor = 1.0 / self._group.size()
         slots = [self._slots[index] for index in self._buckets[number]]
-        by_core = slots[0].dtype in _SCALED_BY_CORE
+        goes_on = self._group.goes_on  # the core divides, by the number of ranks that take part
+        by_core = slots[0].dtype in _SCALED_BY_CORE or goes_on
         tensors = []
         for slot in slots:
             if slot.copy is None and slot.sent is None:
@@ -171,9 +191,16 @@ class GradientsInPlace:
             if not by_core:
                 with torch.no_grad():
                     tensor.mul_(factor)
-            tensors.append(tensor if tensor.is_contiguous() else tensor.as_strided((tensor.numel(),), (1,)))
+            tensors.append(slot.flat(tensor))
         reduction = msgspec.structs.replace(DDP_BUCKET, prescale=factor if by_core else 1.0)
         options = _AWAITED if number == len(self._buckets) - 1 else _LATER
+        if goes_on:
+            results = []
+            for slot in slots:
+                slot.result = torch.empty_strided(slot.shape, slot.stride, dtype=slot.dtype)
+                results.append(slot.flat(slot.result))
+            self._works.append(self._group.average_into(tensors, results, options))
+            return
         submitter = self._group._submitter
         errors: Errors = ()
         if submitter.compresses:
@@ -198,7 +225,7 @@ class GradientsInPlace:
             if is_alone(gradient) or (self._own and _address(gradient) in self._own):
                 slot.sent = gradient
                 return
-            if added is not None and added.layout is torch.strided and _address(added) == _address(gradient):
+            if added is not None and _shares(added, gradient):
                 return
         slot.copy = torch.empty_strided(slot.shape, slot.stride, dtype=slot.dtype)
         if gradient is None:  # the script has removed it
@@ -226,8 +253,17 @@ class GradientsInPlace:
 
     def _settle(self, slot: Slot) -> None:
         """Put the result of a parameter where its gradient is now."""
-        sent, result = slot.sent, slot.copy
         present = slot.parameter.grad
+        if (average := slot.result) is not None:
+            slot.result = None
+            replaced = slot.new and present is slot.sent and sys.getrefcount(present) <= _KNOWN_REFERENCES
+            slot.sent = slot.copy = None
+            if present is None or self._views or replaced:
+                slot.parameter.grad = average
+            else:
+                present.copy_(average)
+            return
+        sent, result = slot.sent, slot.copy
         if result is None:
             slot.sent = None
             if present is sent:

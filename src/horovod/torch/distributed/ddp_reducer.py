@@ -76,7 +76,6 @@ class InPlaceReducer(_Reducer):  # type: ignore[misc]  # C++, without types
             and not any(given.get("expect_sparse_gradients", ()))
             and isinstance(self._group, BackendGroup)
             and running().config.ddp_in_place
-            and not continues
             and all(_is_plain(parameter) for parameter in self._parameters)
             and not any(parameter in _in_buckets for parameter in self._parameters)
         )

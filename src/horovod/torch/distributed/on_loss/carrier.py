@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -90,11 +91,21 @@ def met(
     return Carrier(membership, tuple(origins), environment), furthest
 
 
+def asleep(handle: Handle) -> None:
+    """Wait for a handle, and leave it to the worker thread: a thread that carries it out itself would take a core from the
+    script's backward pass. Raises the error of the handle."""
+    if not handle.done():
+        done = threading.Event()
+        handle.then(done.set)
+        done.wait()
+    handle.wait()
+
+
 def _reduced(
     membership: GroupMembership, name: str, values: np.ndarray[tuple[int], np.dtype[np.int64]], op: ReduceOp
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     tensors = [Tensor(values, DataType.INT64, values.shape)]
     call = prepared_call(Operation.ALLREDUCE, _PREFIX, name, tensors, op, line="")
     handle: Handle = submit(membership.number, call.request, tensors, tensors)
-    handle.wait()
+    asleep(handle)
     return values

@@ -27,7 +27,13 @@ class ContinuingGroup(HorovodProcessGroup):
 
     def average(self, bucket: torch.Tensor) -> Any:
         """A future of the average of a bucket of gradients of DistributedDataParallel, in a new tensor."""
-        return self._submitter.average(bucket).future_of_one()
+        return self._submitter.average([bucket], [torch.empty_like(bucket)]).future_of_one()
+
+    def average_into(
+        self, gradients: Sequence[torch.Tensor], results: Sequence[torch.Tensor], options: Any
+    ) -> HorovodWork:
+        """See :meth:`ContinuingSubmitter.average`."""
+        return self._submitter.average(gradients, results, options)
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> HorovodWork:
         _refuse("send()")

@@ -20,7 +20,7 @@ from horovod.core.requests.handle import Handle
 from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.core.submission.prepared import submit
 from horovod.core.submission.requests import prepared_call
-from horovod.torch.distributed.on_loss.carrier import Carrier
+from horovod.torch.distributed.on_loss.carrier import Carrier, asleep
 
 PREFIX = "torch.distributed"
 _REPEATABLE = {"all_reduce", "allreduce_coalesced", "reduce", "broadcast", "barrier"}
@@ -121,7 +121,7 @@ class KeptCall:
         if self._handle is None:
             return False
         try:
-            self._handle.wait()
+            asleep(self._handle)
         except Exception as error:
             if ended(error):
                 return False

@@ -77,19 +77,26 @@ class ContinuingSubmitter(Submitter):
         self._survivor.end()
         self.membership = self._survivor.membership
 
-    def average(self, bucket: torch.Tensor) -> HorovodWork:
-        """Sum a bucket of gradients of DistributedDataParallel, divided by the number of ranks that take part, into a new
-        tensor."""
-        source, result = flat(bucket, reduced=True), torch.empty_like(bucket)
-        memory = memory_of([source])
-        read, written = memory.reduce([source], [flat(result, reduced=True)])
+    def average(
+        self, gradients: Sequence[torch.Tensor], results: Sequence[torch.Tensor], options: Any = _LATER
+    ) -> HorovodWork:
+        """Sum gradients of DistributedDataParallel, divided by the number of ranks that take part.
+
+        Args:
+            gradients: contiguous tensors in host memory. They stay as they are.
+            results: as many new tensors.
+            options: the options of the call.
+        """
+        sources = [flat(each, reduced=True) for each in gradients]
+        memory = memory_of(sources)
+        read, written = memory.reduce(sources, [flat(each, reduced=True) for each in results])
         return self.start(
             "all_reduce",
             Operation.ALLREDUCE,
             read,
             written,
-            [result],
-            _LATER,
+            results,
+            options,
             _SUM,
             memory=memory,
             averages=True,
