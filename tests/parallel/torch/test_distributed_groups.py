@@ -178,6 +178,7 @@ def test_a_missing_rank_is_named(ranks: Ranks) -> None:
             for call in (
                 lambda: world.monitored_barrier(timedelta(seconds=0.5)),
                 lambda: world.monitored_barrier(timedelta(0)),
+                lambda: world.monitored_barrier(0.5),
                 lambda: dist.new_group([0, 1], timeout=timedelta(seconds=0.5)),
             ):
                 try:

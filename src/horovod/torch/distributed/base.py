@@ -112,8 +112,8 @@ class BackendGroup(Operations, PointToPoint):
         """Return when all ranks of the group have called it. It uses the store, so it works even if collectives do not.
 
         Args:
-            timeout: the time limit, as a timedelta or as the attribute ``timeout`` of an object; zero: at once. By default, and
-                if it is negative, that of the group.
+            timeout: the time limit, as a timedelta, in seconds, or as the attribute ``timeout`` of an object; zero: at once. By
+                default, and if it is negative, that of the group.
             wait_all_ranks: has no effect: the message always lists the missing ranks.
 
         Raises:
@@ -121,7 +121,9 @@ class BackendGroup(Operations, PointToPoint):
             RuntimeError: the store cannot be used.
         """
         submitter = self._submitter
-        limit = timeout if isinstance(timeout, timedelta) else getattr(timeout, "timeout", None)
+        limit = getattr(timeout, "timeout", timeout)
+        if isinstance(limit, int | float):
+            limit = timedelta(seconds=limit)
         given = isinstance(limit, timedelta) and limit >= timedelta(0)
         seconds = limit.total_seconds() if given and limit is not None else submitter.seconds
         exchange = StoreExchange(
