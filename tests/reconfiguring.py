@@ -89,6 +89,7 @@ class Member:
             dist.recv(received, (rank - 1) % size)
             sending.wait()
             assert received.item() == found[rank - 1]
+        dist.barrier()  # a rank that ends the group now would end messages of the others
         return found
 
     def end(self) -> None:
