@@ -125,7 +125,7 @@ def _start_seconds(asked: int | None) -> int:
 def _variables(env: Mapping[str, str] | None) -> dict[str, str]:
     if env is not None:
         return {str(name): str(value) for name, value in env.items()}
-    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD")}
 
 
 def _call_of(function: Callable[..., Any], arguments: Sequence[Any], keywords: Mapping[str, Any]) -> RemoteCall:

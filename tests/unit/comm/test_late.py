@@ -62,7 +62,7 @@ def test_it_is_built_once_at_the_first_collective_with_what_was_set_before() -> 
     assert built[0].seen == [settings, "aborted", "closed"]
 
 
-COLLECTIVES = {"allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"}
+COLLECTIVES = {"allreduce", "allreduce_compressed", "allgather", "broadcast", "alltoall", "reducescatter", "barrier"}
 OTHERS = sorted(
     name
     for name, each in vars(ForwardingCommunicator).items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from horovod._base.config import COMPRESSION
 from horovod.core.negotiation.messages import HOST, Operation, Request, TensorSpec
 
 MISMATCHED = "Mismatched requests"
@@ -79,7 +80,7 @@ def _mismatch(first: Request, present: list[Request]) -> str:
             one, two = first.compression or "none", other.compression or "none"
             return (
                 f"Mismatched compression: One rank compresses with {one}, but another rank compresses with {two}. Set "
-                "compression= and HOROVOD_COMPRESSION alike on all ranks."
+                f"compression= and {COMPRESSION} alike on all ranks."
             )
         if other.root != first.root:
             return (

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from horovod._base.config import COMPRESSION
 from horovod.comm.base import Communicator
 from horovod.comm.compression.blocks import BlockFormat
 from horovod.comm.reduction import ReduceOp
@@ -57,9 +58,10 @@ def try_compression(
     if communicator.rank == 0 and ours > plain:
         _log.warning(
             "compression to %s costs time between these hosts: %d MB take %.3g ms compressed and %.3g ms as they are. Use "
-            "hvd.Compression.none, or unset HOROVOD_COMPRESSION.",
+            "hvd.Compression.none, or unset %s.",
             form.name,
             SAMPLE_BYTES >> 20,
             ours * 1e3,
             plain * 1e3,
+            COMPRESSION,
         )
