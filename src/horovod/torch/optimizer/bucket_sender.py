@@ -132,7 +132,7 @@ class BucketSender:
             if gradient.dtype.is_complex:
                 gradient = torch.view_as_real(gradient.detach())
             if not self._as_they_are or not gradient.is_contiguous():
-                gradient = self._compressed(bucket, gradient)
+                gradient = self._compressed(bucket, gradient, alone)
             elif not alone:
                 own = gradient.detach().clone()
                 bucket.after.insert(0, partial(_put_back, gradient, own))
@@ -150,10 +150,13 @@ class BucketSender:
         reduction = ReductionArguments(settings.op, *settings.scales(), self._process_set, settings.chosen_form)
         bucket.handle = bucket.submit(slots, tensors, reduction, settings.line)
 
-    def _compressed(self, bucket: Bucket, gradient: torch.Tensor) -> torch.Tensor:
-        """The contiguous, compressed tensor to send for a gradient. It is decompressed after the reduction."""
+    def _compressed(self, bucket: Bucket, gradient: torch.Tensor, alone: bool) -> torch.Tensor:
+        """The contiguous, compressed tensor to send for a gradient: a copy unless the gradient is ``alone`` in its memory. It is
+        decompressed after the reduction."""
         compressed, context = self._single.compress(gradient.detach())
         sent: torch.Tensor = compressed.contiguous()
+        if not alone and sent.data_ptr() == gradient.data_ptr():
+            sent = sent.clone()
         if sent is not gradient:
             bucket.after.insert(0, partial(self._restore, gradient, sent, context))
         return sent
