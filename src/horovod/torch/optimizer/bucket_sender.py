@@ -151,8 +151,11 @@ class BucketSender:
         bucket.handle = bucket.submit(slots, tensors, reduction, settings.line)
 
     def _compressed(self, bucket: Bucket, gradient: torch.Tensor, alone: bool) -> torch.Tensor:
-        """The contiguous, compressed tensor to send for a gradient: a copy unless the gradient is ``alone`` in its memory. It is
-        decompressed after the reduction."""
+        """The contiguous, compressed tensor to send for a gradient. It is decompressed after the reduction.
+
+        Args:
+            alone: whether nothing else uses the gradient's memory. If not, the tensor is a copy.
+        """
         compressed, context = self._single.compress(gradient.detach())
         sent: torch.Tensor = compressed.contiguous()
         if not alone and sent.data_ptr() == gradient.data_ptr():
