@@ -135,7 +135,7 @@ lint: $(HAVE_TEST)  ## check style, layout and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src tests/typed_script.py
 
-bench: $(HAVE_BENCH)  ## measure everything beside Gloo, MPI, DDP and torchrun (ten to twenty minutes)
+bench: $(HAVE_BENCH)  ## measure collectives, steps and the start beside Gloo, MPI, DDP and torchrun (ten to twenty minutes)
 	mkdir -p $(RESULTS)
 	$(MEASURE) --engine shm --peer gloo --idle 10 --seconds 0.1 --plot $(RESULTS)/collectives.png \
 		--json $(RESULTS)/collectives.json $(BENCH_ARGUMENTS)

@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -48,20 +47,18 @@ def main() -> None:
         "ranks": options.np,
         "limits": {each.name: each.limits for each in present if each.limits},
         "seconds": seconds,
-        "recovery": {
-            name: statistics.median(sum(parts.values()) for parts in found) for name, found in seconds.items()
-        },
+        "recovery": {name: sum(median_loss(found).values()) for name, found in seconds.items()},
     }
     print(machine.in_words(description))
     for each in present:
         found = seconds[each.name]
-        totals = [sum(parts.values()) for parts in found]
+        totals, median = [sum(parts.values()) for parts in found], median_loss(found)
         print(
-            f"{each.name}: from the kill to the first step {statistics.median(totals):.2f} s ({min(totals):.2f} to "
-            f"{max(totals):.2f}, {len(totals)} times), of which"
+            f"{each.name}, {continued(each.name, options.np)}: from the kill to the first step {sum(median.values()):.2f} s "
+            f"({min(totals):.2f} to {max(totals):.2f}, {len(totals)} times), of which"
         )
         for part, words in each.parts.items():
-            print(f"    {statistics.median(every[part] for every in found):6.2f} s  {words}")
+            print(f"    {median[part]:6.2f} s  {words}")
         if each.limits:
             print(f"    with {each.limits}")
     for name, why in missing.items():
@@ -88,8 +85,19 @@ def recovery(contender: Contender, ranks: int, victim: int) -> dict[str, float]:
     return parts
 
 
+def median_loss(found: list[dict[str, float]]) -> dict[str, float]:
+    """The parts, in seconds, of the loss whose time is the median: the lower of two."""
+    return sorted(found, key=lambda parts: sum(parts.values()))[(len(found) - 1) // 2]
+
+
+def continued(name: str, ranks: int) -> str:
+    """With how many ranks, and which, a contender goes on after the loss of one."""
+    replaces = any(each.replaces for each in CONTENDERS if each.name == name)
+    return f"{ranks} new ranks" if replaces else f"the other {ranks - 1} ranks"
+
+
 def plot(record: dict[str, Any], path: Path) -> None:
-    """One bar for each contender, of the medians of its parts."""
+    """One bar for each contender: the loss from which it recovered in the median time, in parts."""
     import matplotlib
 
     matplotlib.use("Agg")  # a file, never a window
@@ -104,21 +112,22 @@ def plot(record: dict[str, Any], path: Path) -> None:
     present = [each for each in CONTENDERS if each.name in record["seconds"]]
     figure, axes = plt.subplots(figsize=(8.0, 1.6 + 0.7 * len(present)), dpi=150)
     for place, each in enumerate(present):
-        left = 0.0
+        left, median = 0.0, median_loss(record["seconds"][each.name])
         for (part, words), colour in zip(each.parts.items(), shades[each.name], strict=True):
-            width = statistics.median(found[part] for found in record["seconds"][each.name])
             label = f"{each.name}: {words}" if each.name != "horovodrun, DDP" else None  # as horovodrun
-            axes.barh(-place, width, left=left, color=colour, height=0.5, label=label)
-            left += width
+            axes.barh(-place, median[part], left=left, color=colour, height=0.5, label=label)
+            left += median[part]
         axes.annotate(f" {left:.2f} s", (left, -place), va="center", fontsize=10)
-    axes.set_yticks([-place for place in range(len(present))], [each.name for each in present])
+    ranks = record["ranks"]
+    names = [f"{each.name}\ngoes on with\n{continued(each.name, ranks)}" for each in present]
+    axes.set_yticks([-place for place in range(len(present))], names, fontsize=9)
     axes.set_ylim(-len(present) + 0.55, 0.45)
     axes.margins(x=0.12)
-    axes.set_xlabel(f"seconds from the kill of one of {record['ranks']} ranks, medians of the parts")
+    axes.set_xlabel(f"seconds from the kill of one of {ranks} ranks to the next step, in the loss of the median time")
     axes.legend(loc="upper right", frameon=False, fontsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, facecolor="white")
     plt.close(figure)
 
 

@@ -34,6 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     hvd.init()
     machine = describe() if hvd.rank() == 0 else {}
+    hvd.barrier()  # the others sleep while rank 0 looks how busy the machine is
     device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
     model = torch.nn.Sequential(*[torch.nn.Linear(WIDTH, WIDTH) for _ in range(12)]).to(device)
     plain = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[options.optimizer](model.parameters(), lr=1e-6)

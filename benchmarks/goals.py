@@ -24,7 +24,7 @@ import machine
 from collectives_report import Job, Row
 from rich.console import Console
 from rich.table import Table
-from training_report import DDP, HVD, KEPT, ONE_RANK, SIDE_BY_SIDE
+from training_arrangements import ALONE, DDP, DDP_VIEWS, HVD, ONE_RANK, SIDE_BY_SIDE
 
 TOLERANCE = 0.2
 """A ratio that fell by less is noise: two runs in a row differ by so much on a machine that others share."""
@@ -138,9 +138,9 @@ def share(name: str, row: Row, scale: Row, goal: float | None, beside: str) -> F
 
 
 def of_training(model: dict[str, Any]) -> Iterator[Figure]:
-    name, efficiency = model["model"], model["efficiency"]
+    name, efficiency = model["model"], {ALONE: 1.0, **model["efficiency"]}
     goal = MODELS.get(name)
-    for beside in (KEPT, SIDE_BY_SIDE, DDP):
+    for beside in (ALONE, SIDE_BY_SIDE, DDP, DDP_VIEWS):
         if beside in efficiency:
             yield Figure(
                 f"training efficiency, {name}",
@@ -150,10 +150,8 @@ def of_training(model: dict[str, Any]) -> Iterator[Figure]:
                 efficiency[HVD] / efficiency[beside],
                 f"{beside} ({efficiency[beside]:.1%})",
             )
-    cost = efficiency[KEPT] / efficiency[ONE_RANK] - 1
-    yield Figure(
-        f"one rank, {name}", f"{cost:+.2%}", "0.5 %", cost <= 0.005, efficiency[ONE_RANK] / efficiency[KEPT], KEPT
-    )
+    cost = 1 / efficiency[ONE_RANK] - 1
+    yield Figure(f"one rank, {name}", f"{cost:+.2%}", "0.5 %", cost <= 0.005, efficiency[ONE_RANK], ALONE)
 
 
 def of_startup(record: dict[str, Any]) -> Iterator[Figure]:

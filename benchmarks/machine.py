@@ -12,13 +12,19 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+LOOKS = 10
+"""How many seconds the other work on the machine is looked at: a brief blip does not spoil a record, lasting work does."""
+IDLE_PERCENT = 1.0
+BUSY_PERCENT = 5.0
+"""More than so much other work spoils a measurement."""
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "keras": "Keras"}
 
 
 def describe(frameworks: Sequence[str] = ("torch",)) -> dict[str, str | int | float]:
     """The machine and the versions, for the head of a table and for the record.
 
-    Looks for a second how busy the machine is with other work, so call it before starting any.
+    Looks for one to ten seconds how busy the machine is with other work, so call it before starting any, and while no other
+    rank works.
 
     Args:
         frameworks: packages whose versions matter; they are not imported.
@@ -33,18 +39,33 @@ def describe(frameworks: Sequence[str] = ("torch",)) -> dict[str, str | int | fl
         **{each: importlib.metadata.version(distributions[each][0]) for each in frameworks},
         "numpy": np.__version__,
         "horovod": importlib.metadata.version("horovod"),
-        "busy_percent": psutil.cpu_percent(interval=1.0),
+        "busy_percent": _busy_percent(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 
 
 def in_words(machine: dict[str, str | int | float]) -> str:
-    busy = f"; BUSY: {machine['busy_percent']} % with other work" if float(machine["busy_percent"]) > 5 else ""
+    busy = f"; BUSY: {machine['busy_percent']} % with other work" if is_busy(machine) else ""
     frameworks = "".join(f", {name} {machine[each]}" for each, name in FRAMEWORKS.items() if each in machine)
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gigabytes']} GB; "
         f"Horovod {machine['horovod']}, Python {machine['python']}{frameworks}; {machine['date']}{busy}"
     )
+
+
+def is_busy(machine: dict[str, str | int | float]) -> bool:
+    """Whether other work was going on, so that the figures are not to be published."""
+    return float(machine["busy_percent"]) > BUSY_PERCENT
+
+
+def _busy_percent() -> float:
+    """The share of the processors' time that went to other work: the least of ten seconds, or that of the first idle one."""
+    least = 100.0
+    for _ in range(LOOKS):
+        least = min(least, psutil.cpu_percent(interval=1.0))
+        if least < IDLE_PERCENT:
+            break
+    return least
 
 
 def _processor() -> str:

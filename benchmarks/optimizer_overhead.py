@@ -18,7 +18,6 @@ import os
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from machine import describe, in_words
@@ -53,12 +52,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    hvd.init()
+    machine = describe() if hvd.rank() == 0 else {}
+    hvd.barrier()  # the others sleep while rank 0 looks how busy the machine is
     rounds: dict[str, list[float]] = {check: [] for check in CHECKS}
     for _ in range(5):
         for check in CHECKS:
             rounds[check].append(measured(options.parameters, options.groups, check))
     if hvd.rank() == 0:
-        print(in_words(MACHINE[0]))
+        print(in_words(machine))
         for check, found in rounds.items():
             each = [time / options.parameters for time in found]
             print(f"{hvd.size()} ranks, HOROVOD_CHECK={check}: {_five(each, 2)} us a parameter and step")
@@ -66,7 +68,7 @@ def main() -> None:
         print(f"the comparison alone: {_five(compared, 0)} us a step of {options.parameters} parameters")
         if options.json:
             record = {
-                "machine": MACHINE[0],
+                "machine": machine,
                 "ranks": hvd.size(),
                 "microseconds_per_parameter": statistics.median(rounds["warn"]) / options.parameters,
                 "rounds": [time / options.parameters for time in rounds["warn"]],
@@ -74,9 +76,6 @@ def main() -> None:
                 "comparison_rounds": compared,
             }
             options.json.write_text(json.dumps(record, indent=1))
-
-
-MACHINE: list[Any] = []
 
 
 def _five(rounds: list[float], digits: int) -> str:
@@ -90,8 +89,6 @@ def measured(parameters: int, groups: int, check: str) -> float:
     os.environ["HOROVOD_CHECK"] = check
     hvd.shutdown()
     hvd.init()
-    if hvd.rank() == 0 and not MACHINE:
-        MACHINE.append(describe())
     alone, wrapped = optimizer(parameters), hvd.DistributedOptimizer(optimizer(parameters))
     microseconds(alone), microseconds(wrapped)  # to warm up
     return statistics.median(microseconds(wrapped) - microseconds(alone) for _ in range(groups))

@@ -14,10 +14,13 @@ import argparse
 import hashlib
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from machine import BUSY_PERCENT, is_busy
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "benchmarks" / "published"
@@ -34,11 +37,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="?", help="a folder with records")
     options = parser.parse_args()
     if options.results:
-        PUBLISHED.mkdir(exist_ok=True)
-        for path in sorted(options.results.glob("*.json")):
-            if path.stem in TABLES:
-                check(json.loads(path.read_text()), path)
-                (PUBLISHED / path.name).write_bytes(path.read_bytes())
+        take_over(options.results)
     for document in documents():
         text = document.read_text()
         if written(text) != text:
@@ -49,14 +48,30 @@ def main() -> None:
             draw(path)
 
 
+def take_over(results: Path) -> None:
+    """Keep the records of a folder: all of them, or none if one is not to be published."""
+    found = [path for path in sorted(results.glob("*.json")) if path.stem in TABLES]
+    for path in found:
+        check(json.loads(path.read_text()), path)
+    PUBLISHED.mkdir(exist_ok=True)
+    for path in found:
+        (PUBLISHED / path.name).write_bytes(path.read_bytes())
+
+
 def documents() -> list[Path]:
     return sorted([*ROOT.glob("*.md"), *(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "api")])
 
 
 def check(record: Record, path: Path) -> None:
+    """End the program with a reason if a record is not to be published."""
     missing = [name for name in NEEDED if name not in record.get("machine", {})]
     if missing:
         sys.exit(f"{path}: its machine lacks {', '.join(missing)}; run the program that writes it again")
+    if is_busy(record["machine"]):
+        sys.exit(
+            f"{path}: {record['machine']['busy_percent']} % of its machine were busy with other work; no record with more than "
+            f"{BUSY_PERCENT:g} % is published: run the program that writes it again, on a machine that does nothing else"
+        )
 
 
 def written(text: str) -> str:
@@ -86,14 +101,16 @@ def in_words(record: Record) -> str:
 
 
 def of_training(record: Record) -> Iterator[str]:
-    """One row an arrangement: the step time of the best round, and this against Horovod's."""
-    yield f"| {record['ranks']} ranks | what | ms per step, best round | times Horovod's |"
-    yield "|---|---|---:|---:|"
+    """One row an arrangement: the step times of the best and of the median round, and the best against Horovod's best."""
+    yield f"| {record['ranks']} ranks | what | ms per step, best round | median round | best round, times Horovod's |"
+    yield "|---|---|---:|---:|---:|"
     for model in record["models"]:
         best = {name: min(seconds) for name, seconds in model["seconds"].items()}
         for name, seconds in best.items():
             size = f"{model['model']}, {model['parameters'] / 1e6:.1f} M parameters" if name == "alone" else ""
-            yield f"| {size} | {name} | {1e3 * seconds:.0f} | {seconds / best['hvd']:.2f} |"
+            median = statistics.median(model["seconds"][name])
+            ratio = seconds / best["hvd"]
+            yield f"| {size} | {name} | {1e3 * seconds:.0f} | {1e3 * median:.0f} | {ratio:.2f} |"
 
 
 def of_collectives(record: Record) -> Iterator[str]:
@@ -130,11 +147,13 @@ def in_units(nbytes: int) -> str:
 
 def of_recovery(record: Record) -> Iterator[str]:
     """One row a contender: from the kill of a rank to the next step."""
-    yield "| one of " + str(record["ranks"]) + " ranks is killed | seconds to the next step, best of all | losses |"
-    yield "|---|---:|---:|"
+    from elastic import continued, median_loss
+
+    yield f"| one of {record['ranks']} ranks is killed | goes on with | seconds to the next step, median | losses |"
+    yield "|---|---|---:|---:|"
     for name, found in record["seconds"].items():
-        totals = [sum(parts.values()) for parts in found]
-        yield f"| {name} | {min(totals):.2f} | {len(totals)} |"
+        seconds = sum(median_loss(found).values())
+        yield f"| {name} | {continued(name, record['ranks'])} | {seconds:.2f} | {len(found)} |"
 
 
 def of_many_ranks(record: Record) -> Iterator[str]:

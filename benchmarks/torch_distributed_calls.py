@@ -148,6 +148,7 @@ def main() -> None:
     own, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
     first = dist.get_rank() == 0
     machine = describe() if first else {}
+    dist.barrier(gloo)  # the others sleep while rank 0 looks how busy the machine is
     wanted = [each.strip() for each in options.only.split(";") if each.strip()]
     rows = []
     if first:

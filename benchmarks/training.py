@@ -7,15 +7,17 @@
 
 The arrangements, each with one thread per rank and the same batch per rank
     alone         one process, the plain framework: no Horovod in it
-    alone, kept   the same with the memory settings that horovodrun gives its ranks, by which the allocator keeps a step's
-                  memory for the next one: what of the gain is due to them
     hvd, 1 rank   the same under ``horovodrun -np 1`` with Horovod: against the line above, what the wrapper costs
     side by side  as many plain processes as ranks, at once, that know nothing of each other: they share the machine's
-                  caches, memory and power, so no way of training together can be faster than this
+                  caches, memory and power; against *alone*, what that costs
     hvd           the ranks train one model with Horovod
-    ddp           PyTorch's DistributedDataParallel on Gloo (``--peer ddp``)
+    ddp           PyTorch's DistributedDataParallel on Gloo (``--peer ddp``), without its broadcast of buffers
+    ddp, views    the same with ``gradient_as_bucket_view=True``, by which gradients are not copied into buckets and back
     mwms          TensorFlow's MultiWorkerMirroredStrategy (``--peer mwms``)
-    ddp, kept     and *mwms, kept*: the same with the memory settings that horovodrun gives its ranks
+
+All of them have the memory settings that horovodrun gives its ranks, by which the allocator keeps a step's memory for the next
+one and PyTorch uses huge pages. The settings help every arrangement, so a comparison with and without them would show their
+effect, not that of communication.
 
 What is trained
     torch         a loop with ``horovod.torch``'s ``DistributedOptimizer``
@@ -26,11 +28,11 @@ What is trained
 What is measured, and how
     All arrangements of a model stay in memory and take turns of about a second; those that wait, sleep. The order
     changes from round to round, and the first step of a turn is not counted. A turn's *step time* is the time its
-    slowest rank takes for the counted steps, divided by their number; the table has the best of the rounds,
-    since other work on the machine can only lengthen a step. *Efficiency* is alone / this: the share of one plain process's
-    speed that is left to each rank. Ratios are those of the best rounds. Where a
-    process happens to get its memory can make it faster or slower by several percent for as long as it lives; with
-    ``--restarts`` all are started anew, and the rounds are pooled.
+    slowest rank takes for the counted steps, divided by their number; the table has the best and the median of the
+    rounds. Ratios are those of the best rounds, since other work on the machine can only lengthen a step. *Efficiency* is
+    alone / this: the share of one plain process's speed that is left to each rank. Keras's *mwms* is held against
+    *alone, keras 2*. Where a process happens to get its memory can make it faster or slower by several percent for as long
+    as it lives; with ``--restarts`` all are started anew, and the rounds are pooled.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ import argparse
 import importlib.util
 import json
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,6 +51,8 @@ from training_arrangements import ALONE, COMMON, FRAMEWORKS
 from training_processes import started
 from training_report import Result
 from workloads import MODELS
+
+from horovod.runner import worker_environment
 
 TURN_SECONDS = 1.0
 
@@ -67,6 +72,7 @@ def main() -> None:
             "machine": description,
             "framework": options.framework,
             "ranks": options.np,
+            "memory": worker_environment.memory(os.environ),
             "models": [result.to_dict() for result in results],
         }
         options.json.write_text(json.dumps(record, indent=1))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from training_arrangements import DDP, KERAS_2, MWMS, OF_ONE_PROCESS, UNDER_HOROVODRUN, WITHOUT_MEMORY
+from training_arrangements import KERAS_2, MWMS, OF_ONE_PROCESS, UNDER_HOROVODRUN, WITH_DDP
 
 from horovod.runner import worker_environment
 
@@ -91,16 +91,15 @@ def started(framework: str, model: str, arrangements: Sequence[str], ranks: int)
 
 
 def launch(framework: str, arrangement: str, ranks: int, model: str, address: str) -> list[subprocess.Popen[bytes]]:
-    """Start the processes of one arrangement."""
+    """Start the processes of one arrangement, all with the memory settings that horovodrun gives its ranks."""
     worker = [sys.executable, str(WORKER), "--framework", framework, "--arrangement", arrangement]
     worker += ["--model", model, "--address", address]
-    environment = {**os.environ, **of_framework(framework, WITHOUT_MEMORY.get(arrangement, arrangement))}
+    environment = {**os.environ, **of_framework(framework, arrangement)}
     if arrangement in UNDER_HOROVODRUN:
         command = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), *worker]
         return [subprocess.Popen(command, env=environment)]
-    if arrangement in WITHOUT_MEMORY:
-        environment |= worker_environment.memory(os.environ)
-    meeting = meeting_of(WITHOUT_MEMORY.get(arrangement, arrangement), ranks)
+    environment |= worker_environment.memory(os.environ)
+    meeting = meeting_of(arrangement, ranks)
     return [subprocess.Popen(worker, env=environment | meeting[rank]) for rank in range(ranks)]
 
 
@@ -119,7 +118,7 @@ def of_framework(framework: str, arrangement: str) -> dict[str, str]:
 
 def meeting_of(arrangement: str, ranks: int) -> list[dict[str, str]]:
     """By which environment the ranks of a peer find one another on this machine."""
-    if arrangement == DDP:
+    if arrangement in WITH_DDP:
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "WORLD_SIZE": str(ranks)}
         common["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         return [{**common, "RANK": str(rank)} for rank in range(ranks)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import torch
-from training_arrangements import DDP, UNDER_HOROVODRUN, Training, timed
+from training_arrangements import DDP_VIEWS, UNDER_HOROVODRUN, WITH_DDP, Training, timed
 from workloads_torch import WORKLOADS
 
 _DDP_OPTIONS = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
@@ -26,10 +26,12 @@ def prepare(arrangement: str, model_name: str) -> Training:
         hvd.init()
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    elif arrangement == DDP:
+    elif arrangement in WITH_DDP:
         torch.distributed.init_process_group("gloo")
         # Horovod leaves running statistics to each rank; broadcasting them in every step would be work it does not do.
-        model = torch.nn.parallel.DistributedDataParallel(model, **{BUFFERS_OPTION: False})
+        model = torch.nn.parallel.DistributedDataParallel(
+            model, gradient_as_bucket_view=arrangement == DDP_VIEWS, **{BUFFERS_OPTION: False}
+        )
 
     def step() -> None:
         optimizer.zero_grad()

@@ -7,7 +7,7 @@ import importlib
 import signal
 from multiprocessing.connection import Client
 
-from training_arrangements import WITHOUT_MEMORY, Training
+from training_arrangements import Training
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the one that asks, and thereby this
     room = importlib.import_module(f"training_{options.framework}")
-    training: Training = room.prepare(WITHOUT_MEMORY.get(options.arrangement, options.arrangement), options.model)
+    training: Training = room.prepare(options.arrangement, options.model)
     with Client(options.address) as connection:
         connection.send((options.arrangement, training.parameters, training.tensors))
         try:

@@ -1,13 +1,15 @@
 """Draws the pictures of the documents that show what a tool of Horovod draws: ``python docs/pictures.py``. Needs matplotlib.
 
-It runs a program whose ranks go apart, and one with a slow rank, and then the tools. Pictures of measurements are drawn by
-``benchmarks/publish.py``.
+It runs the program of ``why-does-my-job-hang.md`` whose ranks go apart, and one with a slow rank, and then the tools. Pictures
+of measurements are drawn by ``benchmarks/publish.py``.
 """
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,20 +23,8 @@ import publish  # noqa: E402  the folder of benchmarks comes first
 
 from horovod._base.version import VERSION  # noqa: E402  after the path is set
 
-PROGRAM = """
-import time
-import torch
-import horovod.torch as hvd
-
-hvd.init()
-for step in range(10):
-    time.sleep(0.2 + 0.1 * hvd.rank())  # computes
-    hvd.allreduce(torch.ones(8), name="embedding")
-    if step < 7 or hvd.rank() != 1:
-        hvd.allreduce(torch.ones(8), name="attention")
-    hvd.allreduce(torch.ones(8), name="head")
-"""
-"""Rank 1 skips a collective in the eighth step."""
+HANGS = ROOT / "docs" / "why-does-my-job-hang.md"
+FENCE = re.compile(r"^```python diagnosed(?P<settings>[^\n]*)\n(?P<program>.*?)^```$", re.DOTALL | re.MULTILINE)
 SLOW = """
 import time
 import torch
@@ -51,7 +41,6 @@ for step in range(5):
     optimizer.step()
 """
 """The batches of rank 2 come late."""
-SETTINGS = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "1"}
 RANKS = 3
 
 
@@ -59,16 +48,29 @@ def main() -> None:
     draw(IMAGES / "hang.png")
     draw_slow(IMAGES / "slow.png")
     day = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-    for picture in ("hang.png", "slow.png"):
-        publish.mark(IMAGES / picture, f"docs/pictures.py; Horovod {VERSION}, {day}")
+    for picture, program in (("hang.png", program_that_hangs()[0]), ("slow.png", SLOW)):
+        publish.mark(IMAGES / picture, f"docs/pictures.py; Horovod {VERSION}, {day}; program {checksum(program)}")
+
+
+def program_that_hangs() -> tuple[str, dict[str, str]]:
+    """The first program of the page, and the environment variables that it is run with."""
+    found = FENCE.search(HANGS.read_text())
+    if found is None:
+        sys.exit(f"{HANGS} has no program that is diagnosed")
+    return found["program"], dict(each.split("=", 1) for each in found["settings"].split())
+
+
+def checksum(program: str) -> str:
+    return hashlib.sha256(program.encode()).hexdigest()[:16]
 
 
 def draw(picture: Path) -> None:
-    """Run the program, and have the flight recorders of its ranks drawn."""
+    """Run the program that hangs, and have the flight recorders of its ranks drawn."""
+    program, settings = program_that_hangs()
     with tempfile.TemporaryDirectory() as folder:
         script, recorders = Path(folder) / "train.py", Path(folder) / "recorders"
-        script.write_text(PROGRAM)
-        environment = {**os.environ, **SETTINGS, "HOROVOD_FLIGHT_RECORDER_DIR": str(recorders)}
+        script.write_text(program)
+        environment = {**os.environ, **settings, "HOROVOD_FLIGHT_RECORDER_DIR": str(recorders)}
         launch = [sys.executable, "-m", "horovod.runner.launch", "-np", str(RANKS), sys.executable, str(script)]
         subprocess.run(launch, env=environment, cwd=folder, capture_output=True, timeout=300)  # it fails, as it should
         diagnose = [sys.executable, "-m", "horovod.diagnose", str(recorders), "--plot", str(picture)]
