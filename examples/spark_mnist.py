@@ -9,7 +9,8 @@ the driver prints what rank 0 returns. Images come from ``--data``: ``digits`` (
 default), or the path of an ``.npz`` file with arrays ``x`` (images, height, width) and ``y`` (labels from 0). The last fifth is
 for the test.
 
-Needs the extras ``torch``, ``examples`` and ``spark``, on the executors too, and Java 17. Takes a minute on two cores.
+Needs the extras ``torch``, ``examples`` and ``spark``. The executors need them, too, and Java 17. Takes about
+a minute on two cores.
 """
 
 from __future__ import annotations
