@@ -178,9 +178,10 @@ $(HAVE_VENV):
 	@mkdir -p $(STAMPS) && touch $@
 
 # PyTorch alone, and few retries, since the address may be out of reach; what PyTorch needs comes with the project.
+TORCH_ALONE = --no-deps --retries 1 --timeout 30 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)'
+
 $(HAVE_TORCH): $(HAVE_VENV)
-	$(call install,$(TORCH) $(if $(TORCH_INDEX),for CPUs (200 MB),with CUDA (3 GB)),\
-		--no-deps --retries 1 --timeout 30 $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) '$(TORCH)')
+	$(call install,$(TORCH) $(if $(TORCH_INDEX),for CPUs (200 MB),with CUDA (3 GB)),$(TORCH_ALONE))
 	@touch $@
 
 $(HAVE_TRAIN): pyproject.toml $(HAVE_TORCH)
@@ -217,13 +218,14 @@ $(HAVE_MXNET): pyproject.toml
 
 $(HAVE_RAY): pyproject.toml
 	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
-	$(RAY_VENV)/bin/python -m pip --disable-pip-version-check -q install --extra-index-url $(TORCH_INDEX) '$(TORCH)' 'ray==2.60.0' -e '.[pytest]'
+	$(RAY_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ALONE)
+	$(RAY_VENV)/bin/python -m pip --disable-pip-version-check -q install 'ray==2.60.0' -e '.[torch,pytest]'
 	@mkdir -p $(@D) && touch $@
 
 $(HAVE_SPARK): pyproject.toml
 	test -x $(SPARK_VENV)/bin/python || $(PYTHON) -m venv $(SPARK_VENV)
-	$(SPARK_VENV)/bin/python -m pip --disable-pip-version-check -q install --extra-index-url $(TORCH_INDEX) '$(TORCH)' \
-		'pyspark[connect]==$(SPARK)' -e '.[pytest,examples]'
+	$(SPARK_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ALONE)
+	$(SPARK_VENV)/bin/python -m pip --disable-pip-version-check -q install 'pyspark[connect]==$(SPARK)' -e '.[torch,pytest,examples]'
 	@mkdir -p $(@D) && touch $@
 
 $(HAVE_OLDEST): pyproject.toml
