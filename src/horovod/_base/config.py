@@ -72,6 +72,12 @@ ON_LOSS = "HOROVOD_ON_LOSS"
 """What a job of the back end of ``torch.distributed`` does when a rank is lost: ``end``, or ``continue``."""
 GOES_ON = "continue"
 
+
+def goes_on(environment: Mapping[str, str]) -> bool:
+    """Whether an environment asks for ``--on-loss continue``; for callers that come before the settings are read."""
+    return environment.get(ON_LOSS, "").strip().lower() == GOES_ON
+
+
 # How requests become batches.
 FUSION_THRESHOLD = "HOROVOD_FUSION_THRESHOLD"
 CYCLE_TIME = "HOROVOD_CYCLE_TIME"

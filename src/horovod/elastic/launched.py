@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from horovod._base.config import GOES_ON, ON_LOSS
+from horovod._base.config import goes_on
 from horovod.core.errors import HorovodInternalError, MismatchError, RepeatedFailureError
 from horovod.core.lifecycle import context, elastic_process
 from horovod.core.lifecycle.elastic_process import ElasticProcess
@@ -57,7 +57,7 @@ def in_run() -> Iterator[ElasticProcess | None]:
     if process is None:
         yield None
         return
-    if os.environ.get(ON_LOSS, "").strip().lower() == GOES_ON:
+    if goes_on(os.environ):
         raise ValueError("hvd.elastic.run: --on-loss continue is for scripts without it. Leave it out.")
     process.enters_run()
     context.enter_run()

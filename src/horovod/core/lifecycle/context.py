@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from horovod._base.config import CHECK, GOES_ON, ON_LOSS, Config
+from horovod._base.config import CHECK, GOES_ON, ON_LOSS, Config, goes_on
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError, MismatchError
 from horovod.core.lifecycle import crash, elastic_process, initial_process_sets, malloc_threshold
 from horovod.core.lifecycle.before_run import BeforeRun
@@ -93,8 +93,8 @@ def init(
             initial_process_sets.look_up(sets, _running.world)
             return
         process = elastic_process.this_process()
-        if os.environ.get(ON_LOSS, "").strip().lower() == GOES_ON:
-            _goes_on(process, foundation)
+        if goes_on(os.environ):
+            _prepare_to_go_on(process, foundation)
         generation, settled = (
             _start(identify, sets, comm, foundation)
             if process is None
@@ -116,7 +116,7 @@ _NOT_BY_SCRIPT = (
 )
 
 
-def _goes_on(process: ElasticProcess | None, foundation: Foundation | None) -> None:
+def _prepare_to_go_on(process: ElasticProcess | None, foundation: Foundation | None) -> None:
     """Under ``--on-loss continue``: refuse what cannot go on. No process ever joins, so all are as in ``hvd.elastic.run``."""
     if foundation is None:
         raise ValueError(_NOT_BY_SCRIPT)

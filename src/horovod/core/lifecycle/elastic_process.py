@@ -261,16 +261,7 @@ class _Listener:
                 act(news.reason)
 
 
-VARIABLES = (
-    config.RANK,
-    config.SIZE,
-    config.LOCAL_RANK,
-    config.LOCAL_SIZE,
-    config.CROSS_RANK,
-    config.CROSS_SIZE,
-    *config.OF_TORCHRUN.values(),
-    config.ELASTIC_ROUND,
-)
+VARIABLES = (*config.OF_TORCHRUN, *config.OF_TORCHRUN.values(), config.ELASTIC_ROUND)
 """The environment variables that :func:`variables` sets."""
 
 

@@ -238,8 +238,8 @@ class ElasticJob(Job):
 
 def _continues(options: Options, environment: Mapping[str, str]) -> bool:
     """Whether scripts go on when a rank is lost."""
-    asked = options.tunables.get("on_loss") or environment.get(config.ON_LOSS, "")
-    return str(asked).strip().lower() == config.GOES_ON
+    asked = options.tunables.get("on_loss")
+    return config.goes_on({config.ON_LOSS: str(asked)} if asked else environment)
 
 
 def _check(options: Options) -> None:

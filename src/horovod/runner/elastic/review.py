@@ -186,11 +186,10 @@ class Reviewer:
         """Those of the waiting processes that take part in the next round."""
         limits = self._job.limits
         ready = [process for process in waiting if process.number in wanted]
-        if (
-            len(ready) < self._job.least
-        ):  # processes on withdrawn hosts take part as long as too few are left without them
+        least = self._job.least
+        if len(ready) < least:  # processes on withdrawn hosts take part as long as too few are left without them
             kept = [each for each in waiting if each.number not in wanted and not each.leaving]
-            ready += sorted(kept, key=lambda each: not each.has_state)[: self._job.least - len(ready)]
+            ready += sorted(kept, key=lambda each: not each.has_state)[: least - len(ready)]
         if ready and not any(process.has_state for process in ready):
             # A rank that leaves first passes on its state, which takes two ranks.
             most = None if limits.most is None else max(limits.most, 2)

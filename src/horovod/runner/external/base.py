@@ -33,15 +33,7 @@ from horovod.runner.supervisor import Plans, Supervisor
 
 CHILD = 0
 """The number of the program's process."""
-_OF_A_RANK = (
-    config.RANK,
-    config.SIZE,
-    config.LOCAL_RANK,
-    config.LOCAL_SIZE,
-    config.CROSS_RANK,
-    config.CROSS_SIZE,
-    config.HOSTNAME,
-)
+_OF_A_RANK = (*config.OF_TORCHRUN, config.HOSTNAME)
 """A launcher that is itself a rank of another job has these variables. The ranks of this job must not inherit them."""
 
 

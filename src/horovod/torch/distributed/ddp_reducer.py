@@ -67,8 +67,7 @@ class InPlaceReducer(_Reducer):  # type: ignore[misc]  # C++, without types
         self._names: dict[int, str] = given.get("param_to_name_mapping") or {}
         self._views: bool = given.get("gradient_as_bucket_view", False)
         self._gradients: GradientsInPlace | None = None
-        continues = isinstance(self._group, BackendGroup) and self._group.goes_on
-        if continues:
+        if self.goes_on:
             _check_continuing(self._module(), given)
         self._permitted = (
             len(args) <= len(_ARGUMENTS)
@@ -87,7 +86,7 @@ class InPlaceReducer(_Reducer):  # type: ignore[misc]  # C++, without types
         _made.add(self)
         if not self._permitted:
             self._use_buckets()
-        if continues:
+        if self.goes_on:
             _register(self, self._group, _average)
 
     @property

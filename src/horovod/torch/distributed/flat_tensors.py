@@ -225,9 +225,8 @@ def overlapping(
         sent, received: by rank, the number of elements to it and from it.
         index: this rank's number in the group.
     """
-    places: list[
-        tuple[int, int, bool]
-    ] = []  # of each rank's elements: the begin, the end, and whether they are written
+    # Of each rank's elements: the begin, the end, and whether they are written.
+    places: list[tuple[int, int, bool]] = []
     for tensors, counts, writes in ((inputs, sent, False), (outputs, received, True)):
         if len(tensors) == 1:
             begin, itemsize = tensors[0].data_ptr(), tensors[0].itemsize

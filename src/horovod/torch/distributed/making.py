@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from horovod._base.config import GOES_ON, ON_LOSS
+from horovod._base.config import goes_on
 from horovod.torch.distributed import (
     backend,
     group_rounds,  # noqa: F401  elastic training finds it in sys.modules
@@ -44,10 +44,9 @@ def make(options: Any, backend_options: Any = None) -> HorovodProcessGroup | Hor
         )
     one_of_several = backend.AVAILABLE and (bool(others) or not wanted)
     store, rank, size = options.store, options.group_rank, options.group_size
-    reconfigurable = any(
-        getattr(each, "enable_reconfigure", False) for each in (options, backend_options)
-    )  # from 2.14 on
-    if os.environ.get(ON_LOSS, "").strip().lower() == GOES_ON:
+    asked = (options, backend_options)  # PyTorch passes it from 2.14 on
+    reconfigurable = any(getattr(each, "enable_reconfigure", False) for each in asked)
+    if goes_on(os.environ):
         return _of_survivors(options, several=one_of_several, reconfigurable=reconfigurable)
     if reconfigurable:
         return _of_scripted_members(options, one_of_several)

@@ -18,8 +18,8 @@ from horovod.core.submission.prepared import submit
 from horovod.core.submission.requests import prepared_call
 from horovod.core.worker.worker import WorkerThread
 from horovod.torch.distributed.membership import GroupMembership
+from horovod.torch.distributed.submission import PREFIX
 
-_PREFIX = "torch.distributed"
 _VOTE, _POSITIONS = "on_loss.vote", "on_loss.positions"
 
 
@@ -93,7 +93,10 @@ def met(
 
 def asleep(handle: Handle) -> None:
     """Wait for a handle, and leave it to the worker thread: a thread that carries it out itself would take a core from the
-    script's backward pass. Raises the error of the handle."""
+    script's backward pass. Raises the error of the handle.
+
+    It needs no limit: the runtime completes each handle, at the latest when it ends by the loss of a rank or by its time limit.
+    """
     if not handle.done():
         done = threading.Event()
         handle.then(done.set)
@@ -105,7 +108,7 @@ def _reduced(
     membership: GroupMembership, name: str, values: np.ndarray[tuple[int], np.dtype[np.int64]], op: ReduceOp
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     tensors = [Tensor(values, DataType.INT64, values.shape)]
-    call = prepared_call(Operation.ALLREDUCE, _PREFIX, name, tensors, op, line="")
+    call = prepared_call(Operation.ALLREDUCE, PREFIX, name, tensors, op, line="")
     handle: Handle = submit(membership.number, call.request, tensors, tensors)
     asleep(handle)
     return values

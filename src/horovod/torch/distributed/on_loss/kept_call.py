@@ -21,8 +21,8 @@ from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.core.submission.prepared import submit
 from horovod.core.submission.requests import prepared_call
 from horovod.torch.distributed.on_loss.carrier import Carrier, asleep
+from horovod.torch.distributed.submission import PREFIX
 
-PREFIX = "torch.distributed"
 _REPEATABLE = {"all_reduce", "allreduce_coalesced", "reduce", "broadcast", "barrier"}
 """The operations whose arguments have a meaning for fewer ranks, too."""
 

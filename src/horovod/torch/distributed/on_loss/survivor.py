@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import takewhile
 from typing import Any
 
 import torch.distributed
@@ -106,12 +107,17 @@ class Survivor:
             HorovodInternalError: the job cannot go on, or this process was forked from a rank.
         """
         if os.getpid() != self._process:
-            raise HorovodInternalError("this process was forked from a rank, and cannot communicate for it")
+            raise HorovodInternalError(
+                f"this process was forked from rank {self._shown.index} and cannot communicate for it; call collectives "
+                "in the process that called init_process_group()"
+            )
         with self._order:
             if self._over is not None:
                 raise self._over.again()
             if self._ending:
-                raise HorovodInternalError("the process group was destroyed")
+                raise HorovodInternalError(
+                    f"rank {self._shown.index}: the process group was destroyed: make all calls before destroy_process_group()"
+                )
             call = make(self._log.made + 1)
             if self._carrier is not None:
                 call.submit(self._carrier)
@@ -162,7 +168,7 @@ class Survivor:
             while not (self._calls or self._is_lost()):
                 if self._ending:
                     return False
-                self._wake.wait()
+                self._wake.wait()  # the script's next call, its end, and the runtime's watch all notify
         return True
 
     def _is_lost(self) -> bool:
@@ -175,11 +181,10 @@ class Survivor:
         assert carrier is not None
         if not self._calls or not self._calls[0].await_completion(lambda error: self._has_ended(carrier, error)):
             return False
-        completed = self._calls[0].number
-        for call in list(self._calls)[1:]:
-            if not call.is_complete():
-                break
-            completed = call.number
+        with self._order:  # the script's threads append
+            calls = list(self._calls)
+        later = takewhile(KeptCall.is_complete, calls[1:])
+        completed = [calls[0], *later][-1].number
         self._log.complete(max(completed, self._log.completed))
         try:
             lowest = carrier.vote(self._log.completed)
@@ -208,16 +213,15 @@ class Survivor:
         if raised := crash.unhandled():
             raise NoNextRound(f"This process ends: {raised}")
         reason = self._latest.membership.generation.stopped or HorovodInternalError("a rank was lost")
-        while True:
+        while True:  # each time that they do not meet has cost a rank
             membership, environment = self._next(reason)
             try:
                 carrier, furthest = met(membership, self._origin, self._log.handed, environment, new=False)
+                break
             except NoNextRound:
                 raise
             except HorovodInternalError as error:
                 reason = error
-                continue
-            break
         handing, again = self._log.agreed(furthest)
         self._hand_out(handing)
         self._latest = carrier
@@ -272,8 +276,8 @@ class Survivor:
         """Nothing more can be handed out: the job ends, or this process is not needed."""
         if not isinstance(error, HorovodInternalError):
             if not isinstance(error, SystemExit):
-                _log.error("this rank cannot go on: %r", error, exc_info=error)
-            error = NoNextRound(f"This rank cannot go on with other ranks: {error!r}")
+                _log.error("rank %d cannot go on: %r", self._shown.index, error, exc_info=error)
+            error = NoNextRound(f"Rank {self._shown.index} cannot go on with other ranks: {error!r}")
         with self._order:
             self._over = error
             calls, self._calls = self._calls, deque()
