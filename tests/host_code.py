@@ -17,7 +17,7 @@ from typing import Any, cast
 from horovod.comm.device import DeviceRuntime
 from horovod.comm.nccl.handle import CommHandle
 from horovod.comm.nccl.library import Nccl
-from time_limits import SOON
+from time_limits import await_file
 
 SIZE = 3
 ENV = {
@@ -123,10 +123,3 @@ class Rank:
             half.rename(path)
         await_file(path)
         return path.read_bytes()
-
-
-def await_file(path: Path) -> None:
-    deadline = time.monotonic() + SOON
-    while not path.exists():
-        assert time.monotonic() < deadline, f"there is no {path}"
-        time.sleep(0.002)

@@ -4,7 +4,7 @@
 
 Ranks are killed, crash, raise an exception, or are stopped for good. All survivors must hand out the same results of the same
 ranks, have parameters that are equal to the bit, and losses and parameters that one process computes from the same data
-(:func:`on_loss_rank.judge`). With ``--first``, rank 0 is lost, and the job must end and say so.
+(:func:`on_loss_rank.judge`). Rank 0 is never lost: the job would end.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Kills:
             for number, rank in enumerate(lost):
                 at = max(at, number * STEPS_BETWEEN + self._chance.randint(1, STEPS_BETWEEN))
                 self._await(process, lambda at=at: self._progress() >= at)
-                time.sleep(self._chance.random() * 0.03)
+                time.sleep(self._chance.random() * 0.03)  # anywhere in the next steps
                 self._strike(rank)
             out, errors = process.communicate(timeout=JOB)
             self._judge(process.returncode, out + errors, sorted({*range(self._ranks)} - {*lost}))
@@ -97,7 +97,7 @@ class Kills:
         while not ready():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise KillsError(self._text("the job does not go on", "".join(process.communicate(timeout=JOB))))
-            time.sleep(0.001)
+            time.sleep(0.001)  # less than a step
 
     def _strike(self, rank: int) -> None:
         how = self._chance.choice(self._hows)

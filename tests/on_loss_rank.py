@@ -70,7 +70,7 @@ def reference(seen: Seen) -> tuple[list[float], list[float]]:
         for elements, members in seen.buckets[step]:
             while elements:
                 last -= 1
-                parameters[last].grad = sum(gradients[each][last] / len(members) for each in members)  # type: ignore[assignment]
+                parameters[last].grad = sum(gradients[each][last] / len(members) for each in members)  # type: ignore[assignment]  # not 0
                 elements -= parameters[last].numel()
         optimizer.step()
         losses.append(sum(loss[each] for each in seen.sums[step]))
@@ -145,7 +145,7 @@ def watched_calls() -> list[tuple[bool, int, list[int]]]:
         found.append((call.averages, elements, list(call.carrier.origins)))
         hand_out(call)
 
-    KeptCall.hand_out = watching  # type: ignore[method-assign]
+    KeptCall.hand_out = watching  # type: ignore[method-assign]  # to watch it
     return found
 
 

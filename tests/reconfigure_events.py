@@ -164,10 +164,10 @@ class Events:
                 self._start()
             self._form()
             for _ in range(self._count):
-                time.sleep(self._chance.choice([0.0, 0.01, 0.1, 0.3]) * self._chance.random())
+                time.sleep(self._chance.choice([0.0, 0.01, 0.1, 0.3]) * self._chance.random())  # at any moment
                 self._cause()
                 self._form()
-            time.sleep(0.2)
+            time.sleep(0.2)  # some steps after the last event
             return self._judge()
         except AssertionError as error:
             return str(error)

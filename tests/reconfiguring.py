@@ -68,6 +68,11 @@ class Member:
             work = self.group.reconfigure(SimpleNamespace(uuid=uuid, handles=list(handles), timeout=limit, hints={}))
         work.wait()
 
+    def join_all(self, uuid: int, key: str) -> None:
+        """Make all processes members, in their order, and check that they are. All call it."""
+        self.reconfigure(uuid, self.handles(key))
+        assert self.members() == list(range(self.size))
+
     def members(self) -> list[int]:
         """The processes of the group by rank, as its collectives and messages say."""
         rank, size = dist.get_rank(), dist.get_world_size()

@@ -7,11 +7,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 SOON = 120.0
 """What should be over at once, in seconds."""
 JOB = 250.0
 """A whole job, whose ranks import frameworks: less than the limit of a test."""
+
+
+def await_file(path: Path) -> None:
+    """Return when another process has made this file."""
+    deadline = time.monotonic() + SOON
+    while not path.exists():
+        assert time.monotonic() < deadline, f"there is no {path}"
+        time.sleep(0.002)
 
 
 def of_starts(number: int) -> float:

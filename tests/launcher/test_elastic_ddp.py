@@ -187,7 +187,7 @@ def train(state):
         for batch in loader:
             model(batch[:, None]).sum().backward()
             seen += batch.tolist()
-            time.sleep(0.005)
+            time.sleep(0.005)  # so few epochs pass until the launcher finds the new slot
             if os.environ["HOROVOD_ELASTIC_PROCESS"] == "0" and state.sizes.count(3) == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
         (folder / f"epoch.{state.epoch}.{rank}").write_text(json.dumps([size, seen]))

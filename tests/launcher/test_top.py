@@ -62,7 +62,7 @@ def train(state):
         state.commit()
         if hvd.size() == 2:
             print("goes on", flush=True)
-            time.sleep(0.05)
+            time.sleep(0.05)  # in this state until the test ends the job
 
 train(hvd.elastic.TorchState(step=0))
 """

@@ -70,7 +70,7 @@ def train_for_long() -> None:
     print("training", flush=True)
     while True:
         hvd.allreduce(torch.ones(1))
-        time.sleep(0.05)
+        time.sleep(0.05)  # until an executor is killed
 
 
 def whole() -> Any:
@@ -118,7 +118,7 @@ def without_an_executor() -> Any:
 
     def kill() -> None:
         while "training" not in out.getvalue():
-            time.sleep(0.1)
+            time.sleep(0.1)  # ends with the program at the latest
         processes.extend(running("horovod.runner.run_task"))
         running("CoarseGrainedExecutorBackend")[-1].send_signal(signal.SIGKILL)
 

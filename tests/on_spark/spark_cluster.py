@@ -72,7 +72,7 @@ class SparkPrograms:
             output, _ = process.communicate(timeout=LIMIT)
         except subprocess.TimeoutExpired:
             process.terminate()
-            output, _ = process.communicate()
+            output, _ = process.communicate(timeout=SOON)
             pytest.fail(f"the program did not end:\n{output}")
         assert process.returncode == 0, output
         (line,) = [line for line in output.splitlines() if line.startswith("result: ")]

@@ -63,8 +63,7 @@ def test_a_group_has_no_members_until_they_are_said(ranks: Ranks, backend: str) 
             dist.all_reduce(torch.ones(2))
         member.reconfigure(1, member.handles("first"))
         assert member.members() == list(range(member.size)) and member.supported()
-        member.reconfigure(2, member.handles("same"))
-        assert member.members() == list(range(member.size))
+        member.join_all(2, "same")
 
     pool = ranks(3, framework="torch")
     on_members(pool, check, backend=backend)
@@ -103,8 +102,7 @@ def test_one_rank_alone_and_all_again(ranks: Ranks, backend: str) -> None:
         for turn in range(3):
             member.reconfigure(10 * turn + member.rank, [member.handle()])
             assert member.members() == [member.rank]
-            member.reconfigure(10 * turn + 5, member.handles(f"turn {turn}"))
-            assert member.members() == [0, 1, 2]
+            member.join_all(10 * turn + 5, f"turn {turn}")
 
     on_members(ranks(3, framework="torch"), check, backend=backend)
 
@@ -116,8 +114,7 @@ def test_two_groups_become_one(ranks: Ranks, backend: str) -> None:
         mine = [0] if member.rank == 0 else [1, 2]
         member.reconfigure(mine[0], [listed[each] for each in mine])
         assert member.members() == mine
-        member.reconfigure(7, member.handles("second"))
-        assert member.members() == [0, 1, 2]
+        member.join_all(7, "second")
 
     on_members(ranks(3, framework="torch"), check, backend=backend)
 
@@ -128,8 +125,7 @@ def test_a_rank_joins_late(ranks: Ranks, backend: str) -> None:
         if member.rank != 2:
             member.reconfigure(0, member.handles("first", [0, 1]))
             assert member.members() == [0, 1]
-        member.reconfigure(1, member.handles("second"))
-        assert member.members() == [0, 1, 2]
+        member.join_all(1, "second")
 
     on_members(ranks(3, framework="torch"), check, backend=backend)
 
@@ -157,8 +153,7 @@ def test_groups_of_other_members_at_the_same_time_share_nothing(ranks: Ranks) ->
             dist.all_gather_object(received, member.rank, group=other)
             assert sorted(received) == sorted(mine)
             member.meet(f"end {turn}")
-        member.reconfigure(9, member.handles("all"))
-        assert member.members() == [0, 1, 2, 3]
+        member.join_all(9, "all")
         with pytest.raises((RuntimeError, ValueError)):  # it ended with its ranks
             dist.all_reduce(torch.ones(1), group=other)
 
@@ -171,8 +166,7 @@ def test_an_abort_is_recovered_from(ranks: Ranks, backend: str) -> None:
         import torch
         import torch.distributed as dist
 
-        member.reconfigure(0, member.handles("first"))
-        assert member.members() == [0, 1, 2]
+        member.join_all(0, "first")
         if dist.get_backend() == "horovod":
             member.meet("all have met")
             if member.rank == 1:
@@ -182,8 +176,7 @@ def test_an_abort_is_recovered_from(ranks: Ranks, backend: str) -> None:
                     dist.all_reduce(torch.ones(2))
         else:
             member.backend.abort()
-        member.reconfigure(1, member.handles("second"))
-        assert member.members() == [0, 1, 2]
+        member.join_all(1, "second")
 
     on_members(ranks(3, framework="torch"), check, backend=backend)
 
@@ -291,7 +284,7 @@ def test_the_others_go_on_without_a_lost_rank_with_the_same_model(ranks: Ranks, 
         left = [rank for rank in range(3) if rank != lost]
         told: list[str] = []
         handler = logging.Handler()
-        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]  # of this one handler
         logging.getLogger("horovod.torch").addHandler(handler)
         member.reconfigure(1, [listed[rank] for rank in left])
         assert member.members() == left

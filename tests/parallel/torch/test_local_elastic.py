@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from horovod._base import config
 from horovod.common.elastic import HostUpdateResult
 from ranks import Death, RankPool
 from scripted_launcher import ScriptedLauncher
+from time_limits import await_file
 
 Ranks = Callable[..., RankPool]
 CASE = Case("abc", 6, 2, 0, 20, 0.7, 0.9, True, 0.0)
@@ -121,8 +121,8 @@ def test_a_new_host_takes_the_outer_parameters(ranks: Ranks, case: Case, at: int
         new = os.environ[config.RANK] == "2"
         with ScriptedLauncher(rounds[1:] if new else rounds) as launcher:
             os.environ[config.HOSTNAME] = case.hosts[launcher.process]
-            while new and not path.exists():
-                time.sleep(0.01)
+            if new:
+                await_file(path)
             hvd.init()
             training = LocalTraining(case, launcher.process)
 
@@ -157,8 +157,8 @@ def test_a_host_with_a_new_rank_takes_the_outer_parameters_and_one_without_a_los
         new = os.environ[config.RANK] == "4"
         with ScriptedLauncher(rounds[1:] if new else rounds) as launcher:
             os.environ[config.HOSTNAME] = hosts[launcher.process]
-            while new and not path.exists():
-                time.sleep(0.01)
+            if new:
+                await_file(path)
             hvd.init()
 
             def within(training: LocalTraining) -> None:
