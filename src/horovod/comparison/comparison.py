@@ -4,8 +4,7 @@ Usually all ranks hold the same bytes, so a :class:`Comparison` is one small all
 rank sends ``d`` and ``-d``, and the maxima of both are ``d`` and ``-d`` again exactly if all digests are equal. Only if they
 differ do the ranks gather what each holds. Ranks that have joined (``hvd.join()``) are left out.
 
-Numbers may travel along, as 64-bit integers: their maxima and minima come with the same request
-(:mod:`horovod.comparison.samples`).
+A second digest may travel along, of bytes that only some ranks have (:mod:`horovod.comparison.samples`).
 """
 
 from __future__ import annotations
@@ -26,24 +25,31 @@ from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.collectives import allgather, prepared_call
 from horovod.core.submission.prepared import Prepared
 
+NOTHING = -(1 << 63)
+"""In place of a digest: this rank has none. Ranks that have joined send it. No maximum notices it."""
 _ROW = struct.Struct("<II")
-_TERMS = struct.Struct("=qq")
+_TERMS = struct.Struct("=4q")
 
 
-def terms(held: bytes) -> bytes:
-    """A rank's terms for the bytes that it holds: two int64."""
-    digest = int.from_bytes(hashlib.blake2b(held, digest_size=8).digest(), "little") >> 1
-    return _TERMS.pack(digest, -digest)
+def digest(content: bytes) -> int:
+    """63 bits, the same for the same bytes on all ranks."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") >> 1
 
 
-def all_equal(largest: bytes) -> bool:
-    """Whether all ranks have sent the same terms. The same on all of them.
+def terms(held: bytes, beside: int = NOTHING) -> bytes:
+    """A rank's terms for the bytes that it holds, and for the digest that travels along: four int64."""
+    own = digest(held)
+    return _TERMS.pack(own, -own, beside, NOTHING if beside == NOTHING else -beside)
+
+
+def differences(largest: bytes) -> tuple[bool, bool]:
+    """Whether ranks hold different bytes, and whether ranks have different digests beside them. The same on all ranks.
 
     Args:
         largest: the maximum of each term over the ranks.
     """
-    one, other = _TERMS.unpack(largest)
-    return bool(one == -other)
+    one, other, beside, negated = _TERMS.unpack(largest)
+    return one != -other, beside != NOTHING and beside != -negated
 
 
 def pack(rank: int, held: bytes) -> bytes:
@@ -75,8 +81,7 @@ class Comparison:
         process_set_id: the ranks that compare.
         line: the line of the script that it belongs to.
         awaited: whether the calling thread waits for it next.
-        numbers: int64 in the order of the machine, which travel along; the same count on all ranks. A second half that is the
-            first one negated yields minima. Who has none sends the smallest int64, as ranks that have joined do.
+        beside: the digest that travels along; NOTHING if this rank has none.
     """
 
     def __init__(
@@ -86,11 +91,10 @@ class Comparison:
         process_set_id: int | None,
         line: str = "",
         awaited: bool = False,
-        numbers: bytes = b"",
+        beside: int = NOTHING,
     ) -> None:
         self._name, self._held, self._set = name, held, process_set_id
-        self._sent = terms(held) + numbers
-        own = np.frombuffer(bytearray(self._sent), np.int64)
+        own = np.frombuffer(bytearray(terms(held, beside)), np.int64)
         self._largest = np.empty_like(own)
         terms_of_all = [TensorSpec(name, DataType.INT64, own.shape)]
         call: Prepared = prepared_call(Operation.ALLREDUCE, "", name, terms_of_all, ReduceOp.MAX, line=line)
@@ -114,7 +118,12 @@ class Comparison:
     def differs(self) -> bool:
         """Wait until the ranks have compared. Returns whether they hold different bytes; the same answer on all ranks."""
         self._handle.wait()
-        return not all_equal(self._largest[:2].tobytes())
+        return differences(self._largest.tobytes())[0]
+
+    def differs_beside(self) -> bool:
+        """Whether ranks have different digests beside what they hold; the same answer on all ranks. Called after
+        :meth:`differs` or :meth:`wait`."""
+        return differences(self._largest.tobytes())[1]
 
     def gather(self, held: bytes | None = None, awaited: bool = False) -> None:
         """Begin to gather what all ranks hold, because they differ.
@@ -141,14 +150,6 @@ class Comparison:
         """What each rank holds, by global rank. Every rank that has made the comparison calls it."""
         self.gather(held, awaited=True)
         return self.held()
-
-    def numbers(self) -> tuple[Array, Array] | None:
-        """The largest and the smallest of the numbers' first half; None if they are this rank's own, so that nobody has others.
-        Called after :meth:`wait`."""
-        if self._largest.tobytes() == self._sent:
-            return None
-        half = len(self._largest) // 2 + 1
-        return self._largest[2:half], -self._largest[half:]
 
     @property
     def tuned(self) -> TunedSettings | None:

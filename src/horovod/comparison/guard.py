@@ -24,10 +24,10 @@ from horovod.comparison import alike
 from horovod.comparison.alike import Alike, Value
 from horovod.comparison.comparison import Comparison
 from horovod.comparison.debugging import ModelDebugger, debugger, order
-from horovod.comparison.looks import GRADIENTS, looks_at
+from horovod.comparison.looks import GRADIENTS, Seen, looks_at
 from horovod.comparison.precision import Elements, precision_of
 from horovod.comparison.rotation import LookedAt, Turn, parts_of, turns
-from horovod.comparison.samples import Difference, Samples, StepLooks
+from horovod.comparison.samples import Samples, SentLooks, StepLooks
 from horovod.comparison.training_mistakes import FIRST_STEPS, digest_of
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
@@ -57,13 +57,13 @@ class _Running(NamedTuple):
     Attributes:
         tell: called with the result, the same on all ranks.
         what: the property that must agree, for the error. None: a difference is no error.
-        samples: what has given the numbers that went along.
+        sent: the looks that went along.
     """
 
     comparison: Comparison
     tell: Tell
     what: Alike | None
-    samples: Samples | None = None
+    sent: SentLooks = SentLooks()
 
 
 class Guard:
@@ -89,7 +89,7 @@ class Guard:
         self._debugger: ModelDebugger | None = None
         self._count = StepCount()
         self._samples: Samples | None = None
-        self._apart: list[tuple[Samples, Difference, Comparison]] = []
+        self._apart: list[Comparison] = []  # whose looks differ
         self._applied: list[Turn] = []  # gradients of the step before
         self._looked = (0, 0)  # the last step that has looked at them, and how often it did
         self._joins = 0
@@ -153,24 +153,22 @@ class Guard:
         gathered, begun, apart = self._differing, self._compared, self._apart
         self._differing, self._compared, self._apart = [], [], []
         # Before anything is begun: a rank that raises leaves, and then no other rank can begin it.
-        for samples, difference, comparison in apart:
-            samples.tell(difference, comparison.held())
+        for comparison in apart:
+            if self._samples is not None:
+                self._samples.judge(comparison.held())
         for each in gathered:
             each.tell(each.comparison.held())
         for each in begun:
-            differs = each.comparison.differs()
-            if not differs and each.samples is not None:
-                found = each.samples.difference(each.comparison)
-                if found is not None:
-                    each.comparison.gather(found.held)
-                    self._apart.append((each.samples, found, each.comparison))
-            if differs:
+            if each.comparison.differs():
                 if each.what is not None:
                     self._found.add(each.what)
                 self._differing.append(each)
                 each.comparison.gather()
-            else:
-                each.tell(None)
+                continue
+            if each.comparison.differs_beside():
+                self._apart.append(each.comparison)
+                each.comparison.gather(each.sent.encode())
+            each.tell(None)
         self._steps += 1
         self.be_named(kind)
         if compared:
@@ -231,9 +229,9 @@ class Guard:
         self, called: str, held: bytes, tell: Tell, what: Alike | None = None, samples: Samples | None = None
     ) -> None:
         number = self._process_set.process_set_id
-        numbers = samples.taken() if samples is not None else b""
-        comparison = Comparison(f"{self._name}.{called}", held, number, self._line, numbers=numbers)
-        self._compared.append(_Running(comparison, tell, what, samples))
+        sent = samples.taken() if samples is not None else SentLooks()
+        comparison = Comparison(f"{self._name}.{called}", held, number, self._line, beside=sent.digest)
+        self._compared.append(_Running(comparison, tell, what, sent))
 
     def applied(self, gradients: LookedAt) -> None:
         """Look at gradients that are about to be applied, and that the script may have changed since they were reduced. The
@@ -270,7 +268,8 @@ class Guard:
             parts += parts_of(turns(every, owner, step), True)
         if parts:
             looks = looks_at(parts)
-            samples.offer(StepLooks(owner, step, every.amount, lambda: looks))
+            seen = Seen(len(parts), looks.values.tobytes(), lambda: looks)
+            samples.offer(StepLooks(owner, step, every.amount, lambda: seen))
 
     def _gradients_were_told(self) -> bool:
         return self._samples is not None and self._samples.owner(self._name, self._owner).told

@@ -1,11 +1,12 @@
-"""One look at a tensor: some elements of a part of it, its place, and its values in a form that the ranks can compare.
+"""One look at a tensor: some elements of a part of it, its place, and values of it that the ranks can compare.
 
-All looks of a step are computed at once: a call of NumPy costs more than what it computes here.
+Looks are computed only if ranks have seen different bits, and all of a step at once: a call of NumPy costs more than what it
+computes here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,13 +24,9 @@ ELEMENTS = 512
 """About how many elements of a tensor one look reads."""
 _WITHIN = 48
 """Of a model with few tensors, each is looked at within so many steps."""
-LEAST = np.iinfo(np.int64).min
-"""No number has this integer (:func:`in_order`), and no tag is so small."""
-_HIGHEST = np.iinfo(np.int64).max
-_NAN = int(np.array(np.nan).view(np.int64))
 _PRECISIONS = list(Precision)
 _SMALL_BITS = 4  # of a tag: the precision, and whether it is of a parameter
-_LARGE_BITS = _HIGHEST >> 1 >> _SMALL_BITS << _SMALL_BITS
+_LARGE_BITS = (1 << 62) - 1 >> _SMALL_BITS << _SMALL_BITS
 
 
 class Part(msgspec.Struct, gc=False):
@@ -61,6 +58,20 @@ class Looks(NamedTuple):
     values: Array
 
 
+class Seen(NamedTuple):
+    """What a rank has seen of some tensors in a step.
+
+    Attributes:
+        amount: how many looks it has made.
+        content: bytes that are the same on ranks that have seen the same bits.
+        looks: computes the looks.
+    """
+
+    amount: int
+    content: bytes
+    looks: Callable[[], Looks]
+
+
 def tag_of(precision: Precision, parameter: bool, *where: int) -> int:
     """The tag of a look: the same on two ranks exactly if they look at the same place of the same tensor in the same step.
 
@@ -82,15 +93,24 @@ def is_of_parameter(tag: int) -> bool:
     return bool(tag & 1)
 
 
+def looks_in(step: int, optimizer: int) -> bool:
+    """Whether an optimizer looks at tensors in a step.
+
+    Args:
+        optimizer: the number of the optimizer; others look in other steps.
+    """
+    return not (step + optimizer) % PERIOD
+
+
 def tensors_in_step(step: int, optimizer: int, tensors: int) -> int:
     """At how many tensors a step looks. So each has its turn within 48 steps, or half as many steps as there are tensors.
 
     Args:
         step: the number of the step.
-        optimizer: the number of the optimizer; others look in other steps.
+        optimizer: the number of the optimizer.
         tensors: how many it has.
     """
-    return 0 if (step + optimizer) % PERIOD else min(TENSORS, -(-tensors * PERIOD // _WITHIN))
+    return min(TENSORS, -(-tensors * PERIOD // _WITHIN)) if looks_in(step, optimizer) else 0
 
 
 def part_of(count: int, place: int) -> tuple[int, int]:
@@ -119,27 +139,14 @@ def place_of(step: int, number: int) -> int:
     return ((step + 1) * 0x9E3779B97F4A7C15 + (number + 1) * 0xC2B2AE3D27D4EB4F) % (1 << 64) >> 20
 
 
-def in_order(numbers: Array) -> Array:
-    """Float64 as int64 in the same order: -0 is 0, the integer of ``-x`` is that of ``x`` negated, and all NaNs are one value,
-    above infinity."""
-    bits = numbers.view(np.int64)
-    signs = bits >> 63
-    ordered = (bits & _HIGHEST ^ signs) - signs
-    ordered[numbers != numbers] = _NAN
-    return ordered
-
-
-def from_order(ordered: Array) -> Array:
-    """The inverse of :func:`in_order`, for an array."""
-    bits = np.where(ordered < 0, -ordered | np.int64(LEAST), ordered)
-    return bits.view(np.float64)
-
-
-def apart(largest: Array, smallest: Array, precision: Precision) -> float:
+def apart(values: Array, precision: Precision) -> float:
     """How far apart the ranks' values of a look are, relative to the size of the elements.
 
     Args:
-        largest, smallest: over the ranks, of a look's three values.
+        values: of shape [ranks, 3].
     """
-    highest, lowest = from_order(largest), from_order(smallest)
+    if (values == values[0]).all():
+        return 0.0
+    with np.errstate(all="ignore"):
+        highest, lowest = values.max(0), np.fmin.reduce(values)  # NaN counts as the highest
     return precision.apart(highest, lowest, abs(float(highest[2])))

@@ -2,10 +2,9 @@
 difference that it tells is one.
 
 Every few steps each rank looks at some tensors: a *look* is an element, a mean and a root mean square of a part of
-one tensor. The next agreement of the ranks takes the looks along (:mod:`horovod.comparison.comparison`): for each number the
-maximum of ``x`` and of ``-x`` over the ranks, as integers in the order of the numbers. So all ranks learn the largest and the
-smallest value, and can allow for rounding. A rank that has no look, or has joined, sends what no maximum notices. A look has a
-tag of everything that it depends on: if the ranks' tags differ, they have looked at different things, and nothing follows.
+one tensor. A digest of what it has seen goes with the next agreement of the ranks (:mod:`horovod.comparison.comparison`).
+Usually all have seen the same bits. Otherwise the ranks gather their looks, and allow for rounding. A look has a tag of
+everything that it depends on: only looks of one tag are compared. A rank that has none, or has joined, is left out.
 """
 
 from __future__ import annotations
@@ -15,35 +14,18 @@ import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
-from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from horovod.comm.datatypes import Array
 from horovod.comparison.alike import complain, is_compared, views
-from horovod.comparison.comparison import Comparison
-from horovod.comparison.looks import (
-    GRADIENTS,
-    LEAST,
-    TENSORS,
-    Looks,
-    apart,
-    in_order,
-    is_of_parameter,
-    place_of,
-    precision_in,
-)
+from horovod.comparison.comparison import NOTHING, digest
+from horovod.comparison.looks import GRADIENTS, TENSORS, Seen, apart, is_of_parameter, place_of, precision_in
 from horovod.core.lifecycle.context import running
 
 LOOKS = TENSORS + GRADIENTS
 """How many looks go with one agreement."""
-_NUMBERS = 4
-"""The integers of a look: its tag, and its three values."""
-_NOTHING = np.full((2, LOOKS, _NUMBERS), LEAST)
-_NOTHING_SENT = _NOTHING.tobytes()
 _SUDDEN = 16
 """Parameters that have drifted apart by rounding drift further by less than this factor between two looks."""
 _SHOWN = 3
@@ -78,41 +60,63 @@ class StepLooks(NamedTuple):
         owner: the optimizer.
         step: the number of the step, from 1.
         tensors: the number of tensors of the optimizer.
-        read: returns the looks; None if they are not there yet. Called at the agreement.
-        late: whether they are read from a device: one step later, so that nobody waits for it.
+        read: returns what was seen; None if it is not there yet. Called at the agreement.
+        late: whether it is read from a device: one step later, so that nobody waits for it.
     """
 
     owner: Owner
     step: int
     tensors: int
-    read: Callable[[], Looks | None]
+    read: Callable[[], Seen | None]
     late: bool = False
 
 
-class _Different(msgspec.Struct, frozen=True, array_like=True):
-    """A look in the gathered data, once it is known that ranks differ."""
-
-    place: int
-    owner: str
-    described: str
-    step: int
-    label: str
-    values: tuple[float, float, float]
-    drift: float
-
-
-class Difference(NamedTuple):
-    """What the ranks have found to differ.
+class _SeenByRank(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank has seen of one optimizer in one step, as ranks send it to each other.
 
     Attributes:
-        gradients: whether gradients differ; otherwise parameters do.
-        distance: how far apart they are, relative to their size.
-        held: what this rank has there, for the other ranks.
+        owner, described, drift: as of :class:`Owner`.
+        step: as of :class:`StepLooks`.
+        tags, labels, values: as of :class:`~horovod.comparison.looks.Looks`.
     """
 
-    gradients: bool
-    distance: float
-    held: bytes
+    owner: str
+    described: str
+    drift: float
+    step: int
+    tags: list[int]
+    labels: list[str]
+    values: list[tuple[float, float, float]]
+
+
+class SentLooks(NamedTuple):
+    """What a rank has seen until an agreement.
+
+    Attributes:
+        digest: goes with the agreement.
+        seen: what the digest was made of.
+    """
+
+    digest: int = NOTHING
+    seen: Sequence[tuple[StepLooks, Seen]] = ()
+
+    def encode(self) -> bytes:
+        """The looks, for the other ranks. Called if digests differ."""
+        return msgspec.msgpack.encode([_row(of, seen) for of, seen in self.seen])
+
+
+def _row(of: StepLooks, seen: Seen) -> _SeenByRank:
+    tags, labels, values = seen.looks()
+    owner = of.owner
+    return _SeenByRank(owner.name, owner.described, owner.drift, of.step, [*tags], [*labels], values.tolist())
+
+
+class _Look(NamedTuple):
+    """A look of one rank, as it has sent it."""
+
+    of: _SeenByRank
+    label: str
+    values: tuple[float, float, float]
 
 
 @dataclass(eq=False)
@@ -123,8 +127,6 @@ class Samples:
     _owners: dict[str, Owner] = field(default_factory=dict)
     _joins: int = 0
     _offers: dict[str, list[StepLooks]] = field(default_factory=dict)
-    _sent: list[tuple[int, StepLooks, str, Array]] = field(default_factory=list)
-    """By tag, what was sent last: the tag, what it belongs to, the label and the values."""
 
     def __post_init__(self) -> None:
         _enter_generation()
@@ -138,8 +140,7 @@ class Samples:
             described: what messages call it.
         """
         if name not in self._owners:
-            number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
-            self._owners[name] = Owner(name, number, described)
+            self._owners[name] = Owner(name, number_of(name), described)
         return self._owners[name]
 
     def parameters_are_comparable(self, owner: Owner) -> bool:
@@ -149,6 +150,7 @@ class Samples:
 
     def offer(self, offer: StepLooks) -> None:
         """Compare an optimizer's looks with the next agreement. Older ones of it that wait are replaced."""
+        self._forget_before_join()
         waiting = self._offers.setdefault(offer.owner.name, [])
         waiting.append(offer)
         del waiting[: -2 if offer.late else -1]
@@ -163,91 +165,80 @@ class Samples:
         for owner in self._owners.values():
             owner.told_parameters, owner.drift = owner.told, 0.0
 
-    def taken(self) -> bytes:
-        """The numbers that go with the next agreement, which every member makes that has not joined."""
-        if self._joins != running().joins:  # before a join ends, ranks may have made different numbers of steps
-            self._joins = running().joins
-            self._offers.clear()
-        sent = self._sent = self._chosen()
-        if not sent:
-            return _NOTHING_SENT
-        message = _NOTHING.copy()
-        own = message[0, : len(sent)]
-        own[:, 0] = [tag for tag, *_ in sent]
-        own[:, 1:] = in_order(np.array([values for *_, values in sent]))
-        np.negative(own, out=message[1, : len(sent)])
-        encoded: bytes = message.tobytes()
-        return encoded
-
-    def _chosen(self) -> list[tuple[int, StepLooks, str, Array]]:
-        """The looks that are sent, by tag, so that all ranks have the same ones at the same place."""
-        waiting = self._offers.values()
-        due = [each.pop(0) for each in waiting if each and (len(each) > 1 or not each[0].late)]
+    def taken(self) -> SentLooks:
+        """What goes with the next agreement, which every member makes that has not joined."""
+        if not self._offers:
+            return _NONE
+        self._forget_before_join()
+        due = []
+        for name, waiting in [*self._offers.items()]:
+            if len(waiting) > 1 or not waiting[0].late:
+                due.append(waiting.pop(0))
+            if not waiting:
+                del self._offers[name]
         if len(due) > 1:  # if not all fit, some are drawn: by their numbers of tensors, and alike on all ranks
             due.sort(key=_turn)
-        found: list[tuple[int, StepLooks, str, Array]] = []
+        found: list[tuple[StepLooks, Seen]] = []
+        amount = 0
         for offer in due:
-            looks = offer.read()
-            if looks is not None and len(found) + len(looks.tags) <= LOOKS:
-                found += zip(looks.tags, repeat(offer), looks.labels, looks.values)
-        return sorted(found, key=itemgetter(0))
+            seen = offer.read()
+            if seen is not None and amount + seen.amount <= LOOKS:
+                found.append((offer, seen))
+                amount += seen.amount
+        return SentLooks(digest(b"".join([seen.content for _, seen in found])), found) if found else _NONE
 
-    def judge(self, comparison: Comparison) -> None:
-        """Judge the numbers that went with an agreement, and wait until all ranks have said what they hold. Every member that
-        made it calls this.
+    def _forget_before_join(self) -> None:
+        """Forget the looks from before a join: until it ends, ranks may have made different numbers of steps."""
+        joins = running().joins
+        if self._joins != joins:
+            self._joins = joins
+            self._offers.clear()
 
-        Raises:
-            MismatchError: gradients or parameters differ, and ``HOROVOD_CHECK=error``. All of these members raise it.
-        """
-        difference = self.difference(comparison)
-        if difference is not None:
-            self.tell(difference, comparison.gathered(difference.held))
-
-    def difference(self, comparison: Comparison) -> Difference | None:
-        """What differs, from the numbers that went with an agreement. None on all ranks if nothing does."""
-        found = comparison.numbers()
-        if found is None:
-            return None  # nobody has looked, or all ranks have the same bits
-        largest, smallest = (each.reshape(LOOKS, _NUMBERS) for each in found)
-        different: dict[int, float] = {}
-        tags = largest[:, 0]
-        compared = (tags != LEAST) & (tags == smallest[:, 0]) & (largest != smallest).any(1)
-        for place in np.flatnonzero(compared).tolist():
-            tag = int(tags[place])
-            precision = precision_in(tag)
-            distance = apart(largest[place, 1:], smallest[place, 1:], precision)
-            if distance > precision.relative:
-                different[place] = distance
-            elif is_of_parameter(tag) and distance <= precision.rounding and place < len(self._sent):
-                owner = self._sent[place][1].owner
-                owner.drift = max(owner.drift, distance)
-        if not different:
-            return None
-        gradients = {place for place in different if not is_of_parameter(int(tags[place]))}
-        places = gradients or different.keys()
-        own = [
-            _Different(place, of.owner.name, of.owner.described, of.step, label, tuple(values.tolist()), of.owner.drift)
-            for place, (_, of, label, values) in enumerate(self._sent)
-            if place in places
-        ]
-        return Difference(bool(gradients), max(different.values()), msgspec.msgpack.encode(own))
-
-    def tell(self, difference: Difference, held: Mapping[int, bytes]) -> None:
-        """Say what differs. Every rank that has found the difference calls it.
+    def judge(self, rows: Mapping[int, bytes]) -> None:
+        """Judge what the ranks have seen until an agreement, because digests differ. All ranks of ``rows`` call it.
 
         Args:
-            held: by rank, :attr:`Difference.held`.
+            rows: by rank, what :meth:`SentLooks.encode` has returned there.
 
         Raises:
-            MismatchError: ``HOROVOD_CHECK=error``.
+            MismatchError: gradients or parameters differ, and ``HOROVOD_CHECK=error``.
         """
-        rows = {rank: _DECODER.decode(row) for rank, row in held.items()}
-        looks = [row for found in rows.values() for row in found]
-        for name in {row.owner for row in looks}:
-            self._mark(name, difference.gradients)
-        drift = max((row.drift for row in looks), default=0.0)
-        slow = not difference.gradients and difference.distance <= _SUDDEN * drift
-        complain(_described(rows, difference.gradients, slow), list(rows), only_warn=slow)
+        looks: dict[int, dict[int, _Look]] = {}
+        for rank, row in sorted(rows.items()):
+            for of in _DECODER.decode(row):
+                for tag, label, values in zip(of.tags, of.labels, of.values, strict=True):
+                    looks.setdefault(tag, {})[rank] = _Look(of, label, values)
+        different: dict[int, float] = {}
+        for tag, of_ranks in looks.items():
+            precision = precision_in(tag)
+            distance = apart(np.array([each.values for each in of_ranks.values()]), precision)
+            if distance > precision.relative:
+                different[tag] = distance
+            elif is_of_parameter(tag) and distance <= precision.rounding:
+                owner = self._owners.get(next(iter(of_ranks.values())).of.owner)
+                if owner is not None:
+                    owner.drift = max(owner.drift, distance)
+        if different:
+            gradients = {tag for tag in different if not is_of_parameter(tag)}
+            found = [looks[tag] for tag in sorted(gradients or different)]
+            self._tell(found, bool(gradients), max(different.values()), list(rows))
+
+    def _tell(
+        self, found: Sequence[Mapping[int, _Look]], gradients: bool, distance: float, ranks: Sequence[int]
+    ) -> None:
+        """Say what differs.
+
+        Args:
+            found: looks that differ, by rank.
+            gradients: whether they are at gradients; otherwise at parameters.
+            distance: how far apart they are, relative to the size of the elements.
+            ranks: those that took part.
+        """
+        rows = [look.of for of_ranks in found for look in of_ranks.values()]
+        for name in {row.owner for row in rows}:
+            self._mark(name, gradients)
+        slow = not gradients and distance <= _SUDDEN * max(row.drift for row in rows)
+        complain(_described(found, gradients, slow), ranks, only_warn=slow)
 
     def _mark(self, name: str, gradients: bool) -> None:
         self.drop(name)
@@ -256,36 +247,34 @@ class Samples:
             self._owners[name].told_parameters = True
 
 
+_NONE = SentLooks()
+_DECODER = msgspec.msgpack.Decoder(list[_SeenByRank])
+_VALUES = ("an element of {label!r} is", "the mean of {label!r} is", "the root mean square of {label!r} is")
+
+
+def number_of(name: str) -> int:
+    """The number of an optimizer with this name."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+
+
 def _turn(offer: StepLooks) -> float:
     chance = place_of(offer.step, offer.owner.number) % 65536 + 1
     return math.log(65536 / chance) / offer.tensors
 
 
-_DECODER = msgspec.msgpack.Decoder(list[_Different])
-_VALUES = ("an element of {label!r} is", "the mean of {label!r} is", "the root mean square of {label!r} is")
-
-
-def _described(rows: Mapping[int, Sequence[_Different]], gradients: bool, slow: bool) -> str:
-    """The message about looks that differ.
-
-    Args:
-        rows: by rank, its looks that differ from those of others.
-    """
-    by_place: dict[int, dict[int, _Different]] = {}
-    for rank, looks in sorted(rows.items()):
-        for each in looks:
-            by_place.setdefault(each.place, {})[rank] = each
+def _described(found: Sequence[Mapping[int, _Look]], gradients: bool, slow: bool) -> str:
+    """The message about looks that differ, each by rank."""
     shown = []
-    for _, of_ranks in sorted(by_place.items()):
-        number = max(range(3), key=lambda number: _spread([row.values[number] for row in of_ranks.values()]))
-        first = next(iter(of_ranks.values()))
-        texts = {rank: {"": f"{row.values[number]:.6g}"} for rank, row in of_ranks.items()}
-        shown.append(f"{_VALUES[number].format(label=first.label)} {views('', texts)}")
-    if len(shown) > _SHOWN:
-        shown[_SHOWN:] = [f"and {len(shown) - _SHOWN} more"]
-    row = next(row for looks in rows.values() for row in looks)
-    found, cause = _GRADIENTS if gradients else _DRIFT if slow else _PARAMETERS
-    return f"{found} in step {row.step} of {row.described}: {'; '.join(shown)}. {cause}"
+    for of_ranks in found[:_SHOWN]:
+        number = max(range(3), key=lambda number: _spread([look.values[number] for look in of_ranks.values()]))
+        label = next(iter(of_ranks.values())).label
+        texts = {rank: {"": f"{look.values[number]:.6g}"} for rank, look in of_ranks.items()}
+        shown.append(f"{_VALUES[number].format(label=label)} {views('', texts)}")
+    if len(found) > _SHOWN:
+        shown.append(f"and {len(found) - _SHOWN} more")
+    row = next(iter(found[0].values())).of
+    what, cause = _GRADIENTS if gradients else _DRIFT if slow else _PARAMETERS
+    return f"{what} in step {row.step} of {row.described}: {'; '.join(shown)}. {cause}"
 
 
 def _spread(values: Sequence[float]) -> float:

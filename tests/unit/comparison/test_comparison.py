@@ -6,17 +6,29 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.comparison.comparison import all_equal, pack, terms, unpack
+from horovod.comparison.comparison import NOTHING, differences, digest, pack, terms, unpack
 
 HELD = st.lists(st.sampled_from([b"", b"a", b"b", b"ab" * 50]), min_size=1, max_size=6)
 
 
 @given(HELD, st.integers(0, 3))
 def test_maxima_show_whether_all_hold_the_same(held: list[bytes], joined: int) -> None:
-    own = [np.frombuffer(terms(each), np.int64) for each in held]
-    neutral = np.full(2, np.iinfo(np.int64).min)  # of a rank that has joined
-    largest = np.max([*own, *[neutral] * joined], axis=0)
-    assert all_equal(largest.tobytes()) == (len(set(held)) == 1)
+    assert differences(largest([terms(each) for each in held], joined)) == (len(set(held)) > 1, False)
+
+
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=2)), min_size=1, max_size=6), st.integers(0, 3))
+def test_maxima_show_whether_those_that_have_seen_something_have_seen_the_same(
+    seen: list[bytes | None], joined: int
+) -> None:
+    sent = [terms(b"held", NOTHING if each is None else digest(each)) for each in seen]
+    assert differences(largest(sent, joined)) == (False, len({*seen} - {None}) > 1)
+
+
+def largest(sent: list[bytes], joined: int) -> bytes:
+    """The maxima of what ranks have sent and of what those send that have joined."""
+    neutral = np.full(4, NOTHING)
+    found: bytes = np.max([*(np.frombuffer(each, np.int64) for each in sent), *[neutral] * joined], axis=0).tobytes()
+    return found
 
 
 @given(st.dictionaries(st.integers(0, 2**31), st.binary(max_size=40)))

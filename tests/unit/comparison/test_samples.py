@@ -16,36 +16,38 @@ from hypothesis import strategies as st
 
 from horovod.comm.datatypes import Array
 from horovod.comparison import alike, samples
+from horovod.comparison.comparison import NOTHING
 from horovod.comparison.looks import (
     TENSORS,
     Looks,
     Part,
+    Seen,
     apart,
-    from_order,
-    in_order,
     looks_at,
+    looks_in,
     place_of,
     tag_of,
     tensors_in_step,
 )
 from horovod.comparison.precision import Precision
-from horovod.comparison.samples import LOOKS, Samples, StepLooks
+from horovod.comparison.samples import LOOKS, Samples, SentLooks, StepLooks
 from horovod.core.errors import MismatchError
 
-FLOATS = st.floats(allow_nan=True, allow_infinity=True)
+SPECIAL = st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e300, -1e300, math.inf, -math.inf, math.nan])
 
 
-@given(FLOATS, FLOATS)
-def test_integers_are_in_the_order_of_the_numbers(one: float, other: float) -> None:
-    (a, b, negated) = in_order(np.array([one, other, -one]))
-    if math.isnan(one):
-        nan, infinite = in_order(np.array([math.nan, math.inf]))
-        assert a == nan > infinite
-        return
-    assert negated == -a
-    if not math.isnan(other):
-        assert (a < b) == (one < other) and (a == b) == (one == other)  # also for -0 and 0
-    assert from_order(np.array([a, b, negated]))[0] == one
+@given(st.lists(st.tuples(SPECIAL, SPECIAL, SPECIAL), min_size=1, max_size=4))
+def test_the_distance_of_any_numbers_is_that_of_the_largest_and_the_smallest(rows: list[tuple[float, ...]]) -> None:
+    found = apart(np.array(rows), Precision.DOUBLE)
+    assert found >= 0
+    columns = [*zip(*rows, strict=True)]
+    if all(len({repr(each) for each in column}) == 1 for column in columns):
+        assert found == 0
+    for column in columns:
+        finite = [each for each in column if math.isfinite(each)]
+        if len(finite) < len({repr(each) for each in column}) and finite and max(map(abs, finite)) <= 1:
+            assert found == math.inf  # only one of them is finite
+    assert found == apart(np.array(rows[::-1]), Precision.DOUBLE)
 
 
 def seen(values: Array) -> Array:
@@ -72,14 +74,13 @@ def test_each_tensor_has_its_turn_in_time(tensors: int, first: int, optimizer: i
     seen = 0
     for step in range(first, first + max(50, tensors // 2)):
         found = tensors_in_step(step, optimizer, tensors)
-        assert 0 <= found <= TENSORS
+        assert 0 <= found <= TENSORS and bool(found) == looks_in(step, optimizer)
         seen += found
     assert seen >= tensors
 
 
 def distance(one: Array, other: Array, precision: Precision) -> float:
-    both = np.array([in_order(seen(each)) for each in (one, other)])
-    return apart(both.max(0), both.min(0), precision)
+    return apart(np.array([seen(one), seen(other)]), precision)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 1000), st.floats(-100, 30), st.sampled_from([np.float32, np.float64]))
@@ -116,57 +117,26 @@ class Rank:
     said: list[str] = field(default_factory=list)
 
 
-class Agreement:
-    """What :class:`~horovod.comparison.comparison.Comparison` gives a rank, from the messages of all."""
-
-    def __init__(self, sent: dict[int, bytes]) -> None:
-        self._sent = {rank: np.frombuffer(each, np.int64) for rank, each in sent.items()}
-        self._largest = np.max([*self._sent.values()], axis=0)
-        self.rows: dict[int, bytes] = {}
-        self.rank = 0
-
-    def numbers(self) -> tuple[Array, Array] | None:
-        if np.array_equal(self._largest, self._sent[self.rank]):
-            return None
-        half = len(self._largest) // 2
-        return self._largest[:half], -self._largest[half:]
-
-    def gathered(self, held: bytes) -> dict[int, bytes]:
-        self.rows[self.rank] = held
-        return self.rows if len(self.rows) == len(self._sent) else {}
-
-
 def agree(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch, error: bool = True) -> list[str]:
     """One agreement of the ranks that take part; what each was told."""
-    agreement: Any = Agreement({rank.number: rank.samples.taken() for rank in ranks})
+    sent = {rank.number: rank.samples.taken() for rank in ranks}
+    if len({each.digest for each in sent.values()} - {NOTHING}) < 2:
+        return [""] * len(ranks)
+    rows = {number: each.encode() for number, each in sent.items()}
     told = []
-    for again in (False, True):  # the first time to gather
-        told = []
-        for rank in ranks:
-            agreement.rank = rank.number
-            context = SimpleNamespace(
-                joins=0, config=SimpleNamespace(check="error" if error else "warn"), identity=SimpleNamespace(rank=0)
-            )
-            monkeypatch.setattr(alike, "running", lambda context=context: context)
-            try:
-                with warnings.catch_warnings(record=True) as caught:
-                    warnings.simplefilter("always")
-                    if again or agreement.numbers() is not None:
-                        rank.samples.judge(agreement) if again else prepare(rank, agreement)
-                told.append("".join(str(each.message) for each in caught))
-            except MismatchError as found:
-                told.append(str(found))
+    for rank in ranks:
+        context = SimpleNamespace(
+            joins=0, config=SimpleNamespace(check="error" if error else "warn"), identity=SimpleNamespace(rank=0)
+        )
+        monkeypatch.setattr(alike, "running", lambda context=context: context)
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                rank.samples.judge(rows)
+            told.append("".join(str(each.message) for each in caught))
+        except MismatchError as found:
+            told.append(str(found))
     return told
-
-
-def prepare(rank: Rank, agreement: Any) -> None:
-    """Let a rank gather without drawing conclusions."""
-    kept = dict(agreement.rows)
-    try:
-        rank.samples.judge(agreement)
-    except Exception:
-        pass
-    assert len(agreement.rows) >= len(kept)
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +151,8 @@ def offered(rank: Rank, name: str, step: int, value: float, parameter: bool = Fa
         [f"{name}.{n}" for n in range(count)],
         np.array([[value, value / 2, 1.0]] * count),
     )
-    rank.samples.offer(StepLooks(owner, step, 4, lambda: looks))
+    seen = Seen(count, looks.values.tobytes(), lambda: looks)
+    rank.samples.offer(StepLooks(owner, step, 4, lambda: seen))
 
 
 def test_all_ranks_are_told_the_parameter_the_step_the_ranks_and_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +170,29 @@ def test_ranks_that_do_not_step_or_are_at_other_steps_are_not_compared(monkeypat
     offered(ranks[0], "net", 7, 0.25)
     offered(ranks[1], "net", 8, 0.75)
     assert agree(ranks, monkeypatch) == ["", "", ""]
+
+
+def test_a_rank_that_has_looked_at_other_things_hides_no_difference_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = [Rank(0), Rank(1), Rank(2)]
+    for rank in ranks:
+        offered(rank, "net", 7, 0.25 + (rank.number == 1))
+    offered(ranks[2], "other", 7, 0.5)
+    ranks[2].samples.drop("net")
+    texts = agree(ranks, monkeypatch)
+    assert len({*texts}) == 1 and "'net.0' is 0.25 on rank 0, 1.25 on rank 1." in texts[0]
+
+
+def test_looks_are_computed_only_if_ranks_have_seen_different_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looks() -> Looks:
+        raise AssertionError("computed")
+
+    ranks = [Rank(0), Rank(1)]
+    for rank in ranks:
+        seen = Seen(1, b"the same", looks)
+        rank.samples.offer(StepLooks(rank.samples.owner("net", "net"), 1, 4, lambda seen=seen: seen))
+    assert agree(ranks, monkeypatch) == ["", ""]
 
 
 def test_parameters_that_drift_apart_slowly_are_only_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,9 +239,10 @@ def test_of_many_optimizers_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -
     for step in range(200):
         for number in range(20):
             offered(rank, f"net{number}", step, 0.5, count=4)
-        assert len(rank.samples.taken()) == 8 * 2 * LOOKS * 4
-        found |= {offer.owner.name for _, offer, *_ in rank.samples._sent}
-    assert len(found) == 20
+        sent = rank.samples.taken()
+        assert 0 < sum(seen.amount for _, seen in sent.seen) <= LOOKS
+        found |= {offer.owner.name for offer, _ in sent.seen}
+    assert len(found) == 20 and rank.samples.taken() == SentLooks()
 
 
 def test_places_differ_from_step_to_step() -> None:

@@ -141,7 +141,7 @@ class GradientPasses(DistributedPart, PassListener):
         self.forget()
         self._steps = self._joins = self._rounds = 0
         self._check.begin()
-        self._sampler.begin()
+        self._sampler.begin(self.name)
         self._debugger = debugger(self.name, self.process_set, self.line)
 
     def renumbered(self, moved: Callable[[int], int]) -> None:

@@ -168,17 +168,18 @@ class GradientReduction(GradientRounds):
 
     def look(self) -> None:
         """Look at what the wrapped optimizer is about to step with, to compare it with the other ranks."""
+        own = self._skip and not self._synchronized  # gradients may be this rank's own
+        # A scaler has counted the step already.
+        steps, reduced = (self._steps - 1, self._stepped_with) if self._scaler_stepped else (self._steps, self._named)
+        if not own and not self._sampler.is_due(steps):
+            return
         samples = samples_of(self.process_set.process_set_id) if self.name and self.parameters.communicates() else None
         if samples is None:
             return
         owner = samples.owner(self.name, made_at(self.line))
-        if self._skip and not self._synchronized:
-            samples.drop(self.name)  # gradients may be this rank's own
+        if own:
+            samples.drop(self.name)
         elif not owner.told:
-            # A scaler has counted the step already.
-            steps, reduced = (
-                (self._steps - 1, self._stepped_with) if self._scaler_stepped else (self._steps, self._named)
-            )
             if not steps and not self._check.same_beginning:
                 owner.told_parameters = True
             alike = self._check.same_numbers and samples.parameters_are_comparable(owner)

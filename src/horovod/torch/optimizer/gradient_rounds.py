@@ -59,7 +59,7 @@ class GradientRounds(GradientPasses):
         joins = running().joins
         if self._joins != joins:  # before a join ends, ranks may have made different numbers of steps
             self._joins, self._steps, self._rounds = joins, 0, 0
-            self._sampler.begin()
+            self._sampler.begin(self.name)
             self._check.joined()
         new = self.parameters.adopt_changes()
         if new:  # backward may have reached them before they had hooks

@@ -19,7 +19,7 @@ from itertools import count
 
 from horovod.comm.tuned import TunedSettings
 from horovod.comparison.comparison import Comparison
-from horovod.comparison.samples import Samples, samples_of
+from horovod.comparison.samples import Samples, SentLooks, samples_of
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.step_clock import REDUCTION, clock
@@ -183,14 +183,18 @@ class _Round:
         self.idle = False
         self._comparison: Comparison | None = None
         self._samples: Samples | None = None
+        self._sent = SentLooks()
         if self._members > 1:
             number = self._process_set.process_set_id
             # One line for all records of the set. A line that depends on the optimizer would make a new request each time,
             # which would be announced in full.
             line = next(each.line for each in participants() if each.process_set.process_set_id == number)
             self._samples = samples_of(number)
-            numbers = b"" if self._samples is None else self._samples.taken()
-            self._comparison = Comparison(RECORD, self._record.encode(), number, line, awaited=True, numbers=numbers)
+            if self._samples is not None:
+                self._sent = self._samples.taken()
+            self._comparison = Comparison(
+                RECORD, self._record.encode(), number, line, awaited=True, beside=self._sent.digest
+            )
 
     def conclude(self) -> None:
         """Wait for the records of all ranks, and draw the conclusions."""
@@ -245,7 +249,8 @@ class _Round:
                 error = error or failure
         if self._samples is not None and self._comparison is not None:
             try:
-                self._samples.judge(self._comparison)
+                if self._comparison.differs_beside():
+                    self._samples.judge(self._comparison.gathered(self._sent.encode()))
             except BaseException as failure:
                 error = error or failure
         return error

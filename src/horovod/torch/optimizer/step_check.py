@@ -7,14 +7,15 @@ values only if digests differ.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
+from operator import is_
 from typing import Any
 
 import msgspec
 import torch
 
 from horovod.comparison.alike import Alike, Value, compare, is_compared
+from horovod.comparison.comparison import digest
 from horovod.comparison.precision import Elements, precision_of
 from horovod.core.lifecycle.context import running
 from horovod.torch.optimizer.buckets import ParameterState
@@ -24,7 +25,6 @@ GROUPS = 16
 _SAMPLE = 8
 """The number of elements of a parameter that are compared."""
 _NUMBERS = (float, int, bool)
-_MASK = (1 << 63) - 1
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -35,6 +35,8 @@ class StepCheck:
     def __init__(self) -> None:
         self._told: set[Alike] = set()
         self._begun = False
+        self._values: list[Any] = [None]  # of the groups, if the digest follows from which objects they are
+        self._digest = 0
 
     def begin(self) -> None:
         """Begin a new generation: its first step compares parameters, and it forgets what it has told, since a process that
@@ -66,21 +68,32 @@ class StepCheck:
         """
         if not is_compared():
             return 0
-        groups = optimizer.param_groups
+        groups = optimizer.param_groups if Alike.HYPERPARAMETERS not in self._told else []
+        if len(groups) > GROUPS:
+            first = steps * GROUPS % len(groups)
+            groups = groups[first : first + GROUPS]
+        values: list[Any] = []
+        for group in groups:
+            values += group.values()
+        if self._begun and len(values) == len(self._values) and all(map(is_, values, self._values)):
+            return self._digest
         held: list[Any] = []
-        if Alike.HYPERPARAMETERS not in self._told:
-            first = steps * GROUPS % len(groups) if len(groups) > GROUPS else 0
-            for group in groups[first : first + GROUPS]:
-                held += [value for value in group.values() if value.__class__ in _NUMBERS or value.__class__ is tuple]
-                if isinstance(group.get("lr"), torch.Tensor):
-                    held += [text for label, text in _numbers(0, group) if label.startswith("lr")]
+        plain = True
+        for group in groups:
+            held += [value for value in group.values() if value.__class__ in _NUMBERS or value.__class__ is tuple]
+            if isinstance(group.get("lr"), torch.Tensor):
+                plain = False
+                held += [text for label, text in _numbers(0, group) if label.startswith("lr")]
         if not self._begun and Alike.PARAMETERS not in self._told:
             held += [repr(value) for slot in slots for value in _sample(slot)]
         try:
             encoded = _encode(held)
         except (TypeError, OverflowError):  # a tuple of the script's own objects, or a large integer
+            plain = False
             encoded = repr(held).encode()
-        return int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest(), "little") & _MASK
+        self._digest = digest(encoded)
+        self._values = values if plain and self._begun else [None]
+        return self._digest
 
     def agreed(self) -> None:
         """Note that all ranks have the same digest."""
