@@ -82,7 +82,17 @@ class Comparison:
         line: the line of the script that it belongs to.
         awaited: whether the calling thread waits for it next.
         beside: the digest that travels along; NOTHING if this rank has none.
+
+    Attributes:
+        differs_beside: after :meth:`differs` or :meth:`wait`, whether ranks have different digests beside what they hold; the
+            same on all ranks.
+        tuned: after these, the settings that held when the ranks compared; None where nothing is tuned.
+        members: after :meth:`wait`, the number of ranks that took part; None if all have, since none has joined.
     """
+
+    differs_beside = False
+    tuned: TunedSettings | None = None
+    members: int | None = None
 
     def __init__(
         self,
@@ -101,7 +111,6 @@ class Comparison:
         self._handle: Handle = call.submit(process_set_id, [own], [self._largest], awaited)
         self._rows: Handle | None = None
         self._gathered: list[Array] = []
-        self._members: int | None = None
 
     def wait(self) -> Mapping[int, bytes] | None:
         """The bytes of each rank, by global rank; None if all are equal. The same on every rank.
@@ -112,18 +121,15 @@ class Comparison:
         if not self.differs() and not self._handle.joined:
             return None
         rows = self.gathered(self._held)
-        self._members = len(rows)
+        self.members = len(rows)
         return rows if len({*rows.values()}) > 1 else None
 
     def differs(self) -> bool:
         """Wait until the ranks have compared. Returns whether they hold different bytes; the same answer on all ranks."""
         self._handle.wait()
-        return differences(self._largest.tobytes())[0]
-
-    def differs_beside(self) -> bool:
-        """Whether ranks have different digests beside what they hold; the same answer on all ranks. Called after
-        :meth:`differs` or :meth:`wait`."""
-        return differences(self._largest.tobytes())[1]
+        self.tuned = self._handle.tuned
+        differs, self.differs_beside = differences(self._largest.tobytes())
+        return differs
 
     def gather(self, held: bytes | None = None, awaited: bool = False) -> None:
         """Begin to gather what all ranks hold, because they differ.
@@ -150,13 +156,3 @@ class Comparison:
         """What each rank holds, by global rank. Every rank that has made the comparison calls it."""
         self.gather(held, awaited=True)
         return self.held()
-
-    @property
-    def tuned(self) -> TunedSettings | None:
-        """The settings that held when the ranks compared; None where nothing is tuned. Known after :meth:`wait`."""
-        return self._handle.tuned
-
-    @property
-    def members(self) -> int | None:
-        """The number of ranks that took part; None if all have, since none has joined. Known after :meth:`wait`."""
-        return self._members

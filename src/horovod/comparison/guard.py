@@ -165,7 +165,7 @@ class Guard:
                 self._differing.append(each)
                 each.comparison.gather()
                 continue
-            if each.comparison.differs_beside():
+            if each.comparison.differs_beside:
                 self._apart.append(each.comparison)
                 each.comparison.gather(each.sent.encode())
             each.tell(None)

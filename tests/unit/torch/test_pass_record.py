@@ -46,6 +46,12 @@ def test_what_any_rank_has_touched_is_reduced_and_every_rank_finds_the_same(reco
     assert {*found} == {each.name for record in records.values() for each in record.optimizers}
 
 
+@given(RECORD, st.integers(1, 4))
+def test_a_record_that_all_ranks_have_sent_leads_to_what_it_says(record: PassRecord, ranks: int) -> None:
+    found = conclude(dict.fromkeys(range(ranks), record))
+    assert found == {each.name: each.alone() for each in record.optimizers}
+
+
 @given(RECORD)
 def test_a_record_arrives_as_it_was_sent(record: PassRecord) -> None:
     assert decode(record.encode()) == record

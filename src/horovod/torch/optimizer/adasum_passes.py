@@ -18,8 +18,7 @@ from itertools import count
 
 import torch
 
-from horovod.common.basics import is_initialized
-from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.context import is_initialized, running
 from horovod.torch.optimizer.buckets import NO_GRADIENT, Bucket, ParameterState
 from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.identity import OptimizerIdentity
@@ -68,8 +67,7 @@ class AdasumPasses(DistributedPart):
 
     def zero_grad(self) -> None:
         if is_initialized():
-            self.parameters.adopt_changes()
-            self.parameters.hear_all()
+            self.parameters.follow()
             self.prepare()
         if self.phase is Phase.FILLING and any(
             bucket.waiting != len(bucket.slots) for bucket in self.parameters.buckets
@@ -142,11 +140,10 @@ class AdasumPasses(DistributedPart):
     def send_all(self) -> BaseException | None:
         """Send all buckets that are not sent. Returns the first error."""
         error: BaseException | None = None
-        self.parameters.adopt_changes()
-        self.parameters.hear_all()
+        self.parameters.follow()
         self.prepare()
         for bucket in self.parameters.buckets:
-            if bucket.open:
+            if bucket.handle is None:
                 try:
                     self.send(bucket)
                 except BaseException as failure:

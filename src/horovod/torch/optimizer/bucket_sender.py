@@ -73,10 +73,12 @@ class BucketSender:
         settings: the settings of the optimizer.
 
     Attributes:
+        sent: the buckets that are being reduced, in the order in which they were sent.
         knows_sparse: whether a gradient was sparse on some rank.
     """
 
     def __init__(self, settings: OptimizerSettings) -> None:
+        self.sent: list[Bucket] = []
         self.knows_sparse = False
         compression = settings.compression
         self._settings = settings
@@ -93,7 +95,7 @@ class BucketSender:
         return self._exact
 
     def send(self, bucket: Bucket, awaited: bool = False) -> None:
-        """Start to reduce a bucket. Sets its ``handle`` and ``sent``.
+        """Start to reduce a bucket that is not being reduced. Sets its ``handle`` and ``sent``.
 
         Args:
             awaited: whether this thread will wait for the reduction soon, at the end of backward. Then the worker thread is not
@@ -106,11 +108,13 @@ class BucketSender:
             bucket.handle = bucket.submit_again(gradients, self._process_set.process_set_id, awaited)
         else:
             self._send_converted(bucket)
+        if bucket.handle is not None:
+            self.sent.append(bucket)
 
-    def advance(self, buckets: Sequence[Bucket]) -> None:
+    def advance(self) -> None:
         """Continue the collectives of compressors until all have ended."""
         if self._whole is not None:
-            under_way = [bucket.handle for bucket in buckets]
+            under_way = [bucket.handle for bucket in self.sent]
             while under_way:
                 under_way = [each for each in under_way if isinstance(each, BucketReduction) and each.advance()]
 

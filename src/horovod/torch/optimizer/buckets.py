@@ -162,11 +162,6 @@ class Bucket:
     def __repr__(self) -> str:
         return f"Bucket({self.name!r}, {len(self.slots)} gradients, {self.waiting} not ready)"
 
-    @property
-    def open(self) -> bool:
-        """Whether the bucket is not being reduced."""
-        return self.handle is None
-
     def renumber(self) -> None:
         """Update ``mask`` after the bits of slots have changed. No part of the bucket may be being reduced."""
         self.mask = reduce(or_, (slot.bit for slot in self.slots), 0)
@@ -181,13 +176,9 @@ class Bucket:
             bits = "".join("01"[bool(slot.bit & wanted)] for slot in self.slots)
             label = hashlib.blake2b(bits.encode(), digest_size=8).hexdigest()
             if len(self._parts) >= PARTS:
-                self._parts = {mask: part for mask, part in self._parts.items() if not part.open}
+                self._parts = {mask: part for mask, part in self._parts.items() if part.handle is not None}
             found = self._parts[wanted] = Bucket(f"{self.name}.part.{label}", slots)
         return found
-
-    def parts(self) -> list[Bucket]:
-        """The parts that keep their requests."""
-        return [*self._parts.values()]
 
     def reset(self, passes: int = 1) -> None:
         """Prepare for the next ``passes`` backward passes. No reduction may be running."""

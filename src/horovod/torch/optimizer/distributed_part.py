@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from horovod.common.basics import is_initialized
+from horovod.core.lifecycle.context import is_initialized
 from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.parameters import OptimizerParameters, ParameterListener
 from horovod.torch.optimizer.settings import OptimizerSettings, check_passes

@@ -12,11 +12,10 @@ from operator import attrgetter, is_
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.step_clock import BACKWARD, clock
 from horovod.torch.optimizer.backward_passes import BackwardPass, PassListener, current_task, enter
 from horovod.torch.optimizer.bucket_sender import BucketSender
-from horovod.torch.optimizer.buckets import NO_GRADIENT, Bucket, ParameterState
+from horovod.torch.optimizer.buckets import NO_GRADIENT, ParameterState
 from horovod.torch.optimizer.debugging import StepDebugger, debugger
 from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.gradient_views import is_only_added
@@ -69,6 +68,7 @@ class GradientPasses(DistributedPart, PassListener):
     def __init__(
         self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
     ) -> None:
+        self.name, self.process_set, self.line = "", settings.process_set, settings.line
         self._sender = BucketSender(settings)
         exact = settings.op in (ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX) and self._sender.exact
         self._keeps_aside = not exact
@@ -88,29 +88,18 @@ class GradientPasses(DistributedPart, PassListener):
         super().__init__(optimizer, settings, identity)
 
     @property
-    def name(self) -> str:
-        return self.parameters.name
-
-    @property
-    def process_set(self) -> ProcessSet:
-        return self.settings.process_set
-
-    @property
     def is_named(self) -> bool:
         return self.identity.is_named
 
     @property
-    def line(self) -> str:
-        return self.settings.line
-
-    @property
     def under_way(self) -> bool:
         """Whether a bucket is being reduced."""
-        return any(not each.open for each in self._sendable())
+        return bool(self._sender.sent)
 
     def forget(self) -> None:
-        for bucket in self._sendable():
+        for bucket in (*self.parameters.buckets, *self._sender.sent):
             bucket.reset()
+        self._sender.sent.clear()
         for slot in self.parameters.slots.values():
             if slot.aside is not None:
                 slot.parameter.grad, slot.aside = slot.aside, None
@@ -138,6 +127,7 @@ class GradientPasses(DistributedPart, PassListener):
         self._window = 0
 
     def new_generation(self) -> None:
+        self.name = self.parameters.name
         self.forget()
         self._steps = self._joins = self._rounds = 0
         self._check.begin()
@@ -156,12 +146,7 @@ class GradientPasses(DistributedPart, PassListener):
         return (slot for slot in self.parameters.slots.values() if slot.bit & mask) if mask else iter(())
 
     def _unsent(self) -> int:
-        return sum(bucket.mask for bucket in self.parameters.buckets if bucket.open)
-
-    def _sendable(self) -> Iterator[Bucket]:
-        for bucket in self.parameters.buckets:
-            yield bucket
-            yield from bucket.parts()
+        return sum(bucket.mask for bucket in self.parameters.buckets if bucket.handle is None)
 
     def coming(self, slot: ParameterState) -> Callable[[torch.Tensor], None] | None:
         return _coming_to(weakref.ref(self), slot) if self._keeps_aside else None
@@ -197,7 +182,7 @@ class GradientPasses(DistributedPart, PassListener):
         if bucket is None:
             return  # this rank does not reduce in this generation
         bucket.waiting -= 1
-        if not bucket.waiting and bucket.open:
+        if not bucket.waiting and bucket.handle is None:
             last = self.ends_passes and not any(
                 each.waiting and each.mask & self.parameters.trained for each in self.parameters.buckets
             )

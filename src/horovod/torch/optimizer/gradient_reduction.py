@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 
-from horovod.common.basics import is_initialized
 from horovod.comparison.alike import made_at
 from horovod.comparison.samples import samples_of
 from horovod.core.errors import MismatchError
+from horovod.core.lifecycle.context import is_initialized
 from horovod.observe.step_clock import UPDATE, clock
 from horovod.torch.ops.allreduce import allreduce_
 from horovod.torch.optimizer.backward_passes import current_task
@@ -116,7 +116,8 @@ class GradientReduction(GradientRounds):
             self.check_not_paused("step()")
             if not self._scaler_stepped:
                 self.complete()
-            self._look_at_others()
+            if not self._looked:
+                self._look_at_others()
         elif self.under_way:
             raise AssertionError(_SKIPPED)
         clock.enter(UPDATE)
@@ -124,7 +125,7 @@ class GradientReduction(GradientRounds):
 
     def _look_at_others(self) -> None:
         """Warn once about a parameter that the script has named and trains, but that is in no distributed optimizer."""
-        if self._looked or not self.parameters.communicates():
+        if not self.parameters.communicates():
             return
         self._looked = True
         for parameter, name in self.parameters.names.items():
@@ -206,8 +207,7 @@ class GradientReduction(GradientRounds):
 
     def zero_grad(self) -> None:
         if is_initialized():
-            self.parameters.adopt_changes()
-            self.parameters.hear_all()
+            self.parameters.follow()
             self.prepare()
         if self.under_way or (self._passes and self._touched and not self._stays_local):
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
@@ -229,11 +229,10 @@ class GradientReduction(GradientRounds):
 
     def complete(self) -> None:
         """Reduce all gradients that are not reduced: those of local passes, and those that the script has set itself."""
-        for slot in self.parameters.adopt_changes():
+        for slot in self.parameters.follow():
             gradient = slot.parameter.grad
             if gradient is not None and gradient._version:
                 self._error = self._error or AssertionError(_CHANGED_AFTER_ADDED.format(name=slot.name))
-        self.parameters.hear_all()
         self.prepare()
         if not self.parameters.communicates():
             return

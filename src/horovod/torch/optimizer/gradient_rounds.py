@@ -147,14 +147,14 @@ class GradientRounds(GradientPasses):
                 slot.aside, slot.parameter.grad = old, zero_gradient(slot)
         for bucket in self.parameters.buckets:
             wanted = conclusion.touched & bucket.mask
-            if wanted and bucket.open:
+            if wanted and bucket.handle is None:
                 self._sender.send(bucket if wanted == bucket.mask else bucket.part(wanted))
 
     def finish(self, conclusion: Conclusion, members: int) -> None:
-        sent = [bucket for bucket in self._sendable() if not bucket.open]
+        sent = self._sender.sent
         error: BaseException | None = None
         try:
-            self._sender.advance(sent)
+            self._sender.advance()
         except BaseException as failure:
             error = failure
         for bucket in sent:
@@ -180,6 +180,7 @@ class GradientRounds(GradientPasses):
             raise error
         for bucket in sent:
             bucket.reset()
+        sent.clear()
         for slot in self._in(conclusion.touched if self._keeps_aside else 0):
             self._add_aside(slot)
         self._named |= conclusion.touched

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 
 from horovod.comm.reduction import ReduceOp
-from horovod.common.basics import is_initialized
 from horovod.core.errors import NOT_INITIALIZED
+from horovod.core.lifecycle.context import is_initialized
 from horovod.core.lifecycle.process_set import global_process_set
 from horovod.core.submission.host_process_set import present_host
 from horovod.elastic.rounds import is_connected

@@ -14,8 +14,7 @@ from operator import attrgetter, is_, itemgetter
 
 import torch
 
-from horovod.common.basics import is_initialized
-from horovod.core.lifecycle.context import running
+from horovod.core.lifecycle.context import is_initialized, running
 from horovod.core.lifecycle.steps_made import StepCount
 from horovod.torch.compression.bucket_compression import BucketCompressor
 from horovod.torch.optimizer.bucket_cutting import by_size, cut_buckets
@@ -191,16 +190,18 @@ class OptimizerParameters:
         self.adopt()
         return [slot for slot in self.slots.values() if slot not in known]
 
-    def hear_all(self) -> None:
-        """Restore hooks after ``module.to()`` has given parameters other C++ tensors. Called between passes."""
+    def follow(self) -> list[ParameterState]:
+        """Between two passes: :meth:`adopt_changes`, and restore hooks after ``module.to()`` has given parameters other C++
+        tensors. Returns new parameters."""
+        new = self.adopt_changes()
         implementations = [*map(_IMPLEMENTATION, self.slots)]
-        if implementations == self._heard:
-            return
-        for slot in self.slots.values():
-            hook = slot.hook
-            if hook is not None and hook.implementation != slot.parameter._cdata:
-                hook.restore()
-        self._heard = implementations
+        if implementations != self._heard:
+            for slot in self.slots.values():
+                hook = slot.hook
+                if hook is not None and hook.implementation != slot.parameter._cdata:
+                    hook.restore()
+            self._heard = implementations
+        return new
 
     def communicates(self) -> bool:
         """Whether this rank reduces gradients at present; False before ``init()`` and after ``shutdown()``."""

@@ -37,6 +37,10 @@ class TouchedGradients(msgspec.Struct, frozen=True, array_like=True):
     rounds: int = 0
     held: int = 0
 
+    def alone(self) -> Conclusion:
+        """The conclusion if all ranks have this entry."""
+        return Conclusion(as_mask(self.touched), as_mask(self.sparse), self.final, True)
+
 
 class PassRecord(msgspec.Struct, frozen=True, array_like=True):
     """A rank's record, with its optimizers in the order of their names."""

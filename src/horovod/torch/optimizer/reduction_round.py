@@ -16,6 +16,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from itertools import count
+from operator import attrgetter
 
 from horovod.comm.tuned import TunedSettings
 from horovod.comparison.comparison import Comparison
@@ -25,27 +26,23 @@ from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.observe.step_clock import REDUCTION, clock
 from horovod.torch.optimizer.pass_record import Conclusion, PassRecord, TouchedGradients, conclude, decode, is_idle
 
+_NAME = attrgetter("name")
 RECORD = "DistributedOptimizer.pass"
 """The name of the records' comparison, in errors and stall reports."""
 
 
 class Participant(ABC):
-    """The interface of an optimizer that takes part in rounds."""
+    """The interface of an optimizer that takes part in rounds.
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The optimizer's name, the same on all ranks; "" before its first use in the running generation."""
+    Attributes:
+        name: the optimizer's name, the same on all ranks; "" before its first use.
+        process_set: the ranks that reduce its gradients.
+        line: the line of the script that made the optimizer.
+    """
 
-    @property
-    @abstractmethod
-    def process_set(self) -> ProcessSet:
-        """The ranks that reduce its gradients."""
-
-    @property
-    @abstractmethod
-    def line(self) -> str:
-        """The line of the script that made the optimizer."""
+    name: str
+    process_set: ProcessSet
+    line: str
 
     @property
     @abstractmethod
@@ -129,24 +126,18 @@ def reduce_together(ending: Iterable[Participant], final: bool = False) -> bool:
         HorovodInternalError: a reduction failed, or ranks differ in steps or parameters.
         AssertionError: the script has changed a gradient that was not reduced.
     """
-    before = clock.enter(REDUCTION)
-    try:
-        return _reduce(ending, final)
-    finally:
-        clock.enter(before)
-
-
-def _reduce(ending: Iterable[Participant], final: bool) -> bool:
     sets: dict[int | None, list[Participant]] = {}
     for each in ending:
         sets.setdefault(each.process_set.process_set_id, []).append(each)
     if not _running.isdisjoint(sets):
         raise AssertionError(_THREADS)
+    before = clock.enter(REDUCTION)
     _running.update(sets)
     try:
         return _reduce_sets(sets, final)
     finally:
         _running.difference_update(sets)
+        clock.enter(before)
 
 
 def _reduce_sets(sets: Mapping[int | None, list[Participant]], final: bool) -> bool:
@@ -175,9 +166,12 @@ class _Round:
 
     def __init__(self, ending: list[Participant], final: bool) -> None:
         self._process_set = ending[0].process_set
-        told = sorted((each.told(final) for each in ending), key=lambda each: each.name)
-        self._record = PassRecord(tuple(told))
-        self._known = {each.name: each for each in ending}
+        told: list[TouchedGradients] = []
+        self._known: dict[str, Participant] = {}
+        for each in ending:
+            told.append(each.told(final))
+            self._known[each.name] = each
+        self._record = PassRecord(tuple(sorted(told, key=_NAME)))
         self._members = len(self._process_set.ranks or ())
         self.concluded: dict[Participant, Conclusion] = {}
         self.idle = False
@@ -203,11 +197,11 @@ class _Round:
             found = self._comparison.wait()
             if self._comparison.members is not None:
                 self._members = self._comparison.members
-        if found is None:  # all ranks have this rank's record
-            records = dict.fromkeys(range(self._members), self._record)
-        else:
-            records = {rank: decode(encoded) for rank, encoded in found.items()}
-            self.idle = is_idle(records)
+        if found is None:
+            self.concluded = {self._known[each.name]: each.alone() for each in self._record.optimizers}
+            return
+        records = {rank: decode(encoded) for rank, encoded in found.items()}
+        self.idle = is_idle(records)
         for name, conclusion in conclude(records).items():
             self.concluded[self._participant(name, records)] = conclusion
 
@@ -249,7 +243,7 @@ class _Round:
                 error = error or failure
         if self._samples is not None and self._comparison is not None:
             try:
-                if self._comparison.differs_beside():
+                if self._comparison.differs_beside:
                     self._samples.judge(self._comparison.gathered(self._sent.encode()))
             except BaseException as failure:
                 error = error or failure

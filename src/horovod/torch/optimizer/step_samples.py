@@ -177,7 +177,7 @@ class StepSampler:
         return looks_in(step, self._number)
 
     def take(self, samples: Samples, owner: Owner, step: int, reduced: int, parameters: bool) -> None:
-        """TensorLook at gradients and parameters that the optimizer is about to step with, in a step that :meth:`is_due`.
+        """Look at gradients and parameters that the optimizer is about to step with, in a step that :meth:`is_due`.
 
         Args:
             step: how many steps it has made.
