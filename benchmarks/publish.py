@@ -267,6 +267,7 @@ TABLES: dict[str, Callable[[Record], Iterator[str]]] = {
     "training": of_training,
     "training-tensorflow": of_training,
     "training-keras": of_training,
+    "training-on-loss": of_training,
     "hosts": of_hosts,
     "elastic": of_recovery,
     "many_ranks": of_many_ranks,

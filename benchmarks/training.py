@@ -13,6 +13,8 @@ The arrangements, each with one thread per rank and the same batch per rank
     hvd           the ranks train one model with Horovod
     ddp           PyTorch's DistributedDataParallel on Gloo (``--peer ddp``), without its broadcast of buffers
     ddp, views    the same with ``gradient_as_bucket_view=True``, by which gradients are not copied into buckets and back
+    ddp, horovod  the same on Horovod's back end (``--peer on-loss``)
+    ddp, on loss  the same with ``--on-loss continue``
     mwms          TensorFlow's MultiWorkerMirroredStrategy (``--peer mwms``)
 
 All of them have the memory settings that horovodrun gives its ranks, by which the allocator keeps a step's memory for the next

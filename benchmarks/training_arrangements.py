@@ -16,12 +16,22 @@ SIDE_BY_SIDE = "side by side"
 HVD = "hvd"
 DDP = "ddp"
 DDP_VIEWS = "ddp, views"
+DDP_HOROVOD = "ddp, horovod"
+DDP_GOES_ON = "ddp, on loss"
 MWMS = "mwms"
 KERAS_2 = "alone, keras 2"
 
 OF_ONE_PROCESS = (ALONE, ONE_RANK, KERAS_2)
-UNDER_HOROVODRUN = (ONE_RANK, HVD)
-WITH_DDP = (DDP, DDP_VIEWS)
+_HOROVOD = ("--torch-backend", "horovod")
+UNDER_HOROVODRUN: dict[str, tuple[str, ...]] = {
+    ONE_RANK: (),
+    HVD: (),
+    DDP_HOROVOD: _HOROVOD,
+    DDP_GOES_ON: (*_HOROVOD, "--on-loss", "continue", "--min-np", "1"),
+}
+"""What horovodrun starts, with its options."""
+WITH_HVD = (ONE_RANK, HVD)
+WITH_DDP = (DDP, DDP_VIEWS, DDP_HOROVOD, DDP_GOES_ON)
 COMMON = (ALONE, ONE_RANK, SIDE_BY_SIDE, HVD)
 """Measured in every run."""
 
@@ -42,7 +52,7 @@ class Framework:
 
 
 FRAMEWORKS = {
-    "torch": Framework(("torch",), {"ddp": WITH_DDP}),
+    "torch": Framework(("torch",), {"ddp": (DDP, DDP_VIEWS), "on-loss": (DDP_HOROVOD, DDP_GOES_ON)}),
     "tensorflow": Framework(("tensorflow", "keras"), {"mwms": (MWMS,)}),
     "keras": Framework(("keras", "tensorflow"), {"mwms": (KERAS_2, MWMS)}, ("tf_keras",)),
 }

@@ -96,7 +96,15 @@ def launch(framework: str, arrangement: str, ranks: int, model: str, address: st
     worker += ["--model", model, "--address", address]
     environment = {**os.environ, **of_framework(framework, arrangement)}
     if arrangement in UNDER_HOROVODRUN:
-        command = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), *worker]
+        command = [
+            sys.executable,
+            "-m",
+            "horovod.runner.launch",
+            "-np",
+            str(ranks),
+            *UNDER_HOROVODRUN[arrangement],
+            *worker,
+        ]
         return [subprocess.Popen(command, env=environment)]
     environment |= worker_environment.memory(os.environ)
     meeting = meeting_of(arrangement, ranks)

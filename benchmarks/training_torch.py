@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import torch
-from training_arrangements import DDP_VIEWS, UNDER_HOROVODRUN, WITH_DDP, Training, timed
+from training_arrangements import DDP_VIEWS, WITH_DDP, WITH_HVD, Training, timed
 from workloads_torch import WORKLOADS
 
 _DDP_OPTIONS = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
@@ -20,7 +20,7 @@ def prepare(arrangement: str, model_name: str) -> Training:
     workload = WORKLOADS[model_name]()
     model = workload.model
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    if arrangement in UNDER_HOROVODRUN:
+    if arrangement in WITH_HVD:
         import horovod.torch as hvd  # here, so that the plain arrangements are without it
 
         hvd.init()

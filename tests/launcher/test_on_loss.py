@@ -48,6 +48,37 @@ dist.destroy_process_group()
 """
 
 
+STOPS = """
+import os, signal, torch, torch.distributed as dist
+from horovod.comm.shm.completed_calls import CompletedCalls
+dist.init_process_group("gloo")
+first, publish = dist.get_rank(), CompletedCalls.publish
+
+def stop(self, number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    publish(self, number)
+
+if first == 1:
+    CompletedCalls.publish = stop
+for _ in range(5):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+print(first, "ends among", int(total), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_stops_before_the_others_see_that_it_has_a_result_is_lost(
+    launcher: Launcher, tmp_path: Path, installed: str
+) -> None:
+    (tmp_path / "train.py").write_text(STOPS)
+    options = ["--min-np", "2", "--gloo-timeout-seconds", "2"]
+    ended = launcher.run("-np", "3", *options, *GO_ON, "python", "train.py", PYTHONPATH=path(installed))
+    assert ended.returncode == 0, ended.stderr
+    assert "0 ends among 2" in ended.stdout and "2 ends among 2" in ended.stdout
+
+
 def test_numbers_change_with_the_first_collective_of_those_that_are_left(
     launcher: Launcher, tmp_path: Path, installed: str
 ) -> None:

@@ -1,5 +1,5 @@
-"""The rule by which a group goes on after a loss, in random schedules: of calls in flight, votes, meetings, and losses at any
-moment of them."""
+"""The rule by which a group goes on after a loss, in random schedules: of calls in flight, numbers that ranks show each
+other, meetings, and losses at any moment of them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ SEQUENCES = 400
 
 @dataclass
 class Round:
-    """The ranks that carry calls out, from one loss to the next. What a rank has sent stays sent when it is lost."""
+    """The ranks that carry calls out, from one loss to the next. What a rank has sent or shown stays when it is lost.
+
+    Attributes:
+        submitted: by member, the calls that it has submitted.
+        shown: by member, up to which call the others see that it has completed all.
+        positions: by member that waits for the others, up to which call it has handed out.
+    """
 
     members: frozenset[int]
     submitted: dict[int, list[int]] = field(default_factory=dict)
-    votes: dict[int, list[int]] = field(default_factory=dict)
+    shown: dict[int, int] = field(default_factory=dict)
     positions: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for member in self.members:
-            self.submitted[member], self.votes[member] = [], []
+            self.submitted[member], self.shown[member] = [], 0
 
 
 @dataclass
@@ -36,7 +42,6 @@ class Rank:
     Attributes:
         round: the one it is in; None if it has left that, and waits for the next one.
         met: whether it knows where the others of the round are.
-        voted: how many votes of the round have ended for it.
         results: by call that it has completed, the ranks that have carried it out.
         handed: what the script has seen: of each call, the ranks that have carried it out.
     """
@@ -44,7 +49,6 @@ class Rank:
     log: CallLog = field(default_factory=CallLog)
     round: Round | None = None
     met: bool = False
-    voted: int = 0
     results: dict[int, frozenset[int]] = field(default_factory=dict)
     handed: list[frozenset[int]] = field(default_factory=list)
 
@@ -98,11 +102,10 @@ class World:
         following = rank.log.completed + 1
         if all(following in calls for calls in now.submitted.values()):
             found.append(lambda: self.complete(rank, following))
-        votes = now.votes[number]
-        if len(votes) == rank.voted and rank.log.completed > rank.log.handed:
-            found.append(lambda: votes.append(rank.log.completed))
-        if len(votes) > rank.voted and all(len(each) > rank.voted for each in now.votes.values()):
-            found.append(lambda: self.end_vote(rank))
+        if now.shown[number] < rank.log.completed:
+            found.append(lambda: now.shown.update({number: rank.log.completed}))
+        if min(now.shown.values()) > rank.log.handed:
+            found.append(lambda: self.hand_out(rank, rank.log.agreed(min(now.shown.values()))))
         return found
 
     # One step each.
@@ -117,19 +120,13 @@ class World:
         rank.log.complete(call)
         rank.results[call] = rank.round.members
 
-    def end_vote(self, rank: Rank) -> None:
-        assert rank.round is not None
-        lowest = min(votes[rank.voted] for votes in rank.round.votes.values())
-        rank.voted += 1
-        self.hand_out(rank, rank.log.voted(lowest))
-
     def leave(self, rank: Rank) -> None:
         rank.round = None
 
     def meet(self, number: int, rank: Rank) -> None:
         now = rank.round
         assert now is not None
-        handing, again = rank.log.agreed(max(now.positions.values()))
+        handing, again = rank.log.met(max(now.positions.values()))
         self.hand_out(rank, handing)
         for call in again:
             rank.results.pop(call, None)
@@ -144,7 +141,7 @@ class World:
         self.rounds += 1
         new = Round(frozenset(self.living))
         for rank in self.living.values():
-            rank.round, rank.met, rank.voted = new, False, 0
+            rank.round, rank.met = new, False
 
     def hand_out(self, rank: Rank, calls: range) -> None:
         for call in calls:
@@ -178,17 +175,16 @@ def test_all_survivors_hand_out_the_same_calls_after_any_losses(hundred: int) ->
     assert lost > 50
 
 
-@pytest.mark.parametrize("rule", ["without a vote", "the lowest position", "nothing again"])
+@pytest.mark.parametrize("rule", ["without the others", "the lowest position", "nothing again"])
 def test_the_test_sees_a_broken_rule(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if rule == "without a vote":
-        monkeypatch.setattr(
-            World, "end_vote", lambda self, rank: self.hand_out(rank, rank.log.voted(rank.log.completed))
-        )
-    elif rule == "the lowest position":
+    if rule == "without the others":
         agreed = CallLog.agreed
-        monkeypatch.setattr(CallLog, "agreed", lambda self, furthest: agreed(self, self.handed))
+        monkeypatch.setattr(CallLog, "agreed", lambda self, lowest: agreed(self, self.completed))
+    elif rule == "the lowest position":
+        met = CallLog.met
+        monkeypatch.setattr(CallLog, "met", lambda self, furthest: met(self, self.handed))
     else:
-        monkeypatch.setattr(CallLog, "agreed", lambda self, furthest: (self.voted(self.completed), range(0)))
+        monkeypatch.setattr(CallLog, "met", lambda self, furthest: (self.agreed(self.completed), range(0)))
     with pytest.raises((AssertionError, KeyError)):
         for seed in range(SEQUENCES):
             World(seed).run()

@@ -7,6 +7,7 @@ uses some of them::
     packed | reduced | progress                 see horovod.comm.shm.counters
     proposal | outcome | closed | given up      see horovod.comm.shm.proposals
     asleep                                      1 while this rank sleeps on another rank's word
+    completed | asleep for calls                see horovod.comm.shm.completed_calls
 
 A wake-up is a system call, which costs as much as the copies of a small collective, and usually no rank sleeps. So a rank that
 writes a word wakes others only if some rank sleeps::
@@ -40,6 +41,8 @@ OUTCOME = 4
 CLOSED = 5
 GIVEN_UP = 6
 ASLEEP = 7
+COMPLETED = 8
+ASLEEP_FOR_CALLS = 9
 
 LINE_WORDS = 16
 WORD_BYTES = 8
@@ -114,16 +117,17 @@ class FutexWords:
     Args:
         words: the shared memory, at ``address``, as 64-bit words.
         rank, size: this rank's index in the group, and the size of the group.
+        asleep: the kind of the word that says that a rank sleeps. Threads that sleep at the same time have words of their own.
 
     Attributes:
         values: the words, indexed by :func:`word_index`.
     """
 
-    def __init__(self, words: memoryview, address: int, rank: int, size: int) -> None:
+    def __init__(self, words: memoryview, address: int, rank: int, size: int, asleep: int = ASLEEP) -> None:
         self.values = words
         self._address = address
-        self._asleep = word_index(rank, ASLEEP)
-        self._sleepers = [word_index(peer, ASLEEP) for peer in range(size) if peer != rank]
+        self._asleep = word_index(rank, asleep)
+        self._sleepers = [word_index(peer, asleep) for peer in range(size) if peer != rank]
         self._lock = threading.Lock()
 
     def publish(self, index: int, value: int) -> None:

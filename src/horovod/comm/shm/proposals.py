@@ -38,6 +38,7 @@ import numpy as np
 from horovod.comm.datatypes import Array
 from horovod.comm.ranges import parts_of
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into
+from horovod.comm.shm.completed_calls import CompletedCalls
 from horovod.comm.shm.futex_words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, FutexWords, fence, word_bytes, word_index
 from horovod.comm.shm.shared_memory import SharedMemory, in_pages
 from horovod.comm.spans import Vectors, spans_of
@@ -73,6 +74,7 @@ class Proposals:
     Attributes:
         leads: whether this rank is the leader.
         data_bytes: the largest contribution in bytes; 0 without contributions.
+        completions: the numbers of completed calls, which are in the same memory.
     """
 
     def __init__(self, memory: SharedMemory, rank: int, size: int, contributions: bool = True) -> None:
@@ -80,6 +82,7 @@ class Proposals:
         self.data_bytes = _BLOCK_BYTES - _HEAD_BYTES if contributions else 0
         self._memory = memory
         self._words = FutexWords(memory.words, memory.address, rank, size)
+        self.completions = CompletedCalls(memory.words, memory.address, rank, size)
         self._rank = rank
         self._peers = [peer for peer in range(size) if peer != rank]
         self._proposal, self._outcome, self._closed = (
@@ -299,4 +302,5 @@ class Proposals:
         self._blocks.clear()
         self._heads.clear()
         self._words.release()
+        self.completions.release()
         self._memory.close()

@@ -20,6 +20,10 @@ from horovod.observe.flight_recorder import Record
 _log = logging.getLogger("horovod.core")
 
 
+End = Callable[[BaseException | None], BaseException | None]
+"""What :class:`Handle` calls just before its completion."""
+
+
 class Driver(Protocol):
     """The worker, as seen by a thread that waits for a quick collective."""
 
@@ -64,7 +68,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
             raises is the error, too.
     """
 
-    end: Callable[[BaseException | None], BaseException | None] | None = None
+    end: End | None = None
     driver: Driver | None = None
     error: BaseException | None = None
     result: Any = None
@@ -157,20 +161,27 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         record = self.record
         if record is not None:
             record.awaited = monotonic()
-        driver = self.driver
-        if driver is not None and (final or timeout < 0):
-            try:
-                if _drive is None:
-                    driver.drive(self)
-                else:
-                    _drive(driver, self)
-            except BaseException:  # of a signal handler, perhaps before anything was announced
-                self.leave_to_worker()
-                raise
+        if self.driver is not None and (final or timeout < 0):
+            self.attempt()
         if not self._finished:
             self._sleep(timeout, final or timeout < 0)
         if self.error is not None:
             raise copy.copy(self.error)  # each waiting thread gets its own
+
+    def attempt(self) -> None:
+        """Carry the collective out on this thread, which waits for it; or return before it is done, after some milliseconds at
+        most if other ranks are late. Raises what a signal handler raises."""
+        driver = self.driver
+        if driver is None:
+            return
+        try:
+            if _drive is None:
+                driver.drive(self)
+            else:
+                _drive(driver, self)
+        except BaseException:  # of a signal handler, perhaps before anything was announced
+            self.leave_to_worker()
+            raise
 
     def _sleep(self, timeout: float, for_good: bool) -> None:
         gate = _thread.allocate_lock()

@@ -20,7 +20,7 @@ from horovod.core.lifecycle.context import worker_of
 from horovod.core.negotiation.messages import HOST, Request
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.devices import DeviceReadiness, engine_of, members_of, of_members
-from horovod.core.requests.handle import Handle
+from horovod.core.requests.handle import End, Handle
 from horovod.core.requests.tensor import Allocate, Tensor, Transfer
 
 
@@ -146,15 +146,20 @@ def submit(
     allocate: Allocate | None = None,
     awaited: bool = False,
     errors: Errors = (),
+    end: End | None = None,
 ) -> Handle:
-    """Submit a checked request for tensors, also on a device or being copied from one. Raises as :func:`submit_arrays`."""
+    """Submit a checked request for tensors, also on a device or being copied from one. Raises as :func:`submit_arrays`.
+
+    Args:
+        end: as of :class:`~horovod.core.requests.handle.Handle`. For host memory only.
+    """
     first = next(iter(inputs or outputs), None)
     if first is not None and first.ready is not None:
         return _submit_on_device(process_set_id, request, inputs, outputs, allocate, first.ready)
     arrays = [tensor.array for tensor in inputs]
     targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
     transfer = None if first is None else first.transfer
-    handle = Handle() if transfer is None else Handle(transfer.end)
+    handle = Handle(end if transfer is None else transfer.end)
     worker = worker_of(process_set_id, request.operation)
     entry = Entry(request, arrays, targets, allocate, handle, time.monotonic(), errors=errors)
     if transfer is None:

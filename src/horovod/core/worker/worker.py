@@ -25,6 +25,7 @@ from horovod._base.signal_deferral import with_signals_deferred
 from horovod.autotune.kept import Tuned
 from horovod.autotune.tuner import Tuner
 from horovod.comm.base import Aborted, Communicator, DeviceFailure, PeerFailure
+from horovod.comm.shm.completed_calls import CompletedCalls
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.failure import ENGINE, TIME_LIMIT
@@ -88,6 +89,7 @@ class WorkerThread:
         unnamed: by kind, the number of calls without a name on this process set.
         registration: a number that distinguishes this process set from another of the same ranks; the same on all members.
         executor: carries out the batches.
+        probe_seconds: how long it waits for other ranks before it probes them, and between probes.
         recorder: of the last collectives of these ranks; None for no recording.
     """
 
@@ -177,7 +179,7 @@ class WorkerThread:
         self._left = threading.Event()
         self._leaving: tuple[str, Sequence[StepsMade]] | None = None
         self._said_leave = False
-        self._probe_seconds = config.timeout.total_seconds() / 3
+        self.probe_seconds = config.timeout.total_seconds() / 3
         self._next_probe = 0.0
         self._thread = threading.Thread(target=self._run, name=f"horovod-worker-{name}", daemon=True)
 
@@ -251,6 +253,22 @@ class WorkerThread:
     def awaited(self) -> list[str]:
         """The names of the collectives that a thread of the script waits for."""
         return self._requests.awaited()
+
+    @property
+    def completions(self) -> CompletedCalls | None:
+        """The numbers of calls that the members have completed, which a group that goes on after a loss compares; None if the
+        members share no memory."""
+        return None if self._proposals is None else self._proposals.completions
+
+    @property
+    def word_polls(self) -> int:
+        """How often a thread polls a word of shared memory before it sleeps."""
+        return self._polls.word
+
+    def probe(self) -> None:
+        """Find out whether the other ranks live: for a thread that has waited for them for :attr:`probe_seconds` in another way
+        than by a request."""
+        self._watch.probe()
 
     def entries(self) -> list[Entry]:
         """The requests in flight."""
@@ -419,10 +437,10 @@ class WorkerThread:
         if oldest is None:
             return None
         now = time.monotonic()
-        due = max(oldest.since + self._probe_seconds, self._next_probe)
+        due = max(oldest.since + self.probe_seconds, self._next_probe)
         if now >= due:
             self._watch.probe()
-            self._next_probe = due = now + self._probe_seconds
+            self._next_probe = due = now + self.probe_seconds
         return max(1.0, (due - now) * 1000)
 
     # Steps, on the thread that drives the worker.

@@ -4,7 +4,7 @@
     kept_call    one call, with what it takes to make it again
     carrier      the ranks that carry calls out, from one loss to the next
     submission   the script's side: takes its calls, and shows it the ranks
-    survivor     the thread that votes on results, hands them out, and takes the group to the next carrier
+    survivor     hands out results, and takes the group to the next carrier after a loss
     group        the group, and what it refuses
     refusals     what else cannot go on
     samplers     makes a DistributedSampler anew at set_epoch()

@@ -2,8 +2,8 @@
 
 Calls have numbers from 1, the same on all ranks. A call is *completed* on a rank that has its result in memory of its own. It
 is *handed out* when the script may see the result. The rule of the whole: a call is handed out only when every member of the
-carrier has completed it. A vote finds that out: the members tell each other up to which call they have completed all, and the
-lowest of these numbers counts.
+carrier has completed it. Each member shows the others up to which call it has completed all, and the lowest of these numbers
+counts.
 
 After a loss, the ranks that are left tell each other up to which call they have handed out. What one of them has handed out,
 all of them have completed, and all of them hand it out. They make all later calls again, among themselves.
@@ -34,11 +34,11 @@ class CallLog:
         assert self.completed <= number <= self.made, (self.completed, number, self.made)
         self.completed = number
 
-    def voted(self, lowest: int) -> range:
-        """A vote has ended: every member has completed all calls up to ``lowest``. Returns the calls to hand out now."""
+    def agreed(self, lowest: int) -> range:
+        """Every member has completed all calls up to ``lowest``. Returns the calls to hand out now."""
         return self._hand_out(lowest)
 
-    def agreed(self, furthest: int) -> tuple[range, range]:
+    def met(self, furthest: int) -> tuple[range, range]:
         """The ranks that are left have met: one of them has handed out all calls up to ``furthest``, and none further.
 
         Returns the calls to hand out now, and those to make again.

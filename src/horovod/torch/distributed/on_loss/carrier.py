@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,24 +16,40 @@ from horovod.core.submission.prepared import submit
 from horovod.core.submission.requests import prepared_call
 from horovod.core.worker.worker import WorkerThread
 from horovod.torch.distributed.membership import GroupMembership
+from horovod.torch.distributed.on_loss import refusals
 from horovod.torch.distributed.submission import PREFIX
 
-_VOTE, _POSITIONS = "on_loss.vote", "on_loss.positions"
+_POSITIONS = "on_loss.positions"
+_SLEEP_SECONDS = 5e-3
+"""How long a thread sleeps before it looks again whether a rank was lost."""
 
 
-@dataclass(frozen=True, eq=False)
 class Carrier:
     """A runtime and its ranks.
 
-    Attributes:
+    Args:
         membership: the group as its process set.
         origins: by rank, the rank that the process had first. Survivors keep their order, so they ascend.
         environment: the environment variables that say the ranks' numbers.
+
+    Attributes:
+        worker: this rank's worker.
+
+    Raises:
+        NotImplementedError: the ranks share no memory.
     """
 
-    membership: GroupMembership
-    origins: tuple[int, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    def __init__(
+        self, membership: GroupMembership, origins: tuple[int, ...], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.membership = membership
+        self.origins = origins
+        self.environment = environment or {}
+        self.worker: WorkerThread = membership.generation.workers[membership.number]
+        self._polls = self.worker.word_polls
+        self._completions = self.worker.completions
+        if self.size > 1 and self._completions is None:
+            raise NotImplementedError(refusals.text("ranks that share no memory, as in several containers of one host"))
 
     @property
     def size(self) -> int:
@@ -45,21 +59,23 @@ class Carrier:
     def index(self) -> int:
         return self.membership.own_rank
 
-    @property
-    def worker(self) -> WorkerThread:
-        """This rank's worker. A KeyError: the runtime has ended."""
-        return self.membership.generation.workers[self.membership.number]
+    def publish(self, completed: int) -> None:
+        """Let the other members see up to which call this rank has completed all calls."""
+        if self._completions is not None:
+            self._completions.publish(completed)
 
-    def vote(self, completed: int) -> int:
-        """Up to which call every member has completed all calls. Every member votes as soon as it has completed more calls
-        than were handed out.
+    def lowest(self, completed: int) -> int:
+        """Up to which call every member has completed all calls, this rank all up to ``completed``."""
+        return completed if self._completions is None else min(self._completions.lowest(), completed)
 
-        Raises:
-            HorovodInternalError: a member was lost.
-        """
-        if self.size == 1:
-            return completed
-        return int(_reduced(self.membership, _VOTE, np.array([completed], np.int64), ReduceOp.MIN)[0])
+    def is_released(self) -> bool:
+        """Whether the runtime has ended on this rank, so that nothing more can be seen of the others."""
+        return self._completions is not None and not self._completions.is_open()
+
+    def await_all(self, number: int) -> bool:
+        """Wait some milliseconds at most until every member has completed all calls up to ``number``; whether they have. This
+        rank has."""
+        return self._completions is None or self._completions.await_all(number, self._polls, _SLEEP_SECONDS)
 
 
 def met(
@@ -91,24 +107,11 @@ def met(
     return Carrier(membership, tuple(origins), environment), furthest
 
 
-def asleep(handle: Handle) -> None:
-    """Wait for a handle, and leave it to the worker thread: a thread that carries it out itself would take a core from the
-    script's backward pass. Raises the error of the handle.
-
-    It needs no limit: the runtime completes each handle, at the latest when it ends by the loss of a rank or by its time limit.
-    """
-    if not handle.done():
-        done = threading.Event()
-        handle.then(done.set)
-        done.wait()
-    handle.wait()
-
-
 def _reduced(
     membership: GroupMembership, name: str, values: np.ndarray[tuple[int], np.dtype[np.int64]], op: ReduceOp
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     tensors = [Tensor(values, DataType.INT64, values.shape)]
     call = prepared_call(Operation.ALLREDUCE, PREFIX, name, tensors, op, line="")
     handle: Handle = submit(membership.number, call.request, tensors, tensors)
-    asleep(handle)
+    handle.wait()
     return values

@@ -16,11 +16,11 @@ from horovod.comm.datatypes import Array
 from horovod.comm.spans import Vectors
 from horovod.core.errors import HorovodInternalError, RankLostError
 from horovod.core.negotiation.messages import UNNAMED, Operation, numbered_name
-from horovod.core.requests.handle import Handle
+from horovod.core.requests.handle import Driver, Handle
 from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.core.submission.prepared import submit
 from horovod.core.submission.requests import prepared_call
-from horovod.torch.distributed.on_loss.carrier import Carrier, asleep
+from horovod.torch.distributed.on_loss.carrier import Carrier
 from horovod.torch.distributed.submission import PREFIX
 
 _REPEATABLE = {"all_reduce", "allreduce_coalesced", "reduce", "broadcast", "barrier"}
@@ -42,9 +42,12 @@ class KeptCall:
         averages: whether the result is the sum divided by the number of ranks that take part. The script has not divided.
         new_outputs: whether nothing of the script knows the outputs, so that the engine may write into them.
         own_index: this rank's number, as the script saw it.
+        driver: what a thread that waits for the call may drive, as of a handle.
+        ended: called when a carrier has ended the call, by the thread that carries it out.
 
     Attributes:
         carrier: what carries it out; None if nothing has yet.
+        completed: whether the carrier has carried it out, or never will because of the call's arguments.
         shown: done when the script may see the result.
     """
 
@@ -61,13 +64,19 @@ class KeptCall:
     described: Sequence[Tensor]
     origins: tuple[int, ...]
     own_index: int
+    driver: Driver
+    ended: Callable[[KeptCall], None]
     averages: bool = False
     new_outputs: bool = False
     carrier: Carrier | None = None
-    shown: Handle = field(default_factory=Handle)
+    completed: bool = False
+    shown: Handle = field(init=False)
     _handle: Handle | None = None
     _error: BaseException | None = None
     _written: Sequence[tuple[Array, Array]] = ()
+
+    def __post_init__(self) -> None:
+        self.shown = Handle(driver=self.driver)
 
     def submit(self, carrier: Carrier) -> None:
         """Have ``carrier`` carry it out. Never waits for other ranks.
@@ -75,12 +84,12 @@ class KeptCall:
         Raises:
             ValueError, TypeError: the arguments have no meaning.
         """
-        self.carrier, self._handle, self._error = carrier, None, None
+        self.carrier, self._handle, self._error, self.completed = carrier, None, None, False
         written: list[tuple[Array, Array]] = []
         try:
             root = self._root_in(carrier)
         except RankLostError as error:
-            self._error = error
+            self._error, self.completed = error, True
             return
         outputs = self.outputs
         if not self.new_outputs:
@@ -103,15 +112,37 @@ class KeptCall:
         allocate = None if self.allocate is None else self._allocating(self.allocate, written)
         carrier.worker.count_from(call.request, self.number - 1)
         try:
-            self._handle = submit(carrier.membership.number, call.request, self.inputs, outputs, allocate)
+            self._handle = submit(
+                carrier.membership.number, call.request, self.inputs, outputs, allocate, end=self._end
+            )
         except HorovodInternalError:
             pass  # the carrier has lost a rank: the call will be made again
 
-    def await_completion(self, ended: Callable[[Exception], bool]) -> bool:
-        """Wait until the carrier has carried it out, well or with an error of this call.
+    def _end(self, error: BaseException | None) -> BaseException | None:
+        """Called when the carrier has ended the call, just before its handle is done."""
+        self.completed = error is None
+        self.ended(self)
+        return error
+
+    def drive(self, seconds: float) -> bool:
+        """Carry it out on this thread, or wait for it, at most ``seconds``. Returns whether it is completed."""
+        handle = self._handle
+        if handle is not None and not self.completed:
+            handle.attempt()
+            try:
+                handle.wait(seconds)
+            except Exception:
+                return False  # await_completion() tells what to do
+        return self.completed
+
+    def await_completion(self, has_ended: Callable[[Exception], bool]) -> bool:
+        """Wait until the carrier has carried it out, well or with an error of this call. The worker thread carries it out.
+
+        It needs no limit: a runtime completes each handle, at the latest when it ends by the loss of a rank or by its time
+        limit.
 
         Args:
-            ended: whether the carrier has ended, asked after an error.
+            has_ended: whether the carrier has ended, asked after an error.
 
         Returns:
             False: the carrier has ended first.
@@ -120,19 +151,14 @@ class KeptCall:
             return True
         if self._handle is None:
             return False
+        self._handle.leave_to_worker()
         try:
-            asleep(self._handle)
+            self._handle.wait()
         except Exception as error:
-            if ended(error):
+            if has_ended(error):
                 return False
-            self._error = error
+            self._error, self.completed = error, True
         return True
-
-    def is_complete(self) -> bool:
-        """Whether the carrier has carried it out without an error, or never will because of its arguments."""
-        return self._error is not None or (
-            self._handle is not None and self._handle.done() and self._handle.error is None
-        )
 
     def describe(self) -> str:
         """The operation and its number, for messages."""

@@ -150,8 +150,7 @@ class ContinuingSubmitter(Submitter):
         call = survivor.submit(
             lambda number: KeptCall(
                 number, what, caller(), operation, inputs, outputs, reduction, root, splits, allocate,
-                described, origins, self.index,
-                averages, new_outputs,
+                described, origins, self.index, survivor, survivor.call_ended, averages, new_outputs,
             )
         )  # fmt: skip
         self.calls.made += 1

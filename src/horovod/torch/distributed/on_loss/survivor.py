@@ -1,7 +1,8 @@
-"""The thread that votes on results, hands them out, and takes the group to the next carrier when a rank is lost.
+"""Hands out results, and takes the group to the next carrier when a rank is lost.
 
-One thread does all of this, one thing after another, so that what it does is a sequence of decisions of
-:class:`~horovod.torch.distributed.on_loss.call_log.CallLog`. The script's threads only add calls.
+One thread at a time does this, one thing after another, so that it is a sequence of decisions of
+:class:`~horovod.torch.distributed.on_loss.call_log.CallLog`. A thread of the script that waits for a call does it itself. A
+thread of this module does it if the result is needed without a wait, or after a loss.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import takewhile
 from typing import Any
 
 import torch.distributed
 
+from horovod._base.signal_deferral import with_signals_deferred
 from horovod.core.errors import (
     CollectiveTimeoutError,
     EngineFailureError,
@@ -27,6 +29,7 @@ from horovod.core.errors import (
 )
 from horovod.core.lifecycle import context, crash, elastic_process
 from horovod.core.lifecycle.standing import Messages
+from horovod.core.requests.handle import Handle
 from horovod.environments import identity
 from horovod.torch.distributed import membership as memberships
 from horovod.torch.distributed.membership import GroupMembership
@@ -40,6 +43,9 @@ _c10d: Any = torch.distributed.distributed_c10d
 
 _FINAL = (MismatchError, CollectiveTimeoutError, EngineFailureError)
 """What other ranks would not mend. It ends the job, as without ``--on-loss continue``."""
+_DRIVE_SECONDS = 0.05
+"""How long a thread of the script waits before it leaves handing out to this module's thread. Signal handlers are deferred
+meanwhile."""
 _END_SECONDS = 2.0
 """How long a runtime may take to know that it has ended, after its first call has failed."""
 
@@ -67,13 +73,17 @@ class Survivor:
         self._tell = shown
         self._log = CallLog()
         self._calls: deque[KeptCall] = deque()  # those that were not handed out
-        self._order = threading.Lock()
-        """Held while a call is made, so that all calls reach a carrier in the order of their numbers. Guards the carrier."""
+        self._order = threading.RLock()  # completions may be called while a call is submitted
+        """Held while a call is made, so that all calls reach a carrier in the order of their numbers. Guards the carrier, the
+        log and the calls."""
+        self._handing_out = threading.Lock()
+        """Held by the thread that hands out results or goes on after a loss."""
         self._carrier: Carrier | None = first
         self._latest = self._shown = first
         self._news: deque[tuple[int, Carrier]] = deque()  # from which call on the script sees which carrier
         self._showing = threading.Lock()
         self._wake = threading.Condition()
+        self._hurried = 0  # up to this call, the thread of this module hands out results
         self._ending = False
         self._over: HorovodInternalError | None = None
         self._watch(membership)
@@ -123,9 +133,28 @@ class Survivor:
                 call.submit(self._carrier)
             self._log.call()
             self._calls.append(call)
-        with self._wake:
-            self._wake.notify()
+            self._publish()
         return call
+
+    def drive(self, handle: Handle) -> None:
+        """Hand out results on the calling thread, which waits for a call, or return before that; see :class:`Driver`."""
+        with_signals_deferred(self._drive, handle)
+
+    def _drive(self, handle: Handle) -> None:
+        until = time.monotonic() + _DRIVE_SECONDS
+        if not self._handing_out.acquire(blocking=False):
+            return
+        try:
+            while not handle.done() and self._drive_next(until):
+                pass
+        finally:
+            self._handing_out.release()
+
+    def take_over(self, handle: Handle) -> None:
+        """Have this module's thread hand out all results of the calls that were made; see :class:`Driver`."""
+        with self._wake:
+            self._hurried = self._log.made
+            self._wake.notify()
 
     def show_ranks(self, number: int) -> None:
         """The script has waited for a call: let it see the ranks that have carried out this call and earlier ones."""
@@ -152,23 +181,71 @@ class Survivor:
         self._thread.join(self.membership.generation.config.timeout.total_seconds())
         atexit.unregister(self.end)
 
-    # The thread.
+    # Any thread.
+
+    def call_ended(self, call: KeptCall) -> None:
+        """A carrier has ended a call."""
+        with self._order:
+            self._publish()
+        if not call.completed:  # it has failed: find out whether a rank was lost
+            self.take_over(call.shown)
+
+    def _publish(self) -> None:
+        """Let the other members see up to which call this rank has completed all. With ``_order`` held."""
+        log, carrier = self._log, self._carrier
+        if carrier is None:
+            return
+        before = number = log.completed
+        while number < log.made and self._calls[number - log.handed].completed:
+            number += 1
+        if number > before:
+            log.complete(number)
+            carrier.publish(number)
+
+    # The thread that hands out.
+
+    def _drive_next(self, until: float) -> bool:
+        """Carry out the next call and hand it out. False: do it on the thread of this module, or a rank was lost."""
+        calls, carrier = self._calls, self._carrier
+        if carrier is None or not calls:
+            return False
+        call = calls[0]
+        if not call.drive(max(0.0, until - time.monotonic())):
+            return False
+        while not carrier.await_all(call.number):
+            if self._has_left(carrier) or time.monotonic() > until:
+                return False
+        self._hand_out_complete(carrier)
+        return True
+
+    def _hand_out_complete(self, carrier: Carrier) -> None:
+        """Hand out the calls that all members have completed."""
+        with self._order:
+            calls = self._take(self._log.agreed(carrier.lowest(self._log.completed)))
+        self._hand_out(calls)
+
+    def _take(self, numbers: range) -> list[KeptCall]:
+        """Remove the calls that are handed out now from those that were not. With ``_order`` held."""
+        return [self._calls.popleft() for _ in numbers]
+
+    # The thread of this module.
 
     def _run(self) -> None:
         try:
             while self._await_work():
-                if not self._hand_out_next():
-                    self._go_on()
+                with self._handing_out:
+                    if not self._hand_out_next():
+                        self._go_on()
         except BaseException as error:
             self._give_up(error)
 
     def _await_work(self) -> bool:
-        """Wait for a call or a loss. False: the script has left the group, and everything was handed out."""
+        """Wait for a call to hand out or a loss. False: the script has left the group, and everything was handed out."""
         with self._wake:
-            while not (self._calls or self._is_lost()):
+            while not (self._is_lost() or self._log.handed < (self._log.made if self._ending else self._hurried)):
                 if self._ending:
                     return False
-                self._wake.wait()  # the script's next call, its end, and the runtime's watch all notify
+                self._wake.wait()  # who needs a result without a wait, the script's end, and the runtime's watch all notify
         return True
 
     def _is_lost(self) -> bool:
@@ -176,22 +253,29 @@ class Survivor:
         return self._latest.membership.generation.termination.failure is not None
 
     def _hand_out_next(self) -> bool:
-        """Complete the next call, vote with the other members, and hand out what all have completed. False: a rank was lost."""
+        """Hand out the next call, and all others that all members have completed. False: a rank was lost."""
         carrier = self._carrier
         assert carrier is not None
-        if not self._calls or not self._calls[0].await_completion(lambda error: self._has_ended(carrier, error)):
+        if not self._calls:
+            return not self._is_lost()
+        call = self._calls[0]
+        if not call.await_completion(lambda error: self._has_ended(carrier, error)):
             return False
-        with self._order:  # the script's threads append
-            calls = list(self._calls)
-        later = takewhile(KeptCall.is_complete, calls[1:])
-        completed = [calls[0], *later][-1].number
-        self._log.complete(max(completed, self._log.completed))
-        try:
-            lowest = carrier.vote(self._log.completed)
-        except HorovodInternalError:
-            return False
-        self._hand_out(self._log.voted(lowest))
+        with self._order:
+            self._publish()
+        probed = time.monotonic()
+        while not carrier.await_all(call.number):
+            if self._has_left(carrier):
+                return False
+            if time.monotonic() > probed + carrier.worker.probe_seconds:  # a stopped rank closes no connection
+                carrier.worker.probe()
+                probed = time.monotonic()
+        self._hand_out_complete(carrier)
         return True
+
+    def _has_left(self, carrier: Carrier) -> bool:
+        """Whether the other members of a carrier cannot complete calls any more."""
+        return self._is_lost() or carrier.is_released()
 
     def _has_ended(self, carrier: Carrier, error: Exception) -> bool:
         """Whether a carrier has ended, after a call of it has failed with ``error``."""
@@ -222,13 +306,16 @@ class Survivor:
                 raise
             except HorovodInternalError as error:
                 reason = error
-        handing, again = self._log.agreed(furthest)
+        with self._order:
+            numbers, again = self._log.met(furthest)
+            handing = self._take(numbers)
         self._hand_out(handing)
         self._latest = carrier
         with self._order:
             for call in self._calls:
                 call.submit(carrier)
             self._carrier = carrier
+            self._publish()
         _log.debug("calls %s are made again among %d ranks", again, carrier.size)
 
     def _next(self, reason: HorovodInternalError) -> tuple[GroupMembership, dict[str, str]]:
@@ -262,14 +349,12 @@ class Survivor:
         with self._wake:
             self._wake.notify()
 
-    def _hand_out(self, numbers: range) -> None:
-        for number in numbers:
-            call = self._calls[0]
-            assert call.number == number and call.carrier is not None
+    def _hand_out(self, calls: Sequence[KeptCall]) -> None:
+        for call in calls:
+            assert call.carrier is not None
             latest = self._news[-1][1] if self._news else self._shown
             if call.carrier is not latest:
-                self._news.append((number, call.carrier))
-            self._calls.popleft()
+                self._news.append((call.number, call.carrier))
             call.hand_out()
 
     def _give_up(self, error: BaseException) -> None:
