@@ -324,7 +324,8 @@ def samples_of(process_set_id: int | None) -> Samples | None:
     """The looks of a process set in the running generation; None if nothing is compared. The same on all ranks."""
     if process_set_id is None or not is_compared():
         return None
-    _enter_generation()
+    if running().generation != _generation:
+        _enter_generation()
     found = _of_sets.get(process_set_id)
     if found is None:
         found = _of_sets[process_set_id] = Samples(process_set_id)

@@ -10,7 +10,6 @@ The engine keeps the callback alive as long as the pass runs. If the callback wa
 from __future__ import annotations
 
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable
 from threading import get_ident
 
@@ -23,24 +22,6 @@ current_task: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the graph task that this thread works for; -1 if there is none. Every backward pass has a different number."""
 
 
-class PassListener(Participant):
-    """An optimizer that is notified of the ends of passes.
-
-    Attributes:
-        ends_passes: whether this optimizer was the last to enter the latest pass, as it probably will be in the next pass.
-    """
-
-    ends_passes = False
-
-    @abstractmethod
-    def pass_ended(self, task: int) -> bool:
-        """Called at the end of a pass that the optimizer has entered. Returns whether its gradients are reduced now.
-
-        Args:
-            task: the graph task of the pass.
-        """
-
-
 class BackwardPass:
     """The callback at the end of one pass.
 
@@ -51,7 +32,7 @@ class BackwardPass:
     def __init__(self, task: int) -> None:
         self._task = task
         self.ended = False
-        self._reached: list[PassListener] = []
+        self._reached: list[Participant] = []
         self._thread = get_ident()
 
     @property
@@ -59,9 +40,9 @@ class BackwardPass:
         """Whether this thread has begun the pass."""
         return self._thread == get_ident()
 
-    def enter(self, listener: PassListener) -> None:
-        if listener not in self._reached:
-            self._reached.append(listener)
+    def enter(self, participant: Participant) -> None:
+        if participant not in self._reached:
+            self._reached.append(participant)
 
     def __call__(self) -> None:
         self.ended = True
@@ -78,11 +59,11 @@ class BackwardPass:
 _open: weakref.WeakValueDictionary[int, BackwardPass] = weakref.WeakValueDictionary()
 
 
-def enter(listener: PassListener, task: int) -> BackwardPass | None:
-    """Have a listener notified of the end of the pass that runs in this thread.
+def enter(participant: Participant, task: int) -> BackwardPass | None:
+    """Have a participant notified of the end of the pass that runs in this thread.
 
     Args:
-        listener: the optimizer.
+        participant: the optimizer.
         task: :data:`current_task` in this thread.
 
     Returns:
@@ -96,5 +77,5 @@ def enter(listener: PassListener, task: int) -> BackwardPass | None:
         except RuntimeError:  # hooks are called from compiled code
             return None
         _open[task] = found
-    found.enter(listener)
+    found.enter(participant)
     return found

@@ -13,13 +13,14 @@ import torch
 
 from horovod.comm.reduction import ReduceOp
 from horovod.observe.step_clock import BACKWARD, clock
-from horovod.torch.optimizer.backward_passes import BackwardPass, PassListener, current_task, enter
+from horovod.torch.optimizer.backward_passes import BackwardPass, current_task, enter
 from horovod.torch.optimizer.bucket_sender import BucketSender
 from horovod.torch.optimizer.buckets import NO_GRADIENT, ParameterState
 from horovod.torch.optimizer.debugging import StepDebugger, debugger
 from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.gradient_views import is_only_added
 from horovod.torch.optimizer.identity import OptimizerIdentity
+from horovod.torch.optimizer.reduction_round import Participant
 from horovod.torch.optimizer.settings import OptimizerSettings
 from horovod.torch.optimizer.step_check import StepCheck
 from horovod.torch.optimizer.step_samples import StepSampler
@@ -40,7 +41,7 @@ CHANGED_LOCALLY = (
 )
 
 
-class GradientPasses(DistributedPart, PassListener):
+class GradientPasses(DistributedPart, Participant):
     """The state of one optimizer's gradients between two steps, and what PyTorch's hooks call during backward.
 
     Sets of slots are integers:

@@ -174,7 +174,9 @@ class GradientRounds(GradientPasses):
                 )
             except BaseException as failure:
                 error = error or failure
-        error = error or self._error or self._missed(conclusion, members)
+        error = error or self._error
+        if error is None and members < len(self.process_set.ranks or ()):
+            error = self._missed(conclusion)
         if error is not None:
             self.forget()
             raise error
@@ -205,13 +207,9 @@ class GradientRounds(GradientPasses):
                 slot.parameter.grad = old if new is None else old.add_(new)
             slot.reduced, slot.version = ref(old), old._version
 
-    def _missed(self, conclusion: Conclusion, members: int) -> BaseException | None:
+    def _missed(self, conclusion: Conclusion) -> BaseException | None:
         """An error if backward has added to a reduced gradient, whose average would lack the part of ranks that have joined."""
-        if (
-            members < len(self.process_set.ranks or ())
-            and not self._keeps_aside
-            and self.settings.op == ReduceOp.AVERAGE
-        ):
+        if not self._keeps_aside and self.settings.op == ReduceOp.AVERAGE:
             for slot in self._in(conclusion.touched & self._reduced):
                 if slot.parameter.grad is not None and slot.parameter.grad._version:
                     return AssertionError(_AFTER_JOIN.format(name=slot.name))

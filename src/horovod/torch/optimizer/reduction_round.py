@@ -32,9 +32,10 @@ RECORD = "DistributedOptimizer.pass"
 
 
 class Participant(ABC):
-    """The interface of an optimizer that takes part in rounds.
+    """The interface of an optimizer that takes part in backward passes and in rounds.
 
     Attributes:
+        ends_passes: whether it was the last to enter the latest pass, as it probably will be in the next pass.
         name: the optimizer's name, the same on all ranks; "" before its first use.
         process_set: the ranks that reduce its gradients.
         line: the line of the script that made the optimizer.
@@ -43,6 +44,7 @@ class Participant(ABC):
     name: str
     process_set: ProcessSet
     line: str
+    ends_passes = False
 
     @property
     @abstractmethod
@@ -52,6 +54,14 @@ class Participant(ABC):
     @abstractmethod
     def prepare(self) -> None:
         """Take a name in the running generation."""
+
+    @abstractmethod
+    def pass_ended(self, task: int) -> bool:
+        """Called at the end of a pass that the optimizer has entered. Returns whether its gradients are reduced now.
+
+        Args:
+            task: the graph task of the pass.
+        """
 
     @abstractmethod
     def told(self, final: bool) -> TouchedGradients:
