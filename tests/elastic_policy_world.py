@@ -38,8 +38,9 @@ class PolicyWorld:
         cooldown: tuple[int, int] | None = None,
         fixed: bool = False,
         continues: bool = False,
+        attached: bool = False,
     ) -> None:
-        limits = Limits(start or least, least, most, resets, 600.0, 30.0, fixed, continues)
+        limits = Limits(start or least, least, most, resets, 600.0, 30.0, fixed, continues, attached)
         self.policy = ElasticPolicy(JobState(limits, Blacklist(cooldown, lambda: 0.5)))
         self.alive: dict[int, str] = {}
         self.asked: dict[int, int] = {}

@@ -29,7 +29,7 @@ def register() -> None:
     if os.environ.get(TORCH_BACKEND, "").strip().lower() == NAME:
         _stand_in()
     if os.environ.get(ELASTIC_PROCESS):
-        _meet_by_launcher()
+        meet_by_launcher()
 
 
 def _make(options: Any, backend_options: Any = None) -> Any:
@@ -63,9 +63,9 @@ def _stand_in() -> None:
             setattr(place, replacement.__name__, replacement)
 
 
-def _meet_by_launcher() -> None:
+def meet_by_launcher() -> None:
     """Have ``init_process_group()`` of an elastic job get rank, number of ranks and store from the launcher, unless the user
-    has given the address of a store."""
+    has given the address of a store. Call it once: :func:`register` has done so if the process was started as a rank."""
     handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     by_environment = handlers["env"]
 

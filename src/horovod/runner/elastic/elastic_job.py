@@ -136,9 +136,10 @@ class ElasticJob(Job):
             most=self._most,
             resets=options.reset_limit,
             patience=self._patience,
-            starting=self._seconds,
+            starting=self._patience if self.attached else self._seconds,
             fixed=not self._changes,
             continues=self._continues,
+            attached=self.attached,
         )
         policy = ElasticPolicy(
             JobState(limits, Blacklist(options.cooldown_range)), batch_job(self._launcher_environment)
@@ -200,6 +201,8 @@ class ElasticJob(Job):
         return shared, [ProcessPlan(start.number, self._command(facts), own)]
 
     ranks_are_fixed: ClassVar[bool] = False
+    attached: ClassVar[bool] = False
+    """Whether something else starts the processes, each of which is a host."""
 
     def _own_environment(self, number: int, slot: SlotInfo) -> dict[str, str]:
         return {

@@ -277,6 +277,8 @@ class ElasticPolicy(Policy):
         if host in self._job.blacklist:
             return "", []
         seconds = self._job.blacklist.add(host)
+        if self._job.limits.attached:
+            return "", []
         if seconds is None:
             return f" No new processes are started on {host}.", []
         message = f" No new processes are started on {host} for {seconds:.3g} seconds."

@@ -27,6 +27,7 @@ class Limits(NamedTuple):
         fixed: whether the hosts never change.
         continues: whether scripts go on without a new beginning (``--on-loss continue``): then no process joins later, and rank
             0 must not be lost.
+        attached: whether something else starts the processes: each host is one, and comes whether it is needed or not.
     """
 
     start: int
@@ -37,6 +38,7 @@ class Limits(NamedTuple):
     starting: float
     fixed: bool
     continues: bool = False
+    attached: bool = False
 
 
 # The states of a process. They are not tuples: tuples of two kinds with the same content would be equal.
@@ -101,6 +103,10 @@ class JobProcess:
     number: int
     host: str
     slot: int
+    machine: str
+    """The host, or the machine of which the host is a part."""
+    machine_slot: int
+    """The number of the slot there."""
     state: Starting | WaitingForRound | Training | Dismissed = field(default_factory=Starting)
     trained: bool = False
     """Whether its runtime has run in a round."""
@@ -126,6 +132,7 @@ class JobState:
         hosts: the hosts that are available now, by name, in the order in which they came.
         processes: the processes that have not ended, by number.
         started: how many processes have been started.
+        used: the hosts that have been given a process.
         phase: what the job is doing.
         asked: whether any process has ever asked for a rank.
         early: the processes that ended with exit code 0 before they had a rank in a round that ran.
@@ -151,6 +158,7 @@ class JobState:
     hosts: dict[str, HostInfo] = field(default_factory=dict)
     processes: dict[int, JobProcess] = field(default_factory=dict)
     started: int = 0
+    used: set[str] = field(default_factory=set)
     phase: Gathering | Running | Finishing | Ending = field(default_factory=lambda: Gathering(0))
     asked: bool = False
     early: dict[int, Early] = field(default_factory=dict)
@@ -187,11 +195,14 @@ class JobState:
         self.hosts = {**stay, **found}
 
     def usable_hosts(self) -> list[HostInfo]:
-        return [host for name, host in self.hosts.items() if name not in self.blacklist]
+        out = self.used if self.limits.attached else ()
+        return [host for name, host in self.hosts.items() if name not in self.blacklist and name not in out]
 
-    def new_process(self, host: str, slot: int) -> JobProcess:
-        process = JobProcess(self.started, host, slot)
+    def new_process(self, host: HostInfo, slot: int) -> JobProcess:
+        machine = host.machine or host.hostname
+        process = JobProcess(self.started, host.hostname, slot, machine, host.first_slot + slot)
         self.started += 1
+        self.used.add(host.hostname)
         self.processes[process.number] = process
         return process
 

@@ -59,6 +59,8 @@ class Reviewer:
             return []
         decisions = self._stop_unwanted() if slots_changed else []
         if isinstance(self._job.phase, Finishing):
+            if slots_changed and self._job.limits.attached:
+                decisions += self._turn_away()
             return decisions + self._finish(self._job.phase)
         if slots_changed:
             decisions += self._fill()
@@ -99,6 +101,8 @@ class Reviewer:
             has_not_begun = isinstance(process.state, Starting | WaitingForRound) and not process.trained
             unfinished = isinstance(self._job.phase, Finishing) and self._job.has_rank(process.number)
             if has_not_begun and process.number not in wanted and not unfinished:
+                if isinstance(process.state, WaitingForRound):
+                    decisions += dismiss(process, process.state.question, "it is not needed any more", job_ends=False)
                 process.state = Dismissed()
                 decisions.append(StopProcess(process.number))
         return decisions
@@ -110,13 +114,7 @@ class Reviewer:
             if limits.fixed:
                 return self.stop(job.too_few_slots())
             return self._say_soon() + self.wake("slots", limits.patience)
-        room = (1 << 30 if limits.most is None else limits.most) - len(job.wanted())
-        taken = {(process.host, process.slot) for process in job.processes.values()}
-        new: list[tuple[JobProcess, HostInfo]] = []
-        for host in hosts:
-            for slot in range(host.slots):
-                if len(new) < room and (host.hostname, slot) not in taken:
-                    new.append((job.new_process(host.hostname, slot), host))
+        new = self._new_processes((1 << 30 if limits.most is None else limits.most) - len(job.wanted()))
         if not new:
             return []
         assignments = assign(
@@ -126,6 +124,26 @@ class Reviewer:
             StartProcess(process.number, host, process.slot, assignments[process.number]) for process, host in new
         ]
         return decisions + (self.wake("starting", limits.starting) if job.round == 0 else [])
+
+    def _new_processes(self, room: int) -> list[tuple[JobProcess, HostInfo]]:
+        """New processes for free slots, at most ``room``, each with its host."""
+        job = self._job
+        taken = {(process.host, process.slot) for process in job.processes.values()}
+        new: list[tuple[JobProcess, HostInfo]] = []
+        for host in job.usable_hosts():
+            for slot in range(host.slots):
+                if len(new) < room and (host.hostname, slot) not in taken:
+                    new.append((job.new_process(host, slot), host))
+        return new
+
+    def _turn_away(self) -> list[ElasticDecision]:
+        """Answer processes that come by themselves although no further round begins: they end well."""
+        decisions: list[ElasticDecision] = []
+        for process, host in self._new_processes(1 << 30):
+            process.state = Dismissed()
+            slot = assign([_member(process)])[process.number]
+            decisions.append(StartProcess(process.number, host, process.slot, slot))
+        return decisions
 
     def _announce(self, phase: Running) -> list[ElasticDecision]:
         """Have the running round interrupted if new ranks are ready, or others leave."""
@@ -237,7 +255,7 @@ class Reviewer:
         begin = BeginRound(job.round, assignments, same_state, job.in_run, job.gone_on_without()[-MOST_LOST:])
         if job.round == 1:
             return [*decisions, begin]
-        hosts = len({process.host for process in ready})
+        hosts = len({process.machine for process in ready})
         message = f"horovodrun: round {job.round} begins with {count(len(ready), 'rank')} on {count(hosts, 'host')}"
         told = [Say(f"horovodrun: {goes_on}")] if goes_on else []
         return [*decisions, *told, Say(message), begin]
@@ -295,4 +313,4 @@ def dismiss(process: JobProcess, question: int, reason: str, *, job_ends: bool) 
 
 
 def _member(process: JobProcess) -> RoundMember:
-    return RoundMember(process.number, process.host, process.slot, process.has_state)
+    return RoundMember(process.number, process.machine, process.machine_slot, process.has_state)

@@ -22,6 +22,10 @@ class HostInfo:
     slots: int
     user: str = ""
     """The user to log in as; "" leaves it to ssh."""
+    machine: str = ""
+    """The machine that this host is a part of, with others whose ranks are local to this one's; "" if it is a whole machine."""
+    first_slot: int = 0
+    """The number that the first slot has on the machine."""
 
     @property
     def login(self) -> str:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from horovod.control.dial import set_keepalive
-from horovod.runner.agent.program import LOST_AFTER_SECONDS
+from horovod.runner.agent.agent_program import LOST_AFTER_SECONDS
 from horovod.runner.reach.remote import AgentConnection
 from horovod.runner.reach.srun import AGENT
 
