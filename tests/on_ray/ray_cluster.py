@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 
 from cluster.hosts import ADDRESSES, Hosts
-from time_limits import SOON
+from time_limits import JOB, SOON
 
 PROGRAM = Path(__file__).parent / "programs.py"
+TRAINING = Path(__file__).parent / "train_programs.py"
+"""Programs with Ray Train."""
+TRAINING_SECONDS = 2 * JOB
+"""How long a training may take, for which Ray starts all workers, and some of them again: each imports Ray and PyTorch."""
 _PORT = 6379
 
 
@@ -29,7 +33,9 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_COLOR_PREFIX": "0",
-            "PYTHONPATH": os.pathsep.join([str(PROGRAM.parent), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(PROGRAM.parent), str(PROGRAM.parent.parent), os.environ.get("PYTHONPATH", "")]
+            ),
         }
 
     def start(self, name: str) -> None:
@@ -50,9 +56,9 @@ class RayCluster:
         for process in self.hosts.find(name, "ray"):
             os.kill(process, 9)
 
-    def program(self, function: str, *arguments: str) -> subprocess.Popen[str]:
-        """``programs.py function arguments`` on the head."""
-        words = self.hosts.on("hostA", sys.executable, PROGRAM, function, *arguments, folder=self._folder)
+    def program(self, function: str, *arguments: str, script: Path = PROGRAM) -> subprocess.Popen[str]:
+        """``script function arguments`` on the head."""
+        words = self.hosts.on("hostA", sys.executable, script, function, *arguments, folder=self._folder)
         return subprocess.Popen(
             words,
             env=self._environment,
@@ -62,14 +68,16 @@ class RayCluster:
             text=True,
         )
 
-    def result(self, function: str, *arguments: str) -> Any:
+    def result(self, function: str, *arguments: str, script: Path = PROGRAM) -> Any:
         """What a program prints as its last line, in JSON."""
-        return self.finish(self.program(function, *arguments))
+        return self.finish(
+            self.program(function, *arguments, script=script), TRAINING_SECONDS if script == TRAINING else JOB
+        )
 
     @staticmethod
-    def finish(process: subprocess.Popen[str]) -> Any:
+    def finish(process: subprocess.Popen[str], seconds: float = JOB) -> Any:
         try:
-            output, _ = process.communicate(timeout=SOON * 2)
+            output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             output, _ = process.communicate()

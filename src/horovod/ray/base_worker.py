@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,14 +80,21 @@ class BaseHorovodWorker:
         return self._guarded(func, self.executable)
 
     @staticmethod
-    def _guarded(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-        try:
-            return function(*arguments, **keywords)
-        except BaseException as error:
-            # The process goes on, as an interpreter at a prompt does; this is where Python notes what ended a command there.
-            sys.last_value = error
-            if sys.version_info >= (3, 12):
-                sys.last_exc = error
-            with contextlib.suppress(MismatchError):  # the function's error tells more
-                context.shutdown()
-            raise
+    def _guarded(function: Callable[..., Any], *arguments: Any) -> Any:
+        with leaving_on_error():
+            return function(*arguments)
+
+
+@contextlib.contextmanager
+def leaving_on_error() -> Iterator[None]:
+    """If the code raises, this rank leaves the job with that error, so that the other ranks get it, too."""
+    try:
+        yield
+    except BaseException as error:
+        # The process goes on, as an interpreter at a prompt does; this is where Python notes what ended a command there.
+        sys.last_value = error
+        if sys.version_info >= (3, 12):
+            sys.last_exc = error
+        with contextlib.suppress(MismatchError):  # the function's error tells more
+            context.shutdown()
+        raise
