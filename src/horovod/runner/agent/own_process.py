@@ -100,7 +100,7 @@ class _Program(AgentProgram):
         self._ended.clear()
         if self._rank is not None and self._end is not None:
             self._rank.work_ended(self._end)
-            self.told.set()
+        self.told.set()
 
     def _release(self) -> None:
         self._loop.unwatch(self._ended.fileno())
