@@ -77,16 +77,20 @@ def _folder(process: subprocess.Popen[str]) -> Path:
 
 
 def _judge(found: dict[str, Any], sizes: list[int], processes: int) -> None:
-    """Survivors have made the steps of all rounds in their processes, and all ranks have the values of one process."""
+    """Survivors have made the steps of all rounds in their processes, and all ranks have the values of one process.
+
+    Args:
+        sizes: of rounds; there may be others in between, since Ray replaces one worker after another.
+    """
     finals = list(found["final"].values())
     assert len(finals) == 4 and len(found["seen"]) == processes
     assert len({json.dumps(each) for each in finals}) == 1
     final = finals[0]
-    assert [size for size, _ in final["runs"]] == sizes and final["left"] == []
+    assert [size for size, _ in final["runs"] if size in sizes] == sizes and final["left"] == []
     assert _differ(final["values"], reference(final["runs"])) < _TOLERANCE
     survivors = [seen for name, seen in found["seen"].items() if name in found["final"] and seen[0][0] == 0]
     assert len(survivors) == sizes[1]
-    assert all(list(dict.fromkeys(size for _, size, *_ in seen)) == [sizes[0], sizes[1]] for seen in survivors)
+    assert all(list(dict.fromkeys(size for _, size, *_ in seen))[:2] == sizes[:2] for seen in survivors)
     assert found["metrics"]["size"] == sizes[2], "reports and their checkpoints go on after a replacement"
     gaps = [max(now[-1] - before[-1] for before, now in itertools.pairwise(seen)) for seen in survivors]
     print(f"the longest time between two steps of a survivor: {max(gaps):.2f} s")
