@@ -138,7 +138,8 @@ class Survivor:
 
     def drive(self, handle: Handle) -> None:
         """Hand out results on the calling thread, which waits for a call, or return before that; see :class:`Driver`."""
-        with_signals_deferred(self._drive, handle)
+        if os.getpid() == self._process:
+            with_signals_deferred(self._drive, handle)
 
     def _drive(self, handle: Handle) -> None:
         until = time.monotonic() + _DRIVE_SECONDS
