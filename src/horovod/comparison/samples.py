@@ -61,7 +61,7 @@ class StepLooks(NamedTuple):
         step: the number of the step, from 1.
         tensors: the number of tensors of the optimizer.
         read: returns what was seen; None if it is not there yet. Called at the agreement.
-        late: whether it is read from a device: one step later, so that nobody waits for it.
+        late: whether it is read from a device: at the agreement after the next one, so that nobody waits for it.
     """
 
     owner: Owner
@@ -172,8 +172,10 @@ class Samples:
         self._forget_before_join()
         due = []
         for name, waiting in [*self._offers.items()]:
-            if len(waiting) > 1 or not waiting[0].late:
-                due.append(waiting.pop(0))
+            if len(waiting) == 1 and waiting[0].late:
+                waiting[0] = waiting[0]._replace(late=False)  # the next agreement takes it
+                continue
+            due.append(waiting.pop(0))
             if not waiting:
                 del self._offers[name]
         if len(due) > 1:  # if not all fit, some are drawn: by their numbers of tensors, and alike on all ranks

@@ -144,7 +144,9 @@ def generation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samples, "running", lambda: SimpleNamespace(joins=0, generation=1))
 
 
-def offered(rank: Rank, name: str, step: int, value: float, parameter: bool = False, count: int = 1) -> None:
+def offered(
+    rank: Rank, name: str, step: int, value: float, parameter: bool = False, count: int = 1, late: bool = False
+) -> None:
     owner = rank.samples.owner(name, f"the optimizer {name}")
     looks = Looks(
         [tag_of(Precision.SINGLE, parameter, owner.number, step, n) for n in range(count)],
@@ -152,7 +154,7 @@ def offered(rank: Rank, name: str, step: int, value: float, parameter: bool = Fa
         np.array([[value, value / 2, 1.0]] * count),
     )
     seen = Seen(count, looks.values.tobytes(), lambda: looks)
-    rank.samples.offer(StepLooks(owner, step, 4, lambda: seen))
+    rank.samples.offer(StepLooks(owner, step, 4, lambda: seen, late))
 
 
 def test_all_ranks_are_told_the_parameter_the_step_the_ranks_and_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +165,15 @@ def test_all_ranks_are_told_the_parameter_the_step_the_ranks_and_the_values(monk
     assert len(set(texts)) == 1
     assert "gradients of the ranks differ" in texts[0] and "in step 7 of the optimizer net" in texts[0]
     assert "'net.0' is 0.25 on ranks 0, 1, 1.25 on rank 2" in texts[0]
+
+
+def test_what_is_read_from_a_device_is_compared_one_agreement_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [Rank(0), Rank(1)]
+    for rank in ranks:
+        offered(rank, "net", 7, 0.25 + rank.number, late=True)
+    assert agree(ranks, monkeypatch) == ["", ""]
+    assert all("in step 7 of the optimizer net" in text for text in agree(ranks, monkeypatch))
+    assert agree(ranks, monkeypatch) == ["", ""]
 
 
 def test_ranks_that_do_not_step_or_are_at_other_steps_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
