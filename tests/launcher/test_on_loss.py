@@ -36,7 +36,8 @@ if first == int(sys.argv[1]):
 dist.all_reduce(total)
 print(f"{first} is {dist.get_rank()} of {dist.get_world_size()}, {os.environ['RANK']} of {os.environ['WORLD_SIZE']}, "
       f"{total.item():g}", flush=True)
-for work in (lambda: dist.broadcast(total, 2), lambda: dist.broadcast(total, 1)):
+old = [torch.zeros(1) for _ in range(size)]
+for work in (lambda: dist.broadcast(total, 2), lambda: dist.broadcast(total, 1), lambda: dist.all_gather(old, total)):
     try:
         work()
     except Exception as error:
@@ -88,6 +89,11 @@ def test_numbers_change_with_the_first_collective_of_those_that_are_left(
     for first, rank in ((0, 0), (2, 1)):
         assert f"{first} is {rank} of 2, {rank} of 2, 6" in ended.stdout
         assert re.search(rf"{first} ArgumentError broadcast: .*2", ended.stdout), "there is no rank 2 any more"
+        assert (
+            f"{first} ArgumentError all_gather: invalid output tensor list at index 0 (expected length 2, got 3)"
+            in ended.stdout
+        )
+        assert "Rank 1 of 3 was lost before this call: take the number of ranks from" in ended.stdout
         assert re.search(
             rf"{first} ArgumentError broadcast: rank 1 is another process than at the beginning", ended.stdout
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 
+from horovod.torch.distributed.arguments import ArgumentError
 from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.distributed.on_loss import refusals
 from horovod.torch.distributed.on_loss.submission import ContinuingSubmitter
@@ -34,6 +35,35 @@ class ContinuingGroup(HorovodProcessGroup):
     ) -> HorovodWork:
         """See :meth:`ContinuingSubmitter.average`."""
         return self._submitter.average(gradients, results, options)
+
+    def allgather(self, *arguments: Any, **options: Any) -> HorovodWork:
+        return self._by_present_size(super().allgather, *arguments, **options)
+
+    def gather(self, *arguments: Any, **options: Any) -> HorovodWork:
+        return self._by_present_size(super().gather, *arguments, **options)
+
+    def scatter(self, *arguments: Any, **options: Any) -> HorovodWork:
+        return self._by_present_size(super().scatter, *arguments, **options)
+
+    def reduce_scatter(self, *arguments: Any, **options: Any) -> HorovodWork:
+        return self._by_present_size(super().reduce_scatter, *arguments, **options)
+
+    def alltoall(self, *arguments: Any, **options: Any) -> HorovodWork:
+        return self._by_present_size(super().alltoall, *arguments, **options)
+
+    def _by_present_size(self, operation: Callable[..., HorovodWork], *arguments: Any, **options: Any) -> HorovodWork:
+        """Call an operation that takes a tensor for each rank. Its error says so if there were more ranks before."""
+        try:
+            return operation(*arguments, **options)
+        except ArgumentError as error:
+            lost = sorted({*range(self._submitter.first_size)} - {*self.origins})
+            if not lost:
+                raise
+            raise ArgumentError(
+                f"{error}. Rank{'s' if len(lost) > 1 else ''} {', '.join(map(str, lost))} of {self._submitter.first_size} "
+                f"{'were' if len(lost) > 1 else 'was'} lost before this call: take the number of ranks from "
+                "torch.distributed.get_world_size() in each call."
+            ) from None
 
     def send(self, tensors: Any, dstRank: int, tag: int = 0) -> HorovodWork:
         _refuse("send()")

@@ -55,10 +55,14 @@ class ContinuingSubmitter(Submitter):
     Args:
         membership, seconds: as for :class:`Submitter`.
         time_limit: the time limit of the group.
+
+    Attributes:
+        first_size: the number of ranks when the group was made.
     """
 
     def __init__(self, membership: GroupMembership, seconds: float, time_limit: timedelta) -> None:
         super().__init__(membership, seconds)
+        self.first_size = self.size
         self._survivor = Survivor(membership, time_limit, self._take_ranks)
 
     def _take_ranks(self, index: int, size: int) -> None:
