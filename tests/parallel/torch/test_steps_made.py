@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
@@ -127,9 +128,11 @@ def test_a_rank_that_has_failed_compares_nothing(job: Any) -> None:
     def check() -> list[str]:
         model, optimizer = make()
         passes(model, optimizer, 1)
+        hvd.barrier()
         if hvd.rank() == 1:
             with optimizer.skip_synchronize():
                 optimizer.step()
+            time.sleep(0.5)  # rank 0 leaves the barrier
             context.current().watch.report(1, "it has failed in a test")
         assert context.current().termination.failed.wait(SOON)
         return leave()

@@ -67,9 +67,8 @@ class Launcher:
 
 @pytest.fixture
 def launcher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
-    for name in (config.RANK, config.SIZE, config.LOCAL_RANK, config.LOCAL_SIZE, config.CROSS_RANK, config.CROSS_SIZE):
+    for name in elastic_process.VARIABLES:  # which a process changes, and monkeypatch restores
         monkeypatch.setenv(name, "0")
-    monkeypatch.setenv(config.ELASTIC_ROUND, "0")
     before = threading.active_count()
     made = Launcher()
     yield made
