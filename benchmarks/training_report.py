@@ -12,7 +12,7 @@ from typing import Any
 import machine
 from rich.console import Console
 from rich.table import Table
-from training_arrangements import ALONE, DDP, DDP_VIEWS, HVD, KERAS_2, MWMS
+from training_arrangements import ALONE, DDP, DDP_GOES_ON, DDP_HOROVOD, DDP_VIEWS, HVD, KERAS_2, MWMS
 
 CHARTED = {
     ALONE: ("alone", "#c4c9d1"),
@@ -20,6 +20,8 @@ CHARTED = {
     HVD: ("Horovod", "#2b6cb0"),
     DDP: ("DDP", "#ed9b4b"),
     DDP_VIEWS: ("DDP,\nviews", "#f5c08f"),
+    DDP_HOROVOD: ("DDP on\nHorovod", "#ed9b4b"),
+    DDP_GOES_ON: ("the same,\non loss", "#f5c08f"),
     MWMS: ("MWMS", "#ed9b4b"),
 }
 """The arrangements that the picture has, in its order: their names there, and their colours."""

@@ -57,8 +57,8 @@ def test_the_picture_has_one_bar_for_each_way_to_train_and_for_what_it_is_held_a
     program: Callable[[str], ModuleType],
 ) -> None:
     arrangements, report = program("training_arrangements"), program("training_report")
-    for framework in arrangements.FRAMEWORKS.values():
-        measured = [*arrangements.COMMON, *(each for peer in framework.peers.values() for each in peer)]
+    for added in (each for framework in arrangements.FRAMEWORKS.values() for each in framework.peers.values()):
+        measured = [*arrangements.COMMON, *added]
         charted = [each for each in report.CHARTED if each in measured]
         assert set(measured) - set(charted) == {arrangements.ONE_RANK, arrangements.SIDE_BY_SIDE}
         assert 3 <= len(charted) <= 4 and charted[0] == arrangements.ALONE
