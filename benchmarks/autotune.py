@@ -30,6 +30,7 @@ from statistics import median
 from typing import Any
 
 import machine
+from launching import horovodrun
 
 WORKER = Path(__file__).with_name("autotune_worker.py")
 UNLIMITED = 2**63 - 1
@@ -142,17 +143,7 @@ def shown(settings: dict[str, int | str]) -> str:
 
 def run(ranks: int, env: dict[str, str], mode: str, number: int) -> str:
     """What one job of ``autotune_worker.py`` prints."""
-    command = [
-        sys.executable,
-        "-m",
-        "horovod.runner.launch",
-        "-np",
-        str(ranks),
-        sys.executable,
-        WORKER,
-        mode,
-        str(number),
-    ]
+    command = horovodrun(ranks, sys.executable, WORKER, mode, str(number))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     done = subprocess.run(
         command, env={**clean, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800

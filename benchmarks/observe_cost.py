@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
+from launching import horovodrun
 from observe_cost_report import table
 
 WORKER = Path(__file__).with_name("observe_cost_worker.py")
@@ -70,8 +71,7 @@ def run(ranks: int, which: str, seconds: float, env: dict[str, str]) -> dict[str
     clean = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "found.json"
-        command = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), sys.executable, str(WORKER)]
-        command += [which, str(seconds), str(answer)]
+        command = horovodrun(ranks, sys.executable, str(WORKER), which, str(seconds), str(answer))
         env = {**clean, **env, "HOROVOD_TIMELINE": "DYNAMIC"}
         subprocess.run(command, env=env, check=True, timeout=600)
         found: dict[str, Any] = json.loads(answer.read_text())

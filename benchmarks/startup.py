@@ -27,6 +27,7 @@ import time
 from pathlib import Path
 
 import machine
+from launching import horovodrun
 
 ALONE = "import alone"
 HOROVODRUN = "horovodrun"
@@ -88,9 +89,7 @@ def run(name: str, ranks: int) -> tuple[float, list[float]]:
         script.write_text(TORCH_JOB)
         commands = {
             ALONE: [[*python, IMPORT]] * ranks,
-            HOROVODRUN: [
-                [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), *python, HOROVOD_JOB, folder]
-            ],
+            HOROVODRUN: [horovodrun(ranks, *python, HOROVOD_JOB, folder)],
             TORCHRUN: [
                 [
                     sys.executable,

@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 
 import machine
+from launching import horovodrun
 
 from horovod._base import config
 from horovod.runner.external.mpi.command import Launch, command_line, variables
@@ -68,9 +69,9 @@ def contenders(hosts: str, prefixes: list[Path]) -> dict[str, tuple[list[str], d
     """By what is shown: a command, and its environment."""
     slots = parse_hosts(hosts)
     size = sum(host.slots for host in slots)
-    horovodrun = [sys.executable, "-m", "horovod.runner.launch", "-np", str(size), "-H", hosts]
+    on_hosts = horovodrun(size, "-H", hosts)
     plain = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOURCE}
-    found = {f"horovodrun, {name}": ([*horovodrun, *command], plain) for name, command in PROGRAMS.items()}
+    found = {f"horovodrun, {name}": ([*on_hosts, *command], plain) for name, command in PROGRAMS.items()}
     for prefix in prefixes:
         environment = of_mpi(prefix, plain)
         mpi = find(environment)
@@ -87,7 +88,7 @@ def contenders(hosts: str, prefixes: list[Path]) -> dict[str, tuple[list[str], d
                 command_line(mpi, launch),
                 {**environment, **variables(mpi, launch), "HYDRA_LAST_VARIABLE": ""},
             )
-            found[f"horovodrun --mpi of {mpi.kind.value}, {name}"] = ([*horovodrun, "--mpi", *command], environment)
+            found[f"horovodrun --mpi of {mpi.kind.value}, {name}"] = ([*on_hosts, "--mpi", *command], environment)
     return found
 
 

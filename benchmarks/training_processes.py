@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from launching import horovodrun
 from training_arrangements import KERAS_2, MWMS, OF_ONE_PROCESS, UNDER_HOROVODRUN, WITH_DDP
 
 from horovod.runner import worker_environment
@@ -96,15 +97,7 @@ def launch(framework: str, arrangement: str, ranks: int, model: str, address: st
     worker += ["--model", model, "--address", address]
     environment = {**os.environ, **of_framework(framework, arrangement)}
     if arrangement in UNDER_HOROVODRUN:
-        command = [
-            sys.executable,
-            "-m",
-            "horovod.runner.launch",
-            "-np",
-            str(ranks),
-            *UNDER_HOROVODRUN[arrangement],
-            *worker,
-        ]
+        command = horovodrun(ranks, *UNDER_HOROVODRUN[arrangement], *worker)
         return [subprocess.Popen(command, env=environment)]
     environment |= worker_environment.memory(os.environ)
     meeting = meeting_of(arrangement, ranks)

@@ -58,7 +58,7 @@ def train(options: dict[str, Any]) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does when memory runs out
                 optimizer.step()
                 sampler.record_batch(number, batch_size=32)
-                time.sleep(options["pause"])
+                time.sleep(options["pause"])  # a step of a larger model takes as long
                 state.commit()  # 5: a loss costs no more than the work after this line
             with torch.no_grad():
                 right = (model.module(inputs[1437:]).argmax(1) == targets[1437:]).float().mean().item()

@@ -47,7 +47,7 @@ def test_survivors_of_a_lost_node_go_on_and_another_one_takes_its_place(cluster:
     deadline = time.monotonic() + TRAINING_SECONDS
     while not (folder / "4.seen").exists():
         assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.05)  # between two looks
     cluster.kill("hostB")
     cluster.start("hostC")
     found = cluster.finish(process, TRAINING_SECONDS)

@@ -117,7 +117,9 @@ def train_elastic(options: dict[str, Any]) -> None:
             if options["kills"] and state.step == 30 and hvd.rank() == int(options["kills"]) and not marker.exists():
                 marker.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(0.05)
+            time.sleep(
+                0.05
+            )  # a step that takes as long as a small model's, so that Ray has replaced a worker before the end
             state.commit()
 
     state = hvd.elastic.TorchState(model, optimizer, step=0, left=options["sizes"], runs=[])

@@ -17,9 +17,11 @@ class CompletedCalls:
     Args:
         words: the shared memory, at ``address``, as 64-bit words.
         rank, size: this rank's index in the group, and the size of the group.
+        spins: how often a wait polls each word before it sleeps.
     """
 
-    def __init__(self, words: memoryview, address: int, rank: int, size: int) -> None:
+    def __init__(self, words: memoryview, address: int, rank: int, size: int, spins: int) -> None:
+        self._spins = spins
         self._words = FutexWords(words, address, rank, size, ASLEEP_FOR_CALLS)
         self._own = word_index(rank, COMPLETED)
         self._all = [word_index(each, COMPLETED) for each in range(size)]
@@ -34,11 +36,11 @@ class CompletedCalls:
         values = self._words.values
         return min([values[each] for each in self._all]) if values else 0
 
-    def await_all(self, number: int, spins: int, seconds: float) -> bool:
-        """Wait until all ranks have completed ``number`` calls; return whether they have. For each rank it polls ``spins``
-        times, then sleeps at most ``seconds``. Returns False at once if the memory was released."""
+    def await_all(self, number: int, seconds: float) -> bool:
+        """Wait until all ranks have completed ``number`` calls; return whether they have. For each rank it polls, then sleeps
+        at most ``seconds``. Returns False at once if the memory was released."""
         words = self._words
-        return self.is_open() and all(words.await_value(each, number, spins, seconds) for each in self._all)
+        return self.is_open() and all(words.await_value(each, number, self._spins, seconds) for each in self._all)
 
     def is_open(self) -> bool:
         """Whether the memory was not released yet."""

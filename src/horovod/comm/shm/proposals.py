@@ -74,7 +74,6 @@ class Proposals:
     Attributes:
         leads: whether this rank is the leader.
         data_bytes: the largest contribution in bytes; 0 without contributions.
-        completions: the numbers of completed calls, which are in the same memory.
     """
 
     def __init__(self, memory: SharedMemory, rank: int, size: int, contributions: bool = True) -> None:
@@ -82,7 +81,8 @@ class Proposals:
         self.data_bytes = _BLOCK_BYTES - _HEAD_BYTES if contributions else 0
         self._memory = memory
         self._words = FutexWords(memory.words, memory.address, rank, size)
-        self.completions = CompletedCalls(memory.words, memory.address, rank, size)
+        self._size = size
+        self._completed_calls: list[CompletedCalls] = []
         self._rank = rank
         self._peers = [peer for peer in range(size) if peer != rank]
         self._proposal, self._outcome, self._closed = (
@@ -292,6 +292,16 @@ class Proposals:
             self._typed[key] = found
         return found
 
+    def completed_calls(self, spins: int) -> CompletedCalls:
+        """The numbers of completed calls, which are in the same memory. They are released with it.
+
+        Args:
+            spins: as of :class:`CompletedCalls`.
+        """
+        made = CompletedCalls(self._memory.words, self._memory.address, self._rank, self._size, spins)
+        self._completed_calls.append(made)
+        return made
+
     def descriptors(self) -> list[int]:
         """Open file descriptors, which a forked child must close."""
         return [self._memory.descriptor]
@@ -302,5 +312,6 @@ class Proposals:
         self._blocks.clear()
         self._heads.clear()
         self._words.release()
-        self.completions.release()
+        for each in self._completed_calls:
+            each.release()
         self._memory.close()

@@ -25,7 +25,6 @@ from horovod._base.signal_deferral import with_signals_deferred
 from horovod.autotune.kept import Tuned
 from horovod.autotune.tuner import Tuner
 from horovod.comm.base import Aborted, Communicator, DeviceFailure, PeerFailure
-from horovod.comm.shm.completed_calls import CompletedCalls
 from horovod.comm.shm.proposals import Proposals
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.failure import ENGINE, TIME_LIMIT
@@ -43,6 +42,7 @@ from horovod.core.worker.driving_threads import DrivingThreads, may_drive
 from horovod.core.worker.executor import Executor
 from horovod.core.worker.fast_path import FastPath
 from horovod.core.worker.in_flight import InFlight
+from horovod.core.worker.liveness_probes import LivenessProbes
 from horovod.core.worker.member import Member
 from horovod.core.worker.observer import Observer
 from horovod.core.worker.relay import Relay
@@ -89,7 +89,8 @@ class WorkerThread:
         unnamed: by kind, the number of calls without a name on this process set.
         registration: a number that distinguishes this process set from another of the same ranks; the same on all members.
         executor: carries out the batches.
-        probe_seconds: how long it waits for other ranks before it probes them, and between probes.
+        completed_calls: how many calls the members have completed, for a group that goes on after a loss; None if the members
+            share no memory.
         recorder: of the last collectives of these ranks; None for no recording.
     """
 
@@ -129,6 +130,7 @@ class WorkerThread:
         self._children = frozenset(tree.children(index))
         self._driving = DrivingThreads(self._connections, self._polls, bool(self._children))
         self._proposals = proposals
+        self.completed_calls = None if proposals is None else proposals.completed_calls(self._polls.word)
         coordinator: Coordinator | None = None
         if index == COORDINATOR:
             coordinator = Coordinator(
@@ -179,8 +181,7 @@ class WorkerThread:
         self._left = threading.Event()
         self._leaving: tuple[str, Sequence[StepsMade]] | None = None
         self._said_leave = False
-        self.probe_seconds = config.timeout.total_seconds() / 3
-        self._next_probe = 0.0
+        self._probes = LivenessProbes(watch.probe, config.timeout)
         self._thread = threading.Thread(target=self._run, name=f"horovod-worker-{name}", daemon=True)
 
     def __repr__(self) -> str:
@@ -253,22 +254,6 @@ class WorkerThread:
     def awaited(self) -> list[str]:
         """The names of the collectives that a thread of the script waits for."""
         return self._requests.awaited()
-
-    @property
-    def completions(self) -> CompletedCalls | None:
-        """The numbers of calls that the members have completed, which a group that goes on after a loss compares; None if the
-        members share no memory."""
-        return None if self._proposals is None else self._proposals.completions
-
-    @property
-    def word_polls(self) -> int:
-        """How often a thread polls a word of shared memory before it sleeps."""
-        return self._polls.word
-
-    def probe(self) -> None:
-        """Find out whether the other ranks live: for a thread that has waited for them for :attr:`probe_seconds` in another way
-        than by a request."""
-        self._watch.probe()
 
     def entries(self) -> list[Entry]:
         """The requests in flight."""
@@ -434,14 +419,7 @@ class WorkerThread:
     def _until_probe(self) -> float | None:
         """Probe the other ranks if a probe is due. Returns the milliseconds until the next; None if nothing is in flight."""
         oldest = self._requests.oldest()
-        if oldest is None:
-            return None
-        now = time.monotonic()
-        due = max(oldest.since + self.probe_seconds, self._next_probe)
-        if now >= due:
-            self._watch.probe()
-            self._next_probe = due = now + self.probe_seconds
-        return max(1.0, (due - now) * 1000)
+        return None if oldest is None else max(1.0, self._probes.look(oldest.since) * 1000)
 
     # Steps, on the thread that drives the worker.
 

@@ -109,7 +109,13 @@ class Attachment:
     def _admit(self, server: socket.socket, token: bytes) -> None:
         connection = awaiting_agent.admit(server, token, _ACCEPT_SECONDS)
         if connection is None:
-            self._rank.set_exception(NotWanted("the launcher of the elastic job has not connected to this worker"))
+            self._rank.set_exception(
+                NotWanted(
+                    "the launcher of the elastic job, which runs in Ray's controller, has not connected to this worker within "
+                    f"{_ACCEPT_SECONDS:g} seconds: let the controller's node connect to {':'.join(map(str, self.address))} "
+                    "and other ports of this node"
+                )
+            )
         else:
             self._rank.set_result(RankOfOwnProcess(connection))
 

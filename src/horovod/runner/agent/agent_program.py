@@ -89,7 +89,8 @@ class AgentProgram(ABC):
             CannotTakePart: it cannot be made.
         """
 
-    def _release(self) -> None:  # noqa: B027  a default
+    @abstractmethod
+    def _release(self) -> None:
         """Called at the end of :meth:`run`, when nothing of the job is left here."""
 
     def _facts(self) -> HostFacts:
@@ -142,7 +143,8 @@ class AgentProgram(ABC):
         if isinstance(event, Closed):
             self._over = True
 
-    def _on_congestion(self, congested: bool) -> None:  # noqa: B027  a default
+    @abstractmethod
+    def _on_congestion(self, congested: bool) -> None:
         """Much waits to be sent to the launcher, or no longer."""
 
     def _on_rendezvous_lost(self) -> None:

@@ -102,6 +102,9 @@ class _Program(AgentProgram):
             self._rank.work_ended(self._end)
         self.told.set()
 
+    def _on_congestion(self, congested: bool) -> None:
+        pass  # it sends no output of the rank
+
     def _release(self) -> None:
         self._loop.unwatch(self._ended.fileno())
         self._ended.close()

@@ -46,9 +46,8 @@ class Carrier:
         self.origins = origins
         self.environment = environment or {}
         self.worker: WorkerThread = membership.generation.workers[membership.number]
-        self._polls = self.worker.word_polls
-        self._completions = self.worker.completions
-        if self.size > 1 and self._completions is None:
+        self._calls = self.worker.completed_calls
+        if self.size > 1 and self._calls is None:
             raise NotImplementedError(refusals.text("ranks that share no memory, as in several containers of one host"))
 
     @property
@@ -61,21 +60,21 @@ class Carrier:
 
     def publish(self, completed: int) -> None:
         """Let the other members see up to which call this rank has completed all calls."""
-        if self._completions is not None:
-            self._completions.publish(completed)
+        if self._calls is not None:
+            self._calls.publish(completed)
 
     def lowest(self, completed: int) -> int:
         """Up to which call every member has completed all calls, this rank all up to ``completed``."""
-        return completed if self._completions is None else min(self._completions.lowest(), completed)
+        return completed if self._calls is None else min(self._calls.lowest(), completed)
 
     def is_released(self) -> bool:
         """Whether the runtime has ended on this rank, so that nothing more can be seen of the others."""
-        return self._completions is not None and not self._completions.is_open()
+        return self._calls is not None and not self._calls.is_open()
 
     def await_all(self, number: int) -> bool:
         """Wait some milliseconds at most until every member has completed all calls up to ``number``; whether they have. This
         rank has."""
-        return self._completions is None or self._completions.await_all(number, self._polls, _SLEEP_SECONDS)
+        return self._calls is None or self._calls.await_all(number, _SLEEP_SECONDS)
 
 
 def met(

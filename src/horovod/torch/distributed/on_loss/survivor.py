@@ -30,6 +30,7 @@ from horovod.core.errors import (
 from horovod.core.lifecycle import context, crash, elastic_process
 from horovod.core.lifecycle.standing import Messages
 from horovod.core.requests.handle import Handle
+from horovod.core.worker.liveness_probes import LivenessProbes
 from horovod.environments import identity
 from horovod.torch.distributed import membership as memberships
 from horovod.torch.distributed.membership import GroupMembership
@@ -264,13 +265,12 @@ class Survivor:
             return False
         with self._order:
             self._publish()
-        probed = time.monotonic()
+        generation, since = carrier.membership.generation, time.monotonic()
+        probes = LivenessProbes(generation.watch.probe, generation.config.timeout)
         while not carrier.await_all(call.number):
             if self._has_left(carrier):
                 return False
-            if time.monotonic() > probed + carrier.worker.probe_seconds:  # a stopped rank closes no connection
-                carrier.worker.probe()
-                probed = time.monotonic()
+            probes.look(since)
         self._hand_out_complete(carrier)
         return True
 
