@@ -52,7 +52,9 @@ def run(batch: list[dict[str, Any]], others: bool) -> list[list[Any]]:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     groups = [dist.group.WORLD, *([dist.new_group(backend="gloo")] if others else [])]
-    return [[left_by(program, group, dist.get_rank()) for group in groups] for program in batch]
+    found = [[left_by(program, group, dist.get_rank()) for group in groups] for program in batch]
+    dist.barrier()  # a program that ends in an error may have collectives in flight, for which another rank still waits
+    return found
 
 
 def set_in_place(value: str | None) -> None:
