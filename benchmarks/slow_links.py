@@ -93,7 +93,6 @@ class Bench:
                 "WORLD_SIZE": str(count),
                 "MASTER_ADDR": address_of(0),
                 "MASTER_PORT": str(self._port),
-                "HOROVOD_HOSTNAME": f"host{host}",
                 "GLOO_SOCKET_IFNAME": DEVICE,
                 "OMP_NUM_THREADS": "1",
             }

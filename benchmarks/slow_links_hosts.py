@@ -39,7 +39,7 @@ class LinkedHosts:
 
     def start(self) -> None:
         self._sleepers = [
-            subprocess.Popen([*_WITH_US, "unshare", "--net", "sleep", "infinity"]) for _ in range(self.count + 1)
+            subprocess.Popen([*_WITH_US, "unshare", "--net", "--uts", "sleep", "infinity"]) for _ in range(self.count + 1)
         ]
         own = os.readlink("/proc/self/ns/net")  # noqa: PTH115  no path, but a name of the kernel's
         deadline = time.monotonic() + 60
@@ -51,6 +51,7 @@ class LinkedHosts:
         self._inside(self.count, "ip", "link", "add", "switch", "type", "bridge")
         self._inside(self.count, "ip", "link", "set", "switch", "up")
         for host in range(self.count):
+            self._inside(host, "hostname", f"host{host}")
             end = ("peer", "name", DEVICE, "netns", str(self._sleepers[host].pid))
             self._inside(self.count, "ip", "link", "add", f"port{host}", "type", "veth", *end)
             self._inside(self.count, "ip", "link", "set", f"port{host}", "master", "switch", "up")
@@ -99,7 +100,7 @@ class LinkedHosts:
         Args:
             limited: whether it gets the host's part of a core, and no more.
         """
-        words = ["nsenter", "-t", str(self._sleepers[host].pid), "-n", *command]
+        words = ["nsenter", "-t", str(self._sleepers[host].pid), "-n", "-u", *command]
         if limited and self._groups:
             words = ["sh", "-c", f'echo $$ > {self._groups[host]}/cgroup.procs; exec "$@"', "sh", *words]
         return subprocess.Popen([*_WITH_US, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -116,5 +117,5 @@ class LinkedHosts:
                 time.sleep(0.1)  # the last process of the group has not quite ended
 
     def _inside(self, host: int, *words: str, check: bool = True) -> int:
-        command = ["nsenter", "-t", str(self._sleepers[host].pid), "-n", *words]
+        command = ["nsenter", "-t", str(self._sleepers[host].pid), "-n", "-u", *words]
         return subprocess.run(command, check=check, capture_output=True).returncode
