@@ -82,16 +82,17 @@ class Bench:
             SystemExit: a host failed. The text is its errors.
         """
         self._port += 1
-        count = 1 if contender == ONE else HOSTS
+        size = 1 if contender == ONE else HOSTS
+        count = HOSTS if limited else size  # of one host there are four side by side: all disturb each other alike
         command = [sys.executable, str(Path(__file__).with_name("slow_links_worker.py"))]
         command += ["--contender", contender, "--task", task, "--mnist", str(self._options.mnist), *words]
         processes = []
         for host in range(count):
             env = {
                 **os.environ,
-                "RANK": str(host),
-                "WORLD_SIZE": str(count),
-                "MASTER_ADDR": address_of(0),
+                "RANK": str(host % size),
+                "WORLD_SIZE": str(size),
+                "MASTER_ADDR": address_of(host - host % size),
                 "MASTER_PORT": str(self._port),
                 "GLOO_SOCKET_IFNAME": DEVICE,
                 "OMP_NUM_THREADS": "1",

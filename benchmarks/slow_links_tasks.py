@@ -94,7 +94,7 @@ def characters(_: Path) -> Task:
         return rows[:, :-1], rows[:, 1:]
 
     def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        return windows(torch.randint(cut - CONTEXT - 1, (8,), generator=generator))
+        return windows(torch.randint(cut - CONTEXT - 1, (2,), generator=generator))
 
     validation = windows(torch.arange(cut, len(tokens) - CONTEXT - 1, (len(tokens) - cut) // 128))
     return Task(Characters, batch, validation, lr=1e-3, target=2.2)
