@@ -50,6 +50,8 @@ _ARGUMENTS = (
 )
 _NEED_BUCKETS = ("find_unused_parameters", "use_python_reducer", "batched_grad_copy")
 _NEEDED = ("_rebuild_buckets", "_get_zeros_like_grad_buckets", "_autograd_hook", "prepare_for_backward")
+_SUPPORTED = AVAILABLE and all(hasattr(_Reducer, name) for name in _NEEDED)
+"""Whether this PyTorch has what a reduction in place needs."""
 _made: weakref.WeakSet[InPlaceReducer] = weakref.WeakSet()
 _in_buckets = WeakTensorKeyDictionary()
 """The parameters that a reducer has reduced, or will reduce, in buckets only. The same on all ranks."""
@@ -70,7 +72,8 @@ class InPlaceReducer(_Reducer):  # type: ignore[misc]  # C++, without types
         if self.goes_on:
             _check_continuing(self._module(), given)
         self._permitted = (
-            len(args) <= len(_ARGUMENTS)
+            _SUPPORTED
+            and len(args) <= len(_ARGUMENTS)
             and not any(given.get(each) for each in _NEED_BUCKETS)
             and not any(given.get("expect_sparse_gradients", ()))
             and isinstance(self._group, BackendGroup)
@@ -235,13 +238,11 @@ class InPlaceReducer(_Reducer):  # type: ignore[misc]  # C++, without types
 def install() -> None:
     """Make DDP use :class:`InPlaceReducer`. Replaces three names in ``torch.distributed``; further calls do nothing.
 
-    DDP looks these names up when it is made, and when a hook is registered. Reducers of other groups behave as before. Does
-    nothing if PyTorch lacks something that is needed.
+    DDP looks these names up when it is made, and when a hook is registered. Reducers of other groups behave as before, and so do
+    all where PyTorch lacks something that is needed.
     """
     place = _torch_distributed
-    if place.Reducer is not _Reducer or not AVAILABLE:
-        return
-    if not all(hasattr(_Reducer, name) for name in _NEEDED):
+    if place.Reducer is not _Reducer:
         return
     place.Reducer = InPlaceReducer
     for name in ("_register_comm_hook", "_register_builtin_comm_hook"):
@@ -260,6 +261,12 @@ def _check_continuing(module: Any, given: Mapping[str, Any]) -> None:
         raise NotImplementedError(refusals.text("sparse gradients"))
     if given.get("use_python_reducer"):
         raise NotImplementedError(refusals.text("DDP's reducer in Python (optimize_ddp)"))
+
+
+def models_of(group: Any) -> list[Any]:
+    """The DDP modules that reduce over a group."""
+    found = [(reducer._module(), reducer) for reducer in _made if reducer._group is group]
+    return [module for module, reducer in found if getattr(module, "reducer", None) is reducer]
 
 
 def end(reducer: Any) -> None:

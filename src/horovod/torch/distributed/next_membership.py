@@ -45,11 +45,10 @@ def adopt(group: HorovodProcessGroup, found: GroupMembership, store: Any, advice
     size = group.size()
     world.pg_group_ranks[group] = {rank: rank for rank in range(size)}
     world.group_count = 1  # as in a process that has only made the default group
-    for model in _instances("torch.nn.parallel.distributed", "DistributedDataParallel"):
-        if vars(model).get("process_group") is group and "reducer" in vars(model):
-            _renew(model)
+    for model in ddp_reducer.models_of(group):
+        _renew(model)
     if size != before:
-        for mesh in _instances("torch.distributed.device_mesh", "DeviceMesh"):
+        for mesh in _device_meshes():
             _log.warning(
                 "%s was made for %d ranks, and now there are %d. What was made of it, as with FSDP2, DTensor or tensor "
                 "parallelism, cannot be used any more: %s.",
@@ -76,13 +75,7 @@ def _renew(model: Any) -> None:
         register(model.reducer, state, hook)
 
 
-def _instances(module: str, name: str) -> list[Any]:
-    """The objects of a class of PyTorch, and of its subclasses, that this process has."""
-    kind = getattr(sys.modules.get(module), name, None)
-    if kind is None:
-        return []
-    kinds, found = [kind], []
-    for each in kinds:
-        kinds += each.__subclasses__()
-        found += [made for made in gc.get_referrers(each) if type(made) is each]
-    return found
+def _device_meshes() -> list[Any]:
+    """The device meshes that this process has."""
+    kind = getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
+    return [] if kind is None else [each for each in gc.get_referrers(kind) if isinstance(each, kind)]
