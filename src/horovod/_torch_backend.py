@@ -65,12 +65,16 @@ def _stand_in() -> None:
 
 def meet_by_launcher() -> None:
     """Have ``init_process_group()`` of an elastic job get rank, number of ranks and store from the launcher, unless the user
-    has given the address of a store. Call it once: :func:`register` has done so if the process was started as a rank."""
+    has given the address of a store. Call it once: :func:`register` has done so if the process was started as a rank.
+
+    An address that appears later was made up in this process, as Lightning does, and no other process knows it.
+    """
+    given = os.environ.get("MASTER_ADDR")
     handlers: dict[str, Any] = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
     by_environment = handlers["env"]
 
     def by_launcher(url: str, timeout: timedelta = timedelta(minutes=30), **options: Any) -> Any:
-        if os.environ.get("MASTER_ADDR"):
+        if given:
             return by_environment(url, timeout=timeout, **options)
         from horovod.torch.distributed import group_rounds
 

@@ -27,6 +27,7 @@ def test_ranks_are_lost_at_random_moments_and_the_others_go_on(tmp_path: Path, i
 
 LOSES = """
 import os, signal, sys, torch, torch.distributed as dist
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(os.getpid()))  # as Lightning does, in each process
 dist.init_process_group("gloo")
 first, born, size = dist.get_rank(), os.getpid(), dist.get_world_size()
 total = torch.ones(1)
