@@ -219,7 +219,7 @@ $(HAVE_MXNET): pyproject.toml
 $(HAVE_RAY): pyproject.toml
 	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ALONE)
-	$(RAY_VENV)/bin/python -m pip --disable-pip-version-check -q install 'ray[train]==2.60.0' -e '.[torch,pytest]'
+	$(RAY_VENV)/bin/python -m pip --disable-pip-version-check -q install 'ray[client,train]==2.60.0' -e '.[torch,pytest]'
 	@mkdir -p $(@D) && touch $@
 
 $(HAVE_SPARK): pyproject.toml

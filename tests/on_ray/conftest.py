@@ -21,8 +21,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
         try:
             hosts.start()
             cluster = RayCluster(hosts, folder)
-            for name in ("hostA", "hostB"):
-                cluster.start(name)
+            cluster.start()
             yield cluster
         finally:
             hosts.close()

@@ -160,11 +160,11 @@ def elastic(*sizes: str) -> Any:
 
 
 def elastic_of_old() -> Any:
-    """The interface of earlier versions."""
+    """The interface of earlier versions. Says where the launcher is, too."""
     settings = ElasticRayExecutor.create_settings(min_np=2, max_np=3, elastic_timeout=60)
     ranks = ElasticRayExecutor(settings, env_vars={"MINE": "yes"})
     ranks.start()
-    return ranks.run(lambda: [*elastic_training(), os.environ["MINE"]])
+    return ranks.run(lambda: [*elastic_training(), os.environ["MINE"], os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"]])
 
 
 PROGRAMS: dict[str, Callable[..., Any]] = {
@@ -173,5 +173,5 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 
 
 if __name__ == "__main__":
-    ray.init(address="auto", log_to_driver=False)
+    ray.init(log_to_driver=False)
     print(f"result: {json.dumps(PROGRAMS[sys.argv[1]](*sys.argv[2:]))}", flush=True)

@@ -19,60 +19,76 @@ TRAINING = Path(__file__).parent / "train_programs.py"
 """Programs with Ray Train."""
 TRAINING_SECONDS = 2 * JOB
 """How long a training may take, for which Ray starts all workers, and some of them again: each imports Ray and PyTorch."""
+_HEAD = "hostA"
 _PORT = 6379
+_CLIENT_PORT = 10001
 
 
 class RayCluster:
-    """Nodes of Ray with two CPUs each."""
+    """Two nodes of Ray with two CPUs each: the head, and :attr:`second`.
+
+    Attributes:
+        second, spare: hosts. A node that is lost leaves its host as the spare one.
+    """
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         self.hosts = hosts
+        self.second, self.spare = "hostB", "hostC"
         self._folder = folder
         self._environment = {
             **os.environ,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_COLOR_PREFIX": "0",
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(JOB),
+            "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": f"{JOB:.0f}",
             "PYTHONPATH": os.pathsep.join(
                 [str(PROGRAM.parent), str(PROGRAM.parent.parent), os.environ.get("PYTHONPATH", "")]
             ),
         }
 
-    def start(self, name: str) -> None:
-        """Start the node on a host; the first is the head."""
+    def start(self) -> None:
+        for name in (_HEAD, self.second):
+            self._start_node(name)
+
+    def replace_second(self) -> None:
+        """Kill the second node, as when its machine is lost, and start another one on the spare host."""
+        for process in self.hosts.find(self.second, "ray"):
+            os.kill(process, 9)
+        self.second, self.spare = self.spare, self.second
+        self._start_node(self.second)
+
+    def _start_node(self, name: str) -> None:
         own = self._folder / "ray"  # the same path everywhere, and another folder on each host
         self._run(name, "mount", "-t", "tmpfs", "tmpfs", own)
-        head = name == "hostA"
-        where = ["--head", f"--port={_PORT}", f"--temp-dir={own}", "--include-dashboard=false"] if head else [
-            f"--address={ADDRESSES['hostA']}:{_PORT}"
-        ]  # fmt: skip
+        where = [
+            "--head", f"--port={_PORT}", f"--temp-dir={own}", "--include-dashboard=false",
+            f"--ray-client-server-port={_CLIENT_PORT}",
+        ] if name == _HEAD else [f"--address={ADDRESSES[_HEAD]}:{_PORT}"]  # fmt: skip
         self._run(
             name, sys.executable, "-m", "ray.scripts.scripts", "start", *where,
             f"--node-ip-address={ADDRESSES[name]}", "--num-cpus=2", "--object-store-memory=100000000",
         )  # fmt: skip
 
-    def kill(self, name: str) -> None:
-        """Kill all of a node, as when its machine is lost."""
-        for process in self.hosts.find(name, "ray"):
-            os.kill(process, 9)
-
-    def program(self, function: str, *arguments: str, script: Path = PROGRAM) -> subprocess.Popen[str]:
-        """``script function arguments`` on the head."""
-        words = self.hosts.on("hostA", sys.executable, script, function, *arguments, folder=self._folder)
+    def program(
+        self, function: str, *arguments: str, script: Path = PROGRAM, client: bool = False
+    ) -> subprocess.Popen[str]:
+        """``script function arguments`` on the head, or as a client on the host outside the cluster."""
+        where, address = (self.spare, f"ray://{ADDRESSES[_HEAD]}:{_CLIENT_PORT}") if client else (_HEAD, "auto")
+        words = self.hosts.on(where, sys.executable, script, function, *arguments, folder=self._folder)
         return subprocess.Popen(
             words,
-            env=self._environment,
+            env={**self._environment, "RAY_ADDRESS": address},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
 
-    def result(self, function: str, *arguments: str, script: Path = PROGRAM) -> Any:
+    def result(self, function: str, *arguments: str, script: Path = PROGRAM, client: bool = False) -> Any:
         """What a program prints as its last line, in JSON."""
-        return self.finish(
-            self.program(function, *arguments, script=script), TRAINING_SECONDS if script == TRAINING else JOB
-        )
+        process = self.program(function, *arguments, script=script, client=client)
+        return self.finish(process, TRAINING_SECONDS if script == TRAINING else JOB)
 
     @staticmethod
     def finish(process: subprocess.Popen[str], seconds: float = JOB) -> Any:

@@ -6,16 +6,22 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 
+from cluster.hosts import ADDRESSES
 from on_ray.ray_cluster import RayCluster
 
+through_a_client_too = pytest.mark.parametrize("client", [False, True], ids=["in the cluster", "client"])
+"""The program runs on a node of the cluster, or on another host as a client."""
 
-def test_ranks_of_two_hosts_stay_between_calls(cluster: RayCluster) -> None:
-    found = cluster.result("static")
+
+@through_a_client_too
+def test_ranks_of_two_hosts_stay_between_calls(cluster: RayCluster, client: bool) -> None:
+    found = cluster.result("static", client=client)
     assert found["ranks"] == [
         [0, 4, 0, 2, 0, 6.0, 12], [1, 4, 1, 2, 0, 6.0, 12], [2, 4, 0, 2, 1, 6.0, 12], [3, 4, 1, 2, 1, 6.0, 12],
     ]  # fmt: skip
     assert found["again"] == [14] * 4 and found["single"] == 16 and found["run"] == [3] * 4
-    assert found["references"] == ["yes"] * 4 and found["logged"] == [{"rank": 0}] and found["workers"] == 4
+    assert found["references"] == ["yes"] * 4 and found["workers"] == 4
+    assert found["logged"] == ([] if client else [{"rank": 0}]), "callbacks of a client are called in the cluster"
 
 
 def test_the_caller_gets_the_error_of_the_rank_that_failed_by_itself(cluster: RayCluster) -> None:
@@ -39,24 +45,27 @@ def test_a_cluster_without_room_is_said_so(cluster: RayCluster) -> None:
     assert "within 2 seconds" in text and "'CPU': 4.0" in text
 
 
-def test_the_elastic_executor_of_earlier_versions(cluster: RayCluster) -> None:
-    found = cluster.result("elastic_of_old")
-    assert [each[0] for each in found] == [0, 1] and found[0][-1] == "yes" and found[0][1] in (2, 3)
+@through_a_client_too
+def test_the_elastic_executor_of_earlier_versions(cluster: RayCluster, client: bool) -> None:
+    found = cluster.result("elastic_of_old", client=client)
+    assert [each[0] for each in found] == [0, 1] and found[0][1] in (2, 3)
+    in_cluster = {ADDRESSES["hostA"], ADDRESSES[cluster.second]}
+    assert all(mine == "yes" and launcher in in_cluster for *_, mine, launcher in found)
 
 
 def test_an_elastic_job_goes_on_without_a_node_and_takes_in_another(cluster: RayCluster) -> None:
+    lost, new = cluster.second, cluster.spare
     process = cluster.program("elastic", "4", "2", "4")
     assert process.stdout is not None
     said = ""
     while "there are 4" not in said:
         said = process.stdout.readline()
         assert said or process.poll() is None
-    cluster.kill("hostB")
-    cluster.start("hostC")
+    cluster.replace_second()
     found = cluster.finish(process)
     assert [each[:2] for each in found["ranks"]] == [[0, 4], [1, 4]]
     assert [each["size"] for each in found["logged"]] == [4, 2, 4]
     hosts = [{host for host, _ in each["processes"]} for each in found["logged"]]
-    assert hosts == [{"hostA", "hostB"}, {"hostA"}, {"hostA", "hostC"}]
+    assert hosts == [{"hostA", lost}, {"hostA"}, {"hostA", new}]
     on_a = [[pid for host, pid in each["processes"] if host == "hostA"] for each in found["logged"]]
     assert on_a[0] == on_a[1] == on_a[2], "the processes of the host that stayed have gone on"

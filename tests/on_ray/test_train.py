@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -36,24 +36,30 @@ def test_the_error_of_a_rank_is_that_of_the_trainer(cluster: RayCluster) -> None
 
 
 @pytest.mark.parametrize(("way", "kills"), [("hvd", "1"), ("ddp", "0")])
-def test_only_the_lost_worker_is_replaced(cluster: RayCluster, way: str, kills: str) -> None:
+def test_only_the_lost_worker_is_replaced(
+    cluster: RayCluster, capsys: pytest.CaptureFixture[str], way: str, kills: str
+) -> None:
     found = cluster.result("elastic", way, kills, "4", "3", "4", script=TRAINING)
-    _judge(found, sizes=[4, 3, 4], processes=5)
+    survivors = _judge(found, sizes=[4, 3, 4], processes=5)
+    _say_when_they_went_on(capsys, "worker", found["killed"][0], survivors)
 
 
-def test_survivors_of_a_lost_node_go_on_and_another_one_takes_its_place(cluster: RayCluster) -> None:
+def test_survivors_of_a_lost_node_go_on_and_another_one_takes_its_place(
+    cluster: RayCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
     process = cluster.program("elastic", "hvd", "-", "4", "2", "4", script=TRAINING)
     folder = _folder(process)
     deadline = time.monotonic() + TRAINING_SECONDS
     while not (folder / "4.seen").exists():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)  # between two looks
-    cluster.kill("hostB")
-    cluster.start("hostC")
+    new, lost = cluster.spare, time.time()
+    cluster.replace_second()
     found = cluster.finish(process, TRAINING_SECONDS)
-    _judge(found, sizes=[4, 2, 4], processes=6)
+    survivors = _judge(found, sizes=[4, 2, 4], processes=6)
+    _say_when_they_went_on(capsys, "node", lost, survivors)
     hosts = sorted(name.partition(".")[0] for name in found["final"])
-    assert hosts == ["hostA", "hostA", "hostC", "hostC"]
+    assert hosts == ["hostA", "hostA", new, new]
 
 
 def test_settings_that_cannot_be_met_are_refused() -> None:
@@ -76,11 +82,14 @@ def _folder(process: subprocess.Popen[str]) -> Path:
     return Path(line.removeprefix("folder: ").strip())
 
 
-def _judge(found: dict[str, Any], sizes: list[int], processes: int) -> None:
+def _judge(found: dict[str, Any], sizes: list[int], processes: int) -> list[list[Any]]:
     """Survivors have made the steps of all rounds in their processes, and all ranks have the values of one process.
 
     Args:
         sizes: of rounds; there may be others in between, since Ray replaces one worker after another.
+
+    Returns:
+        What each survivor has seen.
     """
     finals = list(found["final"].values())
     assert len(finals) == 4 and len(found["seen"]) == processes
@@ -92,8 +101,19 @@ def _judge(found: dict[str, Any], sizes: list[int], processes: int) -> None:
     assert len(survivors) == sizes[1]
     assert all(list(dict.fromkeys(size for _, size, *_ in seen))[:2] == sizes[:2] for seen in survivors)
     assert found["metrics"]["size"] == sizes[2], "reports and their checkpoints go on after a replacement"
-    gaps = [max(now[-1] - before[-1] for before, now in itertools.pairwise(seen)) for seen in survivors]
-    print(f"the longest time between two steps of a survivor: {max(gaps):.2f} s")
+    return survivors
+
+
+def _say_when_they_went_on(
+    capsys: pytest.CaptureFixture[str], what: str, lost: float, survivors: list[list[Any]]
+) -> None:
+    """Print how long after the loss the last of the survivors has made its first step without those that were lost."""
+    first = [next(at for _, size, _, at in seen if size < 4 and at > lost) for seen in survivors]
+    with capsys.disabled():
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        print(
+            f"\nnext step of all survivors {max(first) - lost:.2f} s after the {what} was lost; load {load:.1f} a core"
+        )
 
 
 def _differ(values: list[float], right: list[float]) -> float:

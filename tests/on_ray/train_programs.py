@@ -115,7 +115,7 @@ def train_elastic(options: dict[str, Any]) -> None:
                 report({"step": state.step, "size": size}, plain.state_dict() if hvd.rank() == 0 else None)
             marker = folder / "killed"
             if options["kills"] and state.step == 30 and hvd.rank() == int(options["kills"]) and not marker.exists():
-                marker.touch()
+                marker.write_text(repr(time.time()))
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(
                 0.05
@@ -168,6 +168,7 @@ def elastic(way: str, kills: str, *sizes: str) -> Any:
     result = trainer(train_elastic, way, options, failures=3, min_workers=1).fit()
     return {
         "metrics": result.metrics,
+        "killed": [float(path.read_text()) for path in folder.glob("killed")],
         "seen": {
             path.name: [json.loads(line) for line in path.read_text().splitlines()]
             for path in folder.iterdir()
@@ -183,5 +184,5 @@ PROGRAMS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (fixe
 
 
 if __name__ == "__main__":
-    ray.init(address="auto")
+    ray.init()
     print(f"result: {json.dumps(PROGRAMS[sys.argv[1]](*sys.argv[2:]))}", flush=True)

@@ -124,7 +124,13 @@ def run_elastic(
     variables: Mapping[str, str],
     callbacks: Sequence[Callback],
 ) -> list[Any]:
-    """Call ``function()`` on the ranks of an elastic job on the cluster. Returns the values by rank."""
+    """Call ``function()`` on the ranks of an elastic job on the cluster. Returns the values by rank.
+
+    If the caller is a Ray client, a task in the cluster is the launcher, and calls ``callbacks``: the ranks must reach it.
+    """
+    if ray.util.client.ray.is_connected():
+        run: Any = ray.remote(num_cpus=0)(run_elastic)
+        return list(ray.get(run.remote(function, settings, reserved, variables, callbacks)))
     options = Options(
         min_num_proc=settings.min_num_proc,
         max_num_proc=settings.max_num_proc,

@@ -222,10 +222,9 @@ class _Elastic:
 
     def execute(self, function: Callable[[Any], Any], callbacks: Sequence[Callback]) -> list[Any]:
         executable = self._executable
-        job = (lambda: function(executable.make()), self._settings, self._reserved, self._variables, callbacks)
-        if ray.util.client.ray.is_connected():  # its ranks must reach the launcher
-            return list(ray.get(ray.remote(num_cpus=0)(run_elastic).remote(*job)))
-        return run_elastic(*job)
+        return run_elastic(
+            lambda: function(executable.make()), self._settings, self._reserved, self._variables, callbacks
+        )
 
     def submit(self, function: Callable[[Any], Any]) -> list[Any]:
         raise NotImplementedError("run_remote: an elastic job has no fixed number of values; use run")
