@@ -22,6 +22,7 @@ Call = Callable[[Any], Any]
 """Makes a call on a group. Returns the tensors that it has written, in any nesting."""
 
 _OPERATION = re.compile("all|broadcast|reduce|gather|scatter|barrier")
+_WORDS = re.compile(r"RuntimeError: ProcessGroupGloo::\w+: ([^:(]+?)(?: at index| containing|:| \(|\.?$)")
 _ROOT = 1
 
 
@@ -51,6 +52,11 @@ class Row(NamedTuple):
     def lacks(self) -> bool:
         """Whether Gloo raises an error or gives another result where ours is right."""
         return not self.own.error and self.gloo != self.own
+
+    def words(self) -> str:
+        """What Gloo says of wrong arguments, without its name for the operation and without numbers; "" if it does not."""
+        found = _WORDS.match(self.gloo.error)
+        return found[1] if found else ""
 
 
 def _tensor(*values: float) -> torch.Tensor:
@@ -160,6 +166,9 @@ def further_calls() -> Iterator[tuple[str, Call]]:
     def listed(*counts: int) -> list[torch.Tensor]:
         return [t(*range(count)) for count in counts]
 
+    def strided(*values: float) -> torch.Tensor:
+        return torch.zeros(len(values), 3)[:, 1].copy_(t(*values))
+
     def method(name: str, make: Callable[[], Any], *options: Any) -> Call:
         """A call of a method of the group with what ``make`` returns, which is also what it writes."""
 
@@ -187,6 +196,7 @@ def further_calls() -> Iterator[tuple[str, Call]]:
     )
     yield "allreduce of several, other sizes", method("allreduce", lambda: [listed(2, 3)])
     yield "allreduce of several, other types", method("allreduce", lambda: [[t(1), t(1).double()]])
+    yield "allreduce of several, other layouts", method("allreduce", lambda: [[t(1), t(1).to_sparse()]])
     yield "broadcast of several", method("broadcast", lambda: [listed(2, 2)], root("Broadcast", 1, rootTensor=1))
     yield "broadcast, root tensor 3", method("broadcast", lambda: [listed(2, 2)], root("Broadcast", 1, rootTensor=3))
     yield (
@@ -204,6 +214,49 @@ def further_calls() -> Iterator[tuple[str, Call]]:
             ],
         ),
     )
+
+    def summed(op: str, *others: float) -> Call:
+        """An allreduce of one or several sparse tensors, of which no two ranks have the same elements."""
+
+        def call(group: Any) -> Any:
+            indices = [[rank, size]]
+            tensors = [
+                torch.sparse_coo_tensor(indices, [1.0, each], (size + 1,), check_invariants=False)
+                for each in (2.0, *others)
+            ]
+            _waited(group.allreduce(tensors, _options("AllreduceOptions", reduceOp=getattr(dist.ReduceOp, op))))
+            return [each.to_dense() for each in tensors]
+
+        return call
+
+    yield "allreduce, sparse", summed("SUM")
+    yield "allreduce of several, sparse", summed("SUM", 3.0, 4.0)
+    yield "allreduce, sparse, MAX", summed("MAX")
+
+    def value(name: str, outputs: Callable[[], Any], inputs: Callable[[], Any], inference: bool = False) -> Call:
+        """The value of the future of a call, which another thread may complete."""
+
+        def call(group: Any) -> Any:
+            with torch.inference_mode(inference):
+                future = getattr(group, name)(outputs(), inputs()).get_future()
+                future.wait()
+                return future.value()
+
+        return call
+
+    for count in (1, 2):
+        inputs = partial(listed, *[2] * count)
+        several = lambda count=count: [[strided(0, 0) for _ in range(count * size)] for _ in range(count)]  # noqa: E731
+        coalesced = lambda count=count: [[strided(0, 0) for _ in range(count)] for _ in range(size)]  # noqa: E731
+        for mode in (False, True):
+            yield (
+                f"allgather of {count}, value of the future, inference {mode}",
+                value("allgather", several, inputs, mode),
+            )
+            yield (
+                f"allgather_coalesced of {count}, value of the future, inference {mode}",
+                value("allgather_coalesced", coalesced, inputs, mode),
+            )
     yield "allgather, too few outputs", method("allgather", lambda: [[[zeros(2)]], [t(1, 2)]])
     yield "allgather, more outputs than inputs", method("allgather", lambda: [[[zeros(2)] * size] * 2, [t(1, 2)]])
     yield "allgather, other size", method("allgather", lambda: [[[zeros(3) for _ in range(size)]], [t(1, 2)]])
@@ -227,6 +280,11 @@ def further_calls() -> Iterator[tuple[str, Call]]:
         yield f"reduce to {number}", method("reduce", lambda: [[t(1)]], root("Reduce", number))
         yield f"gather to {number}", method("gather", lambda: [[], [t(1)]], root("Gather", number))
         yield f"scatter from {number}", method("scatter", lambda: [[t(1)], []], root("Scatter", number))
+    yield "reduce, root tensor 1", method("reduce", lambda: [[t(1)]], root("Reduce", 0, rootTensor=1))
+    yield "gather, other size", method("gather", lambda: [[[zeros(2)] * size], [t(1)]], root("Gather", rank))
+    yield "gather, too many", method("gather", lambda: [[[zeros(1)] * (size + 1)], [t(1)]], root("Gather", rank))
+    yield "scatter, other size", method("scatter", lambda: [[t(1)], [[zeros(2)] * size]], root("Scatter", rank))
+    yield "scatter, too few", method("scatter", lambda: [[t(1)], [[zeros(1)] * (size - 1)]], root("Scatter", rank))
     yield "reduce of several", method("reduce", lambda: [listed(2, 2)], root("Reduce", 0))
     yield (
         "gather of several",
@@ -254,9 +312,6 @@ def further_calls() -> Iterator[tuple[str, Call]]:
         yield f"{name} of no tensor", method(name, lambda: [[], []])
     yield "send of several", method("send", lambda: [listed(1, 1)], (rank + 1) % size, 0)
     yield "send of no tensor", method("send", lambda: [[]], (rank + 1) % size, 0)
-
-    def strided(*values: float) -> torch.Tensor:
-        return torch.zeros(len(values), 3)[:, 1].copy_(t(*values))
 
     def one_of_many(value: float) -> torch.Tensor:
         return torch.zeros(4)[1:2:3].copy_(t(value))

@@ -39,3 +39,5 @@ def test_every_form_has_the_results_of_gloo(ranks: Callable[..., RankPool], size
         assert not refused, "refused by Gloo alone"
         assert {row.call for row in rows if row.lacks()} <= GLOO_LACKS
         assert {row.own.error.split(":")[0] for row in rows if row.own.error} == {"ArgumentError"}
+        said = [row for row in rows if row.words()]
+        assert len(said) > 30 and not [row for row in said if row.words() not in row.own.error]

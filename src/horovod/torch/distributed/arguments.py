@@ -55,6 +55,18 @@ def root_of(what: str, options: Any, size: int) -> int:
     return root
 
 
+def root_tensor_of(what: str, options: Any, tensors: Sequence[torch.Tensor]) -> int:
+    """The number of the tensor that the options name, among those of the call.
+
+    Raises:
+        ArgumentError: there is no such tensor.
+    """
+    which = int(options.rootTensor)
+    if not 0 <= which < len(tensors):
+        raise ArgumentError(f"{what}: invalid root tensor: {which}. The number of tensors is {len(tensors)}")
+    return which
+
+
 def check_peer(what: str, which: str, rank: int, tag: int, size: int) -> None:
     """Check the other rank and the tag of a send or a receive.
 
@@ -67,22 +79,27 @@ def check_peer(what: str, which: str, rank: int, tag: int, size: int) -> None:
         raise ArgumentError(f"{what}: the tag must not be negative, but is {tag}")
 
 
-def listed(what: str, tensors: Any, tensor: Any = None) -> list[torch.Tensor]:
+def as_list(tensors: Any, tensor: Any = None) -> list[torch.Tensor]:
     """The tensors of a call as a list.
 
     Args:
         tensors: a list of tensors, or one tensor.
         tensor: one tensor, under another name of the argument.
+    """
+    found = tensor if tensors is None else tensors
+    return [found] if isinstance(found, torch.Tensor) else list(found or ())
+
+
+def listed(what: str, tensors: Any, tensor: Any = None, which: str = "tensor") -> list[torch.Tensor]:
+    """:func:`as_list` of an operation that takes several tensors.
 
     Raises:
         ArgumentError: there is no tensor.
     """
-    found = tensor if tensors is None else tensors
-    if isinstance(found, torch.Tensor):
-        return [found]
+    found = as_list(tensors, tensor)
     if not found:
-        raise ArgumentError(f"{what}: requires non-empty tensor list")
-    return list(found)
+        raise ArgumentError(f"{what}: requires non-empty {which} list")
+    return found
 
 
 def nested(lists: Any, single: Any = None) -> list[list[torch.Tensor]]:
@@ -112,17 +129,24 @@ def for_each_rank(what: str, which: str, parts: Sequence[_Part], size: int) -> S
         ArgumentError: there are more or fewer.
     """
     if len(parts) != size:
-        raise ArgumentError(f"{what}: the {which} list has {len(parts)} elements, and the group has {size} ranks")
+        raise ArgumentError(
+            f"{what}: Incorrect {which} list size {len(parts)}. {which.capitalize()} list size should be {size}, same as "
+            "size of the process group"
+        )
     return parts
 
 
 def same_kind(what: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Check that several tensors of one call, which are combined, have one type and one size.
+    """Check that several tensors of one call, which are combined, have one layout, one type and one size.
 
     Raises:
         ArgumentError: they have not.
     """
     first = tensors[0]
+    for index, tensor in enumerate(tensors):
+        if tensor.layout is not first.layout:
+            layouts = f"expected {first.layout}, got {tensor.layout}"
+            raise ArgumentError(f"{what}: invalid tensor layout at index {index} ({layouts})")
     same_types(what, tensors, first)
     for index, tensor in enumerate(tensors):
         if tensor.shape != first.shape:

@@ -8,7 +8,6 @@ message, and collectives that a callback of a future calls cannot be named after
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from types import SimpleNamespace, WrapperDescriptorType
 from typing import Any
 
@@ -40,7 +39,6 @@ class HorovodBackend(BackendGroup, _BackendBase):  # type: ignore[misc]  # C++, 
     def __init__(self, options: Any, submitter: Submitter) -> None:
         super().__init__(options.group_rank, options.group_size)
         self._join(options.store, submitter)
-        self._options = _options(options.timeout)
 
     supports_splitting = True
 
@@ -68,17 +66,8 @@ class HorovodBackend(BackendGroup, _BackendBase):  # type: ignore[misc]  # C++, 
     def perform_nocolor_split(self, device: Any) -> None:
         """Does nothing: ranks outside a new group take no part in making it."""
 
-    @property
-    def options(self) -> Any:
-        return self._options
-
     def recv_anysource(self, tensors: Any, tag: int = 0) -> HorovodWork:
         raise NotImplementedError(
             f'recv() from any source: in a group of several back ends PyTorch does not ask "{NAME}" which rank sent a message. '
             f'Name the source, or make a group with backend="{NAME}" alone.'
         )
-
-
-def _options(timeout: timedelta) -> Any:
-    kind: Any = getattr(_BackendBase, "Options", None)
-    return None if kind is None else kind(NAME, timeout)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Protocol
 
+import torch
+
 from horovod.torch.distributed import membership as memberships
 from horovod.torch.distributed.futures import threads
 from horovod.torch.distributed.operations import Operations
@@ -15,6 +17,7 @@ from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.uncompiled import uncompiled
 
 NAME = "horovod"
+_Options: Any = torch._C._distributed_c10d.Backend.Options
 
 
 class MonitoredBarrierError(RuntimeError, TimeoutError):
@@ -107,6 +110,11 @@ class BackendGroup(Operations, PointToPoint):
         self._submitter.seconds = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
+
+    @property
+    def options(self) -> Any:
+        """PyTorch's options of a back end: the name, and the time limit of sends and receives."""
+        return _Options(NAME, timedelta(seconds=self._submitter.seconds))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Return when all ranks of the group have called it. It uses the store, so it works even if collectives do not.

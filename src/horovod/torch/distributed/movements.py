@@ -13,6 +13,7 @@ from horovod.core.negotiation.messages import Operation
 from horovod.torch.device.memory import memory_of
 from horovod.torch.distributed.arguments import (
     ArgumentError,
+    as_list,
     equally_many,
     for_each_rank,
     listed,
@@ -20,6 +21,7 @@ from horovod.torch.distributed.arguments import (
     only,
     options_of,
     root_of,
+    root_tensor_of,
     same_kind,
     same_types,
 )
@@ -59,11 +61,9 @@ class Movements:
     ) -> HorovodWork:
         """Copy the root's tensor to all ranks. Of several tensors the root sends one (``rootTensor``); all get its values."""
         submitter, opts = self._submitter, options_of(c10d.BroadcastOptions, opts, root, timeout)
-        tensors, at, which = listed("broadcast", tensors, tensor), root_of("broadcast", opts, submitter.size), 0
-        if len(tensors) > 1 or opts.rootTensor:
-            which = int(opts.rootTensor)
-            if not 0 <= which < len(tensors):
-                raise ArgumentError(f"broadcast: invalid root tensor: {which}")
+        tensors, at = as_list(tensors, tensor), root_of("broadcast", opts, submitter.size)
+        which = root_tensor_of("broadcast", opts, tensors)
+        if len(tensors) > 1:
             same_kind("broadcast", tensors)
         elif (view := plain_view(tensors[0])) is not None:
             return submitter.start("broadcast", Operation.BROADCAST, (), [view], tensors, opts, root=at)
@@ -86,7 +86,7 @@ class Movements:
     ) -> HorovodWork:
         """Gather tensors on all ranks. Of ``n`` inputs, input ``j`` of a rank is in each output list at ``rank * n + j``."""
         submitter, opts = self._submitter, options_of(c10d.AllgatherOptions, opts, timeout)
-        inputs, lists = listed("all_gather", input_tensors, input_tensor), nested(output_tensors)
+        inputs, lists = listed("all_gather", input_tensors, input_tensor, "input tensor"), nested(output_tensors)
         equally_many("all_gather", lists, inputs)
         same_kind("all_gather", inputs)
         count = len(inputs)
@@ -99,20 +99,23 @@ class Movements:
         if count > 1:
             same_kind("all_gather", [part for parts in lists for part in parts])
         by_input = [[part for parts in lists for part in parts[index::count]] for index in range(count)]
-        return self._allgather("all_gather", by_input, inputs, opts)
+        return self._allgather("all_gather", by_input, inputs, opts).of_lists(lists)
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = None) -> HorovodWork:
         """Gather several tensors on all ranks: the input ``j`` of a rank is in ``output_lists[rank][j]``."""
         opts = options_of(c10d.AllgatherOptions, opts)
         lists, inputs = nested(output_lists), listed("allgather_coalesced", input_list)
-        for_each_rank("allgather_coalesced", "output", lists, self._submitter.size)
+        if len(lists) != self._submitter.size:
+            raise ArgumentError(
+                f"allgather_coalesced: output lists should be equal to world size {self._submitter.size}, not {len(lists)}"
+            )
         for parts in lists:
             if len(parts) != len(inputs):
                 raise ArgumentError(
                     f"allgather_coalesced: invalid output size: (expected length {len(inputs)}, got {len(parts)})"
                 )
         by_input = [[parts[index] for parts in lists] for index in range(len(inputs))]
-        return self._allgather("allgather_coalesced", by_input, inputs, opts)
+        return self._allgather("allgather_coalesced", by_input, inputs, opts).of_lists(lists)
 
     def _allgather(self, what: str, outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> HorovodWork:
         """Gather the inputs on all ranks. ``outputs[j]`` are the outputs for input j: one for each rank, perhaps several times
@@ -171,7 +174,7 @@ class Movements:
     ) -> HorovodWork:
         submitter, opts = self._submitter, options_of(c10d.GatherOptions, opts, root, timeout)
         at = root_of("gather", opts, submitter.size)
-        tensor = only("gather", "input tensor", listed("gather", input_tensors, input_tensor))
+        tensor = only("gather", "input tensor", as_list(input_tensors, input_tensor))
         parts = self._at_root("gather", "output", nested(output_tensors), at)
         same_types("gather", parts, tensor)
         sent = self._only_at(at, tensor.numel())
@@ -189,7 +192,7 @@ class Movements:
     ) -> HorovodWork:
         submitter, opts = self._submitter, options_of(c10d.ScatterOptions, opts, root, timeout)
         at = root_of("scatter", opts, submitter.size)
-        output = only("scatter", "output tensor", listed("scatter", output_tensors, output_tensor))
+        output = only("scatter", "output tensor", as_list(output_tensors, output_tensor))
         parts = self._at_root("scatter", "input", nested(input_tensors), at)
         same_types("scatter", parts, output)
         sent, received = _sizes(parts) or [0] * submitter.size, self._only_at(at, output.numel())

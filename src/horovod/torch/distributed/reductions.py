@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ from horovod.core.requests.tensor import Tensor
 from horovod.torch.device.memory import memory_of
 from horovod.torch.distributed.arguments import (
     ArgumentError,
+    as_list,
     equally_many,
     for_each_rank,
     listed,
@@ -23,6 +24,7 @@ from horovod.torch.distributed.arguments import (
     only,
     options_of,
     root_of,
+    root_tensor_of,
     same_kind,
     same_types,
 )
@@ -31,6 +33,8 @@ from horovod.torch.distributed.sparse import allreduce_sparse
 from horovod.torch.distributed.submission import Submitter, checked_reduction
 from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.uncompiled import uncompiled
+
+Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 c10d: Any = dist.distributed_c10d  # its stubs lack some classes of options
 
@@ -53,19 +57,20 @@ class Reductions:
         """Reduce a tensor over the ranks, in place. Several tensors get one result: the reduction over all of all ranks."""
         opts = options_of(c10d.AllreduceOptions, opts, op, timeout)
         tensors, reduction = listed("all_reduce", tensors, tensor), checked_reduction(opts.reduceOp)
-        if tensors[0].layout is torch.sparse_coo:
-            return allreduce_sparse(self._submitter, only("all_reduce", "sparse tensor", tensors), reduction, opts)
+        combine = _COMBINED.get(reduction.op)
         if len(tensors) > 1:
-            return self._allreduce_several(tensors, reduction, opts)
+            same_kind("all_reduce", tensors)
+            if combine is None:
+                raise ArgumentError("all_reduce: ReduceOp.AVG takes one tensor in each call")
+        if tensors[0].layout is torch.sparse_coo:
+            return allreduce_sparse(self._submitter, tensors, reduction, opts)
+        if len(tensors) > 1 and combine is not None:
+            return self._allreduce_several(tensors, combine, reduction, opts)
         return self._submitter.reduce("all_reduce", tensors, reduction, opts)
 
     def _allreduce_several(
-        self, tensors: Sequence[torch.Tensor], reduction: ReductionArguments, opts: Any
+        self, tensors: Sequence[torch.Tensor], combine: Combine, reduction: ReductionArguments, opts: Any
     ) -> HorovodWork:
-        same_kind("all_reduce", tensors)
-        combine = _COMBINED.get(reduction.op)
-        if combine is None:
-            raise ArgumentError("all_reduce: ReduceOp.AVG takes one tensor in each call")
         whole = flat(tensors[0], reduced=True).clone()
         for each in tensors[1:]:
             combine(whole, flat(each, reduced=True))
@@ -89,7 +94,8 @@ class Reductions:
         root: int | None = None,
     ) -> HorovodWork:
         opts = options_of(c10d.ReduceOptions, opts, root, op, timeout)
-        found = only("reduce", "tensor", listed("reduce", tensors, tensor))
+        found = only("reduce", "tensor", as_list(tensors, tensor))
+        root_tensor_of("reduce", opts, [found])
         at, reduction = root_of("reduce", opts, self._submitter.size), checked_reduction(opts.reduceOp)
         return self._submitter.reduce("reduce", [found], reduction, opts, at)
 
@@ -152,7 +158,7 @@ class Reductions:
         op: Any = None,
     ) -> HorovodWork:
         opts, submitter = options_of(c10d.ReduceScatterOptions, opts, op, timeout), self._submitter
-        output = only("reduce_scatter", "output tensor", listed("reduce_scatter", output_tensors, output))
+        output = only("reduce_scatter", "output tensor", as_list(output_tensors, output))
         parts = only("reduce_scatter", "input", nested(input_tensors, input))
         for_each_rank("reduce_scatter", "input", parts, submitter.size)
         same_types("reduce_scatter", parts, output)
@@ -179,7 +185,7 @@ class Reductions:
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
-_COMBINED = {
+_COMBINED: dict[ReduceOp, Combine] = {
     ReduceOp.SUM: torch.Tensor.add_,
     ReduceOp.PRODUCT: torch.Tensor.mul_,
     ReduceOp.MIN: lambda whole, each: torch.minimum(whole, each, out=whole),

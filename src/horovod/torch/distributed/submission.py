@@ -291,7 +291,16 @@ class Submitter:
             inputs, outputs: one tensor for each rank, or one for all ranks, which holds the elements in the order of the ranks,
                 or none. There is at least one in all.
             root: see :meth:`start`.
+
+        Raises:
+            ArgumentError: this rank sends itself more or fewer elements than it has room for.
         """
+        index = self.index
+        if sent and received and sent[index] != received[index]:
+            raise ArgumentError(
+                f"{what}: invalid tensor size at index {index}: this rank sends itself {sent[index]} elements, with room for "
+                f"{received[index]}"
+            )
         views = plain_views([*inputs, *outputs])
         if views is not None and not overlapping(inputs, sent, outputs, received, self.index):
             nothing = Tensor(views[0].array[:0], views[0].data_type, (0,))

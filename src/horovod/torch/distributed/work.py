@@ -55,6 +55,7 @@ class HorovodWork(dist.Work):
         self._handle = handle
         self._memory = memory
         self._outputs = list(outputs)
+        self._lists: Sequence[Sequence[torch.Tensor]] = ()
         self._what = what
         self._finish = finish
         self._seconds = seconds
@@ -100,19 +101,27 @@ class HorovodWork(dist.Work):
             finish, self._finish = self._finish, None
             if finish is not None:
                 try:
-                    with torch.no_grad():
+                    # A thread of ours may do it, which is in none of the modes of the script's.
+                    inference = any(tensor.is_inference() for tensor in self._outputs)
+                    with torch.inference_mode() if inference else torch.no_grad():
                         finish(self._handle)
                 except Exception as error:
                     self._failure = error
         if self._failure is not None:
             raise self._failure
 
-    def _results(self) -> list[torch.Tensor]:
+    def of_lists(self, lists: Sequence[Sequence[torch.Tensor]]) -> HorovodWork:
+        """Have the value of the future be ``lists``, if there are several: the outputs as the caller has passed them."""
+        if len(lists) > 1:
+            self._lists = lists
+        return self
+
+    def _results(self) -> Any:
         self.wait()
-        return self._outputs
+        return self._lists or self._outputs
 
     def get_future(self) -> Any:
-        """A ``torch.futures.Future`` of the list of outputs; the same one each time."""
+        """A ``torch.futures.Future`` of the list of outputs, or of the lists that were passed; the same one each time."""
         if self._future is None:
             devices = list({tensor.device for tensor in self._outputs if not tensor.is_cpu})
             origin = None if self._origin is None else self._origin()
@@ -146,7 +155,8 @@ class HorovodWork(dist.Work):
 
     def result(self) -> list[torch.Tensor]:
         """Wait, and return the outputs. Raises as :meth:`wait`."""
-        return self._results()
+        self.wait()
+        return self._outputs
 
     def synchronize(self) -> None:
         """As :meth:`wait`."""
