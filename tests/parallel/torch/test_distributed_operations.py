@@ -335,6 +335,30 @@ def test_sends_and_receives(ranks: Callable[..., RankPool]) -> None:
     run_in_group(ranks(3, framework="torch"), check)
 
 
+def test_a_message_that_was_there_first_is_received_while_its_receiver_waits_for_something_else(
+    ranks: Callable[..., RankPool],
+) -> None:
+    """Both ranks wait: one in a barrier, the other for its large message to be taken. No probe of the ranks comes to help."""
+
+    def check() -> None:
+        import torch.distributed as dist
+
+        large, small = torch.ones(1 << 20), torch.ones(4)
+        for _ in range(draws(30)):
+            if dist.get_rank() == 0:
+                work = dist.isend(large, 1, tag=1)
+                dist.send(small, 1, tag=2)
+                work.wait()
+                dist.barrier()
+            else:
+                dist.recv(small, 0, tag=2)
+                work = dist.irecv(large, 0, tag=1)
+                dist.barrier()
+                work.wait()
+
+    run_in_group(ranks(2, env={config.TIMEOUT_SECONDS: "3000"}, framework="torch"), check)
+
+
 @pytest.mark.parametrize("count", [10_000, 3_000_000])
 def test_messages_that_cannot_be_read_in_place_are_sent(ranks: Callable[..., RankPool], count: int) -> None:
     def check(count: int) -> None:

@@ -41,5 +41,6 @@ def test_each_takes_the_oldest_that_fits(events: list[tuple[str, int, int, int]]
             else:
                 open_receives.append((number, (group, source, tag)))
     assert matching.waiting() == bool(open_receives)
+    assert matching.held == len(open_sends)
     assert sorted(matching.take_posted()) == sorted(number for number, _ in open_receives)
     assert not matching.waiting()

@@ -106,20 +106,19 @@ class Mailbox:
             self._post(lambda: self._sender.begin(rank, message), handle)
 
     def receive(self, wanted: ReceiveFilter, receive: Receive) -> None:
-        """Receive a message. The handle's result is the sender's rank in the group."""
-        receive.handle.driver = self
-        if not self._queue(lambda: self._receiver.begin(wanted, receive)):
-            receive.handle.complete(self._error)
-        elif (
-            self._driven == self._seen
-        ):  # otherwise the thread that waits for it, or the mailbox's thread in standby, begins it
-            self._wake_up.set()
+        """Receive a message. The handle's result is the sender's rank in the group.
 
-    def _post(self, call: Callable[[], None], handle: Handle) -> None:
-        """Make a call of the sender on this thread, if no other thread serves the connections."""
+        While no message waits for a receive, this one is only queued: what can arrive for it is handled by a thread that makes
+        the queued calls afterwards.
+        """
+        receive.handle.driver = self
+        self._post(lambda: self._receiver.begin(wanted, receive), receive.handle, lambda: self._receiver.held() > 0)
+
+    def _post(self, call: Callable[[], None], handle: Handle, urgent: Callable[[], bool] = lambda: True) -> None:
+        """Queue a call. If it is urgent once it is queued, make it on this thread, if no other thread serves the connections."""
         if not self._queue(call):
             handle.complete(self._error)
-        elif not with_signals_deferred(self._call_queued):
+        elif urgent() and not with_signals_deferred(self._call_queued):
             self._wake_up.set()
 
     def _queue(self, call: Callable[[], None]) -> bool:
@@ -185,7 +184,7 @@ class Mailbox:
                 self._took_wake_up = True
                 if self._is_over():
                     return False
-                self._make_calls()
+        self._make_calls()
         return True
 
     def _make_calls(self) -> None:
@@ -218,6 +217,8 @@ class Mailbox:
         if not self._access.acquire(blocking=False):
             return None
         try:
+            if self._calls:
+                self._wake_up.set()
             if self._calls or self._wire.orphans or self._left.is_set():
                 return None
             receives, sends = self._receiver.pending(), self._sender.pending()

@@ -38,9 +38,14 @@ class _Queue(Generic[Arrived, Posted]):
 
 
 class Matching(Generic[Arrived, Posted]):
-    """Messages without a receive yet, and receives without a message yet."""
+    """Messages without a receive yet, and receives without a message yet.
+
+    Attributes:
+        held: the number of messages without a receive.
+    """
 
     def __init__(self) -> None:
+        self.held = 0
         self._queues: dict[tuple[int, int], _Queue[Arrived, Posted]] = {}
 
     def arrive(self, envelope: Envelope, message: Arrived) -> Posted | None:
@@ -52,6 +57,7 @@ class Matching(Generic[Arrived, Posted]):
                 self._drop_empty(envelope.group, envelope.tag)
                 return posted
         queue.arrived.append((envelope, message))
+        self.held += 1
         return None
 
     def post(self, wanted: ReceiveFilter, receive: Posted) -> tuple[Envelope, Arrived] | None:
@@ -60,6 +66,7 @@ class Matching(Generic[Arrived, Posted]):
         for index, (envelope, message) in enumerate(queue.arrived):
             if wanted.takes(envelope):
                 del queue.arrived[index]
+                self.held -= 1
                 self._drop_empty(wanted.group, wanted.tag)
                 return envelope, message
         queue.posted.append((wanted, receive))

@@ -125,6 +125,10 @@ class Receiver:
             for each in self._matching.posted()
         ]
 
+    def held(self) -> int:
+        """The number of messages that wait for a receive. Any thread."""
+        return self._matching.held
+
     def waiting(self) -> bool:
         """Whether a receive waits."""
         return self._matching.waiting() or any(source.parts for source in self._sources)
