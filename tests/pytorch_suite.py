@@ -36,10 +36,12 @@ GLOO, OWN = "gloo", "horovod"
 SOURCE = "PYTORCH_SOURCE"
 _CASE = """
 import inspect, os, re, sys, unittest
+from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.testing._internal import common_distributed, common_utils
 
+LIMIT = timedelta(seconds=50)  # of the groups in test_c10d_gloo.py
 skip = common_utils.skip_but_pass_in_sandcastle_if
 common_utils.skip_but_pass_in_sandcastle_if = lambda condition, why: skip(condition and "Only MPI" not in why, why)
 from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
@@ -53,7 +55,7 @@ def fork(self):
     self._start_processes(torch.multiprocessing.get_context("fork").Process)  # which imports nothing anew
 
 def default_group(self, store, rank, world_size, options):
-    dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=options._timeout)
+    dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=LIMIT)
     return dist.group.WORLD
 
 common_distributed.MultiProcessTestCase._spawn_processes = fork

@@ -238,8 +238,8 @@ class InPlaceReducer(_Reducer):  # type: ignore[misc]  # C++, without types
 def install() -> None:
     """Make DDP use :class:`InPlaceReducer`. Replaces three names in ``torch.distributed``; further calls do nothing.
 
-    DDP looks these names up when it is made, and when a hook is registered. Reducers of other groups behave as before, and so do
-    all where PyTorch lacks something that is needed.
+    DDP looks these names up when it is made, and when a hook is registered. Reducers of other groups behave as before, and so
+    do all where PyTorch lacks something that is needed.
     """
     place = _torch_distributed
     if place.Reducer is not _Reducer:

@@ -115,7 +115,7 @@ class Mailbox:
         self._post(lambda: self._receiver.begin(wanted, receive), receive.handle, lambda: self._receiver.held() > 0)
 
     def _post(self, call: Callable[[], None], handle: Handle, urgent: Callable[[], bool] = lambda: True) -> None:
-        """Queue a call. If it is urgent once it is queued, make it on this thread, if no other thread serves the connections."""
+        """Queue a call. If it is urgent once it is queued, make it here, unless another thread serves the connections."""
         if not self._queue(call):
             handle.complete(self._error)
         elif urgent() and not with_signals_deferred(self._call_queued):
