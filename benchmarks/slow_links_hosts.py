@@ -39,7 +39,8 @@ class LinkedHosts:
 
     def start(self) -> None:
         self._sleepers = [
-            subprocess.Popen([*_WITH_US, "unshare", "--net", "--uts", "sleep", "infinity"]) for _ in range(self.count + 1)
+            subprocess.Popen([*_WITH_US, "unshare", "--net", "--uts", "sleep", "infinity"])
+            for _ in range(self.count + 1)
         ]
         own = os.readlink("/proc/self/ns/net")  # noqa: PTH115  no path, but a name of the kernel's
         deadline = time.monotonic() + 60
