@@ -4,7 +4,8 @@
     python ray_train_elastic.py --lose-a-rank
 
 Ray starts the ranks. The script trains on scikit-learn's handwritten digits with DistributedDataParallel, reports each epoch to
-Ray, and prints the accuracy on test digits. Lines with a number are what makes ``ray_train_digits.py`` elastic.
+Ray with a checkpoint, and prints the accuracy on test digits. Lines with a number are what makes ``ray_train_digits.py``
+elastic.
 
 Needs the extras ``torch`` and ``examples``, and ``pip install 'ray[train]'``. Takes about a minute on two cores.
 """
@@ -23,6 +24,7 @@ def train(options: dict[str, Any]) -> None:
     """Runs on a rank."""
     import os
     import signal
+    import tempfile
     import time
     from pathlib import Path
 
@@ -45,6 +47,14 @@ def train(options: dict[str, Any]) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)  # 3: what all ranks have in common
 
+    def report(metrics: dict[str, Any]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            saved = None
+            if dist.get_rank() == 0:  # any rank may: all have the same model
+                torch.save(model.module.state_dict(), Path(folder) / "model.pt")
+                saved = ray.train.Checkpoint.from_directory(folder)
+            ray.train.report(metrics, checkpoint=saved)
+
     @hvd.elastic.run  # 4: called again when ranks were lost or have come
     def train_epochs(state: Any) -> None:
         while state.epoch < options["epochs"]:
@@ -64,7 +74,7 @@ def train(options: dict[str, Any]) -> None:
                 right = (model.module(inputs[1437:]).argmax(1) == targets[1437:]).float().mean().item()
             state.epoch += 1
             sampler.set_epoch(state.epoch)
-            ray.train.report({"epoch": state.epoch, "accuracy": right, "ranks": dist.get_world_size()})
+            report({"epoch": state.epoch, "accuracy": right, "ranks": dist.get_world_size()})
             if dist.get_rank() == 0:
                 print(f"epoch {state.epoch}: accuracy {right:.3f} on {dist.get_world_size()} ranks")
 
@@ -92,7 +102,8 @@ def main() -> None:
             storage_path=options.folder, failure_config=FailureConfig(max_failures=3)
         ),  # 7: replacements
     )
-    print(trainer.fit().metrics)
+    result = trainer.fit()
+    print(result.metrics, result.checkpoint)
     ray.shutdown()
 
 

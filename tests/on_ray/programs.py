@@ -29,6 +29,18 @@ def whoami(executable: Any) -> list[Any]:
     return [hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), total, executable]
 
 
+def total_by_gloo() -> float:
+    """Runs on a rank: a script of ``torch.distributed``, which finds its rank and the others as under torchrun."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return total.item()
+
+
 class Counter:
     """An object that stays on a rank between calls."""
 
@@ -55,6 +67,7 @@ def static() -> Any:
             "again": ranks.execute(lambda counter: counter.next()),
             "single": ranks.execute_single(lambda counter: counter.next()),
             "run": ranks.run(lambda first, second: first + second, [1], {"second": 2}),
+            "by gloo": ranks.run(total_by_gloo),
             "references": ray.get(ranks.run_remote(lambda: os.environ["MINE"])),
             "logged": logged,
             "workers": ranks.num_workers,

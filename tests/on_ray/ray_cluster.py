@@ -40,6 +40,7 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_COLOR_PREFIX": "0",
+            "RAY_worker_niceness": "0",  # by default 15: on a busy machine workers would take minutes to start
             "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(JOB),
             "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": f"{JOB:.0f}",
             "PYTHONPATH": os.pathsep.join(

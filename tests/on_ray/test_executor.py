@@ -20,6 +20,7 @@ def test_ranks_of_two_hosts_stay_between_calls(cluster: RayCluster, client: bool
         [0, 4, 0, 2, 0, 6.0, 12], [1, 4, 1, 2, 0, 6.0, 12], [2, 4, 0, 2, 1, 6.0, 12], [3, 4, 1, 2, 1, 6.0, 12],
     ]  # fmt: skip
     assert found["again"] == [14] * 4 and found["single"] == 16 and found["run"] == [3] * 4
+    assert found["by gloo"] == [6.0] * 4
     assert found["references"] == ["yes"] * 4 and found["workers"] == 4
     assert found["logged"] == ([] if client else [{"rank": 0}]), "callbacks of a client are called in the cluster"
 

@@ -13,7 +13,13 @@ from horovod.ray.ray_logger import KEY
 from horovod.ray.settings import MiniSettings
 from horovod.ray.utils import nics_to_env_var
 from horovod.runner.hosts.slots import number_ranks
-from horovod.runner.worker_environment import of_rank
+from horovod.runner.machine import port_below_ephemeral
+from horovod.runner.worker_environment import of_rank, torch_rank
+
+
+def address_for_store() -> tuple[str, int]:
+    """An address of this process's node, and a free port there, for the store of ``torch.distributed``. Rank 0 is asked."""
+    return ray.util.get_node_ip_address(), port_below_ephemeral()
 
 
 class Coordinator:
@@ -55,7 +61,7 @@ class Coordinator:
         self._ranks[world_rank] = (hostname, node_id)
 
     def finalize_registration(self) -> dict[int, dict[str, str]]:
-        """The variables of each rank: its numbers, and the node as its host.
+        """The variables of each rank: its numbers, also under torchrun's names, and the node as its host.
 
         Raises:
             ValueError: ranks are missing.
@@ -64,7 +70,7 @@ class Coordinator:
         if missing:
             raise ValueError(f"{self.world_size} ranks are registered, but not rank {missing[0]}: ranks count from 0")
         slots = number_ranks([self._ranks[rank][1] for rank in range(self.world_size)])
-        return {slot.rank: of_rank(slot) for slot in slots}
+        return {slot.rank: {**of_rank(slot), **torch_rank(slot)} for slot in slots}
 
     def establish_rendezvous(self) -> dict[str, str]:
         """Start the rendezvous server in this process. Returns the variables that all ranks need to find it."""

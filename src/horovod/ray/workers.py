@@ -14,8 +14,9 @@ from horovod.core.errors import HorovodInternalError
 from horovod.ray.base_worker import BaseHorovodWorker, Executable
 from horovod.ray.placement import Placement, WorkerSpec, by_node
 from horovod.ray.ray_logger import Callback, call_all
-from horovod.ray.registration import Coordinator
+from horovod.ray.registration import Coordinator, address_for_store
 from horovod.ray.settings import MiniSettings
+from horovod.runner import worker_environment
 from horovod.runner.timeout import Timeout, TimeoutException
 
 _log = logging.getLogger("horovod.ray")
@@ -53,7 +54,10 @@ class Workers:
             self._names = [f"rank {rank} on {name}" for rank, name in enumerate(names)]
             for rank, (name, node) in enumerate(zip(names, sorted(nodes, key=nodes.index), strict=True)):
                 self._coordinator.register(name, node, rank)
-            shared = {**self._coordinator.establish_rendezvous(), **variables}
+            store = self._workers[0].execute.remote(lambda _: address_for_store())
+            ((address, port),) = _in_time([store], limit, "an address of rank 0")
+            of_torch = worker_environment.torch_store(variables, address, str(port))
+            shared = {**self._coordinator.establish_rendezvous(), **of_torch, **variables}
             numbers = self._coordinator.finalize_registration()
             gpus = self._gpus([numbers[rank][config.HOSTNAME] for rank in ranks], limit)
             environments = [{**shared, **numbers[rank], **gpus[rank]} for rank in ranks]

@@ -7,8 +7,7 @@ from typing import Any
 import ray
 from ray.train.backend import Backend
 
-from horovod._base import config
-from horovod.ray.registration import Coordinator
+from horovod.ray.registration import Coordinator, address_for_store
 from horovod.ray.train import in_worker
 from horovod.runner import worker_environment
 
@@ -28,15 +27,13 @@ class FixedBackend(Backend):  # type: ignore[misc]  # Ray has no types here
         self._coordinator = coordinator = Coordinator(backend_config)
         for rank, place in enumerate(worker_group.execute(in_worker.place)):
             coordinator.register(place.host, place.node, rank)
-        address, port = worker_group.execute_single(0, in_worker.address_for_store)
+        address, port = worker_group.execute_single(0, address_for_store)
         shared = {
             **coordinator.establish_rendezvous(),
             **worker_environment.torch_store({}, address, str(port)),
         }
         given = [
-            worker_group.execute_single_async(
-                rank, in_worker.set_variables, {**shared, **_with_names_of_torch(numbers)}
-            )
+            worker_group.execute_single_async(rank, in_worker.set_variables, {**shared, **numbers})
             for rank, numbers in coordinator.finalize_registration().items()
         ]
         ray.get(given)
@@ -49,8 +46,3 @@ class FixedBackend(Backend):  # type: ignore[misc]  # Ray has no types here
         if self._coordinator is not None:
             self._coordinator.close()
             self._coordinator = None
-
-
-def _with_names_of_torch(numbers: dict[str, str]) -> dict[str, str]:
-    """A rank's variables, with the names that torchrun has for the same numbers."""
-    return {**numbers, **{theirs: numbers[name] for name, theirs in config.OF_TORCHRUN.items()}}

@@ -20,7 +20,6 @@ from horovod.ray.base_worker import leaving_on_error
 from horovod.ray.train.reports import ElasticReports
 from horovod.runner.agent.messages import Exit
 from horovod.runner.agent.own_process import NotWanted, RankOfOwnProcess
-from horovod.runner.machine import port_below_ephemeral
 from horovod.runner.reach import awaiting_agent
 
 _ACCEPT_SECONDS = 60.0
@@ -42,11 +41,6 @@ def place() -> WorkerPlace:
     """Where this worker is."""
     number = ray.train.get_context().get_world_rank()
     return WorkerPlace(socket.gethostname(), str(ray.get_runtime_context().get_node_id()), int(number))
-
-
-def address_for_store() -> tuple[str, int]:
-    """An address of this worker's node, and a free port there."""
-    return ray.util.get_node_ip_address(), port_below_ephemeral()
 
 
 def set_variables(variables: Mapping[str, str]) -> None:
