@@ -1,10 +1,11 @@
 """Jobs with ``--on-loss continue`` whose ranks are lost one after another at random moments: each must go on, and be right.
 
     python tests/on_loss_kills.py --runs 100 --seed 1
+    python tests/on_loss_kills.py --runs 100 --any      the same with --on-loss continue-any
 
 Ranks are killed, crash, raise an exception, or are stopped for good. All survivors must hand out the same results of the same
 ranks, have parameters that are equal to the bit, and losses and parameters that one process computes from the same data
-(:func:`on_loss_rank.judge`). Rank 0 is never lost: the job would end.
+(:func:`on_loss_rank.judge`). Rank 0 is lost under ``continue-any`` only: otherwise the job would end.
 """
 
 from __future__ import annotations
@@ -47,12 +48,16 @@ class Kills:
         folder: an empty one.
         path: where ranks find the back end's entry points.
         seed: of what happens.
+        spares_first: whether rank 0 is never lost.
     """
 
-    def __init__(self, folder: Path, path: str, seed: int, ranks: int = 4, *, stops: bool = True) -> None:
+    def __init__(
+        self, folder: Path, path: str, seed: int, ranks: int = 4, *, stops: bool = True, spares_first: bool = True
+    ) -> None:
         self._folder = folder
         self._path = path
         self._ranks = ranks
+        self._spares_first = spares_first
         self._chance = random.Random(seed)
         self._hows = [how for how in HOW if stops or how != "stop"]
         self._launcher = Launcher(folder)
@@ -61,7 +66,7 @@ class Kills:
 
     def run(self) -> None:
         """Play it. Raises :class:`KillsError`."""
-        lost = self._chance.sample(range(1, self._ranks), self._chance.randint(1, self._ranks - 1))
+        lost = self._chance.sample(range(self._spares_first, self._ranks), self._chance.randint(1, self._ranks - 1))
         steps = STEPS_BETWEEN * (len(lost) + 2)
         process = self._start(steps)
         try:
@@ -82,7 +87,8 @@ class Kills:
         program = Path(on_loss_rank.__file__)
         ours = [str(Path(horovod.__file__).parents[1]), self._path, str(program.parent)]
         return self._launcher.start(
-            "-np", str(self._ranks), "--min-np", "1", "--torch-backend", "horovod", "--on-loss", "continue",
+            "-np", str(self._ranks), "--min-np", "1", "--torch-backend", "horovod", "--on-loss",
+            "continue" if self._spares_first else "continue-any",
             "--gloo-timeout-seconds", str(TIMEOUT_SECONDS), "--start-timeout", "120",
             "python", str(program), str(self._folder), str(steps),
             PYTHONPATH=os.pathsep.join(filter(None, ours)),
@@ -116,7 +122,7 @@ class Kills:
         wrong = on_loss_rank.judge([*found.values()])
         if wrong:
             raise KillsError(self._text(wrong, said))
-        seen = found[0]
+        seen = found[survivors[0]]
         for step, (before, after) in enumerate(zip(seen.ranks, [*seen.ranks[1:], seen.sums[-1]], strict=True)):
             if before != after:
                 self.longest.append((str(step), seen.seconds[step]))
@@ -132,13 +138,16 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no run after so many seconds")
     parser.add_argument("--no-stops", action="store_true")
+    parser.add_argument("--any", action="store_true", help="lose rank 0, too")
     options = parser.parse_args()
     began, counts, failed = time.monotonic(), Counter(), 0
     for seed in range(options.seed, options.seed + options.runs):
         if time.monotonic() - began > options.seconds:
             break
         with tempfile.TemporaryDirectory() as folder:
-            kills = Kills(Path(folder), "", seed, options.ranks, stops=not options.no_stops)
+            kills = Kills(
+                Path(folder), "", seed, options.ranks, stops=not options.no_stops, spares_first=not options.any
+            )
             try:
                 kills.run()
             except KillsError as error:

@@ -121,12 +121,12 @@ def main() -> None:
         dist.all_reduce(total)
         losses.append(total.item())
         sums.append(calls[-1][2])
-        if dist.get_rank() == 0:
+        if dist.get_rank() == 0:  # whichever process that is
             write(folder / "progress", str(step + 1))
         now = time.monotonic()
         seconds.append(now - before)
         before = now
-    dist.broadcast(model[4].passes, 0)  # as the next forward pass does
+    ddp._sync_module_buffers(0)  # as the next forward pass does
     dist.barrier()
     write(folder / f"result.{first}", json.dumps(Seen(ranks, losses, sums, buckets, values_of(model), seconds)))
     dist.destroy_process_group()

@@ -20,9 +20,13 @@ def path(installed: str) -> str:
     return os.pathsep.join([str(Path(horovod.__file__).parents[1]), installed])
 
 
-@pytest.mark.parametrize("seed", [5, 6])
-def test_ranks_are_lost_at_random_moments_and_the_others_go_on(tmp_path: Path, installed: str, seed: int) -> None:
-    on_loss_kills.Kills(tmp_path, installed, seed, stops=False).run()
+@pytest.mark.parametrize(("seed", "spares_first"), [(5, True), (6, True), (10, False)])
+def test_ranks_are_lost_at_random_moments_and_the_others_go_on(
+    tmp_path: Path, installed: str, seed: int, spares_first: bool
+) -> None:
+    kills = on_loss_kills.Kills(tmp_path, installed, seed, stops=False, spares_first=spares_first)
+    kills.run()
+    assert spares_first or any("rank 0" in each for each in kills.happened), "choose another seed"
 
 
 LOSES = """
@@ -109,6 +113,52 @@ def test_the_job_ends_with_rank_0(launcher: Launcher, tmp_path: Path, installed:
     ended = launcher.run("-np", "2", "--min-np", "1", *GO_ON, "python", "train.py", "0", PYTHONPATH=path(installed))
     assert ended.returncode
     assert "rank 0 was lost, and --on-loss continue cannot go on without it" in ended.stderr
+
+
+def test_another_rank_takes_the_number_of_rank_0(launcher: Launcher, tmp_path: Path, installed: str) -> None:
+    (tmp_path / "train.py").write_text(LOSES)
+    options = ["--min-np", "2", *GO_ON[:-1], "continue-any"]
+    ended = launcher.run("-np", "3", *options, "python", "train.py", "0", PYTHONPATH=path(installed))
+    assert ended.returncode == 0, ended.stderr
+    for first, rank in ((1, 0), (2, 1)):
+        assert f"{first} is {rank} of 2, {rank} of 2, 6" in ended.stdout
+        text = rf"{first} ArgumentError broadcast: rank 1 is another process .* such a number is refused\."
+        assert re.search(text, ended.stdout), ended.stdout
+        assert f"{first} gathers [1, 2]" in ended.stdout
+
+
+ROOTS = """
+import os, signal, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+first = dist.get_rank()
+net = torch.nn.Sequential(torch.nn.BatchNorm1d(3, momentum=1.0))
+m = DDP(net)
+for step in range(4):
+    if step == 2 and first == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with torch.no_grad():
+        m(torch.full((2, 3), 10.0 * step + first))
+m.eval()
+m._sync_module_buffers(0)
+print(first, "has the mean", net[0].running_mean[0].item(), flush=True)
+try:
+    dist.broadcast(net[0].running_mean, 0)
+except Exception as error:
+    print(first, type(error).__name__, flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_ddp_takes_buffers_from_the_first_rank_that_is_left(launcher: Launcher, tmp_path: Path, installed: str) -> None:
+    (tmp_path / "train.py").write_text(ROOTS)
+    options = ["--min-np", "2", *GO_ON[:-1], "continue-any"]
+    ended = launcher.run("-np", "3", *options, "python", "train.py", PYTHONPATH=path(installed))
+    assert ended.returncode == 0, ended.stderr
+    for first in (1, 2):
+        assert f"{first} has the mean 31.0" in ended.stdout
+        assert f"{first} ArgumentError" in ended.stdout
 
 
 GATHERS = """

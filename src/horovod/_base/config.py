@@ -10,7 +10,7 @@ defaults: the public interface that existing scripts rely on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -69,13 +69,15 @@ TORCH_BACKEND = "HOROVOD_TORCH_BACKEND"
 """The back end of torch.distributed that replaces Gloo; "" leaves the script what it asks for."""
 DDP_IN_PLACE = "HOROVOD_DDP_IN_PLACE"
 ON_LOSS = "HOROVOD_ON_LOSS"
-"""What a job of the back end of ``torch.distributed`` does when a rank is lost: ``end``, or ``continue``."""
-GOES_ON = "continue"
+"""What a job of the back end of ``torch.distributed`` does when a rank is lost: ``end``, ``continue`` unless it is rank 0, or
+``continue-any``."""
+GOES_ON, GOES_ON_WITHOUT_ANY = "continue", "continue-any"
 
 
-def goes_on(environment: Mapping[str, str]) -> bool:
-    """Whether an environment asks for ``--on-loss continue``; for callers that come before the settings are read."""
-    return environment.get(ON_LOSS, "").strip().lower() == GOES_ON
+def goes_on(environment: Mapping[str, str], values: Sequence[str] = (GOES_ON, GOES_ON_WITHOUT_ANY)) -> bool:
+    """Whether an environment asks for ``--on-loss continue`` or ``continue-any``, or for one of these ``values``; for
+    callers that come before the settings are read."""
+    return environment.get(ON_LOSS, "").strip().lower() in values
 
 
 # How requests become batches.
@@ -291,7 +293,7 @@ class Config:
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
     ddp_in_place: bool = _setting(DDP_IN_PLACE, True, _flag, common=True)
     """Whether DistributedDataParallel reduces gradients where they are, instead of in PyTorch's buckets."""
-    on_loss: str = _setting(ON_LOSS, "end", _one_of("end", GOES_ON), common=True)
+    on_loss: str = _setting(ON_LOSS, "end", _one_of("end", GOES_ON, GOES_ON_WITHOUT_ANY), common=True)
     """Whether a default process group ends when a rank is lost, or goes on with the ranks that are left."""
     check: str = _setting(CHECK, "warn", _one_of("warn", "error", "off"), common=True)
     """The reaction if ranks step with different hyper-parameters or start with different parameters."""

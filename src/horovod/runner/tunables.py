@@ -204,7 +204,9 @@ TUNABLES: tuple[Tunable, ...] = (
     Tunable(
         "on_loss", str, config.ON_LOSS, ("library_options", "on_loss"),
         "continue: with --min-np, PyTorch scripts over the default process group go on with the ranks that are left when "
-        "others are lost, except rank 0", choices=("END", "CONTINUE"), export=lambda value: str(value).lower(),
+        "others are lost, except rank 0. continue-any: without rank 0, too; a script that keeps its rank from the start in a "
+        "variable then saves and prints nothing more", choices=("END", "CONTINUE", "CONTINUE-ANY"),
+        export=lambda value: str(value).lower(),
     ),
     Tunable(
         "log_level", str, config.LOG_LEVEL, ("logging", "level"),

@@ -88,7 +88,7 @@ def init(
             if comm is not None and choose(comm, _running.world.launched) != _running.world:
                 _log.warning("Horovod runs already, on other ranks than those of comm; call hvd.shutdown() first")
             _asked_for = _asked_for or foundation is None
-            if foundation is None and _running.config.on_loss == GOES_ON:
+            if foundation is None and _running.config.on_loss != "end":
                 raise ValueError(_NOT_BY_SCRIPT)
             initial_process_sets.look_up(sets, _running.world)
             return

@@ -85,6 +85,7 @@ class ElasticJob(Job):
             self._source = host_sources.HostArgument(f"localhost:{max(start, self._most or 0)}")
         super().__init__(replace(options, num_proc=start, stdin=NO_RANK), environment, hosts_python=hosts_python)
         self._continues = _continues(options, environment)
+        self._needs_first = config.goes_on(_asked(options, environment), [config.GOES_ON])
         if self._continues and (self._changes or len(self._hosts) > 1):
             raise UsageError(
                 "--on-loss continue was only tried with ranks of one host, and refuses others: leave out the other hosts and "
@@ -139,6 +140,7 @@ class ElasticJob(Job):
             starting=self._patience if self.attached else self._seconds,
             fixed=not self._changes,
             continues=self._continues,
+            needs_first=self._needs_first,
             attached=self.attached,
         )
         policy = ElasticPolicy(
@@ -241,8 +243,13 @@ class ElasticJob(Job):
 
 def _continues(options: Options, environment: Mapping[str, str]) -> bool:
     """Whether scripts go on when a rank is lost."""
+    return config.goes_on(_asked(options, environment))
+
+
+def _asked(options: Options, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Where ``--on-loss`` stands: the command line goes first."""
     asked = options.tunables.get("on_loss")
-    return config.goes_on({config.ON_LOSS: str(asked)} if asked else environment)
+    return {config.ON_LOSS: str(asked)} if asked else environment
 
 
 def _check(options: Options) -> None:

@@ -25,8 +25,8 @@ class Limits(NamedTuple):
         starting: seconds that processes may take until they call ``init()``; the first round does not wait longer for processes
             that are not needed.
         fixed: whether the hosts never change.
-        continues: whether scripts go on without a new beginning (``--on-loss continue``): then no process joins later, and rank
-            0 must not be lost.
+        continues: whether scripts go on without a new beginning (``--on-loss continue``): then no process joins later.
+        needs_first: whether rank 0 must not be lost.
         attached: whether something else starts the processes: each host is one, and comes whether it is needed or not.
     """
 
@@ -38,6 +38,7 @@ class Limits(NamedTuple):
     starting: float
     fixed: bool
     continues: bool = False
+    needs_first: bool = False
     attached: bool = False
 
 
@@ -255,7 +256,7 @@ class JobState:
 
     def lost_first(self) -> bool:
         """Whether rank 0 was lost of a job that cannot go on without it."""
-        return self.limits.continues and self.formed and self.ranks[0] not in self.processes
+        return self.limits.needs_first and self.formed and self.ranks[0] not in self.processes
 
     def may_reset(self) -> bool:
         return self.limits.resets is None or self.resets < self.limits.resets

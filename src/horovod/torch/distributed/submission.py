@@ -349,10 +349,15 @@ _CALLER = dist.distributed_c10d.__file__
 
 def called_by_python() -> bool:
     """Whether Python code of ``torch.distributed`` has called the group. Otherwise C++ code has, or the script directly."""
+    return calling_file() == _CALLER
+
+
+def calling_file() -> str:
+    """The file of the Python code that has called the group, itself or through C++ code."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
         frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None and frame.f_code.co_filename == _CALLER
+    return "" if frame is None else frame.f_code.co_filename
 
 
 def both(first: Finish | None, second: Finish | None) -> Finish | None:

@@ -39,6 +39,7 @@ class KeptCall:
             script's.
         origins: by rank, as the script saw the ranks when it made the call, the rank that the process had first.
         root: the rank of the root, as the script saw it; -1 if there is none.
+        of_first: whether the root is the first rank, whichever process that is: all ranks have values that may be sent.
         averages: whether the result is the sum divided by the number of ranks that take part. The script has not divided.
         new_outputs: whether nothing of the script knows the outputs, so that the engine may write into them.
         own_index: this rank's number, as the script saw it.
@@ -68,6 +69,7 @@ class KeptCall:
     ended: Callable[[KeptCall], None]
     averages: bool = False
     new_outputs: bool = False
+    of_first: bool = False
     carrier: Carrier | None = None
     completed: bool = False
     shown: Handle = field(init=False)
@@ -93,7 +95,7 @@ class KeptCall:
             return
         outputs = self.outputs
         if not self.new_outputs:
-            sends = self.operation is Operation.BROADCAST and self.root == self.own_index
+            sends = self.operation is Operation.BROADCAST and root == carrier.index
             outputs = [self._apart(each, written, filled=sends) for each in self.outputs]
         prescale = self.reduction.prescale / carrier.size if self.averages else self.reduction.prescale
         call = prepared_call(
@@ -200,7 +202,7 @@ class KeptCall:
                 ranks=gone,
                 call_sites={self.own_index: self.line},
             )
-        if self.root < 0:
+        if self.root < 0 or self.of_first:
             return self.root
         origin = self.origins[self.root]
         if origin not in carrier.origins:

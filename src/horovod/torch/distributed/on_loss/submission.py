@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from types import SimpleNamespace
@@ -24,11 +25,13 @@ from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.on_loss import refusals
 from horovod.torch.distributed.on_loss.kept_call import KeptCall
 from horovod.torch.distributed.on_loss.survivor import Survivor
-from horovod.torch.distributed.submission import MOVED, Submitter, called_by_python
+from horovod.torch.distributed.submission import MOVED, Submitter, called_by_python, calling_file
 from horovod.torch.distributed.work import Finish, HorovodWork
 from horovod.torch.uncompiled import uncompiled
 
 _NO_LIMIT = timedelta(0)
+_DDP = [sys.modules[name].__file__ for name in ("torch.nn.parallel.distributed", "torch.distributed.utils")]
+"""The code that broadcasts what all ranks have, for DistributedDataParallel: any of them may be the root."""
 _LATER, _SUM = SimpleNamespace(asyncOp=True), ReductionArguments(ReduceOp.SUM)
 
 
@@ -145,16 +148,17 @@ class ContinuingSubmitter(Submitter):
             refusals.check_callers()
         survivor = self._survivor
         origins = survivor.shown_origins
-        if root >= 0 and origins[root] != root:
+        of_first = root == 0 and calling_file() in _DDP
+        if root >= 0 and origins[root] != root and not of_first:
+            name = "" if origins[0] else "; name rank 0, which stays the same process"
             raise ArgumentError(
                 f"{what}: rank {root} is another process than at the beginning: ranks were lost, and the process that had the "
-                f"number {origins[root]} has it now. Under --on-loss continue such a number is refused; name rank 0, which "
-                "stays the same process."
+                f"number {origins[root]} has it now. Under --on-loss continue such a number is refused{name}."
             )
         call = survivor.submit(
             lambda number: KeptCall(
                 number, what, caller(), operation, inputs, outputs, reduction, root, splits, allocate,
-                described, origins, self.index, survivor, survivor.call_ended, averages, new_outputs,
+                described, origins, self.index, survivor, survivor.call_ended, averages, new_outputs, of_first,
             )
         )  # fmt: skip
         self.calls.made += 1
