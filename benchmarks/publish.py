@@ -237,6 +237,32 @@ def of_torch_distributed(record: Record) -> Iterator[str]:
         yield f"| `{operation}` | {' | '.join(cells)} |"
 
 
+def of_slow_links(record: Record) -> Iterator[str]:
+    """One row a contender: the steps to the loss, and for each link a step, their product, and how often one host's speed."""
+    links = list(dict.fromkeys(row["link"] for row in record["results"]))
+    heads = " | ".join(f"{link}: ms a step | s | times one host" for link in links)
+    yield f"| {record['hosts']} hosts | steps to the loss, by seed | {heads} |"
+    yield f"|---|---|{'---:|' * 3 * len(links)}"
+    found = {(row["task"], row["contender"], row["link"]): row for row in record["results"]}
+    for task, contender in dict.fromkeys((row["task"], row["contender"]) for row in record["results"]):
+        rows = [found[task, contender, link] for link in links]
+        alone = [found[task, record["one"], link]["projected"] for link in links]
+        cells = [
+            f"{1e3 * row['step_seconds']:.0f} | {row['projected']:.0f} | {one / row['projected']:.2f}"
+            if row["projected"]
+            else f"{1e3 * row['step_seconds']:.0f} | not reached |"
+            for row, one in zip(rows, alone, strict=True)
+        ]
+        yield f"| {task}: {contender} | {', '.join(map(str, rows[0]['steps']))} | {' | '.join(cells)} |"
+    for row in record["results"]:
+        if row["confirmed"]:
+            yield ""
+            yield (
+                f"Trained to the end at {row['link']}: {row['contender']}, {row['confirmed']:.0f} s with the first seed, where "
+                f"the product is {row['steps'][0] * row['step_seconds']:.0f} s."
+            )
+
+
 def picture_of_training(record: Record, path: Path) -> None:
     from training_report import Result, plot
 
@@ -276,6 +302,7 @@ TABLES: dict[str, Callable[[Record], Iterator[str]]] = {
     "observe": of_observing,
     "autotune": of_autotuning,
     "torch_distributed": of_torch_distributed,
+    "slow_links": of_slow_links,
 }
 PICTURES: dict[str, Callable[[Record, Path], None]] = {
     "training": picture_of_training,

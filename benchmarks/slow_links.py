@@ -1,14 +1,15 @@
 """Four hosts on slow links against one: the time to a validation loss, for Horovod and for PyTorch's own ways. Needs root.
 
     python benchmarks/slow_links.py --mnist FILE.npz [--tasks digits characters] [--links 100mbit 1gbit] [--share 0.4]
-        [--seeds 3] [--confirm CONTENDER] [--quick] [--json PATH]
+        [--seeds 3] [--counted PATH] [--confirm CONTENDER] [--quick] [--json PATH]
 
 Hosts are network namespaces on this machine, and each has the same fixed part of a core (``--share``), the single one too. A
 host with a part of a core stands for one with a whole core, so rates are multiplied by the part, latencies and measured times
 divided by it: the table is of hosts with a core each.
 
 1. *Steps.* Each contender trains without limits, once for each seed, until the validation loss of the average of the hosts'
-   models is at most the target, which is fixed in ``slow_links_tasks.py``.
+   models is at most the target, which is fixed in ``slow_links_tasks.py``. This takes most of the time, and other work on the
+   machine does not change it: ``--links`` without a name makes a record of the steps alone, for ``--counted``.
 2. *Seconds a step.* It makes some steps on the limited link, with its part of a core.
 3. *Projection.* The product of both. ``--confirm`` trains one contender to the target on the link. Its time should be within
    a tenth of the product.
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from slow_links_contenders import CONTENDERS, EVERY, ONE
+from slow_links_contenders import CONTENDERS, EVERY, EVERY_SO_OFTEN, ONE
 from slow_links_hosts import DEVICE, LinkedHosts, address_of
 from slow_links_tasks import TASKS
 
@@ -125,7 +126,10 @@ class Bench:
     def timed(self, contender: str, task: str, link: str, steps: int) -> tuple[float, float]:
         """Seconds a step on a link, as measured, and the part of a core that a host used."""
         self._shape(link)
-        words = ["--seed", "1", "--steps", str(steps), "--warmup", str(self._options.warmup)]
+        warmup = self._options.warmup
+        if contender in EVERY_SO_OFTEN:  # whole rounds
+            warmup, steps = EVERY * -(-warmup // EVERY), EVERY * -(-steps // EVERY)
+        words = ["--seed", "1", "--steps", str(steps), "--warmup", str(warmup)]
         found = self.job(contender, task, True, *words)
         slowest = max(found, key=lambda each: each["seconds"])
         return slowest["seconds"] / steps, statistics.mean(each["processor"] / each["seconds"] for each in found)
@@ -147,7 +151,9 @@ def measure(bench: Bench, options: argparse.Namespace, task: str) -> list[Result
     target = options.target if options.target is not None else TASKS[task](options.mnist).target
     results = []
     for contender in options.contenders:
-        steps = bench.steps(contender, task, options.seeds, target)
+        steps = options.counted.get(f"{task}, {contender}") or bench.steps(contender, task, options.seeds, target)
+        options.counted[f"{task}, {contender}"] = steps
+        print(f"{task}, {contender}: {steps} steps", flush=True)
         reached = [each for each in steps if each]
         links = options.links
         for link in links:
@@ -206,11 +212,13 @@ def main() -> None:
         record = {
             "machine": description,
             "hosts": HOSTS,
+            "one": ONE,
             "every": EVERY,
             "share": options.share,
             "quota": how,
             "latency": hosts.has_latency,
             "quick": options.quick,
+            "counted": options.counted,
             "results": [asdict(each) for each in results],
         }
         options.json.write_text(json.dumps(record, indent=1))
@@ -220,12 +228,15 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mnist", type=Path, required=True, help="an .npz file with x, images, and y, digits")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--links", nargs="+", default=list(LINKS), choices=list(LINKS))
+    parser.add_argument("--links", nargs="*", default=list(LINKS), choices=list(LINKS))
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS), metavar="NAME")
     parser.add_argument("--share", type=float, default=0.4, help="the part of a core of each host")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=4 * EVERY, help="that are timed")
-    parser.add_argument("--warmup", type=int, default=EVERY)
+    parser.add_argument(
+        "--counted", type=Path, metavar="PATH", help="an earlier record, whose numbers of steps are taken"
+    )
+    parser.add_argument("--steps", type=int, default=30, help="that are timed; more for whole rounds of local steps")
+    parser.add_argument("--warmup", type=int, default=12)
     parser.add_argument("--look", type=int, default=10, help="steps between two looks at the validation loss")
     parser.add_argument("--most-steps", type=int, default=MOST_STEPS)
     parser.add_argument("--target", type=float, help="another validation loss than that of the task")
@@ -233,6 +244,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few steps and one seed, which say nothing")
     parser.add_argument("--json", type=Path, metavar="PATH")
     options = parser.parse_args()
+    options.counted = json.loads(options.counted.read_text())["counted"] if options.counted else {}
     if options.quick:
         options.seeds, options.steps, options.warmup, options.most_steps, options.look = 1, 10, 2, 20, 10
     return options

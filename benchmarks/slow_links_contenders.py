@@ -93,7 +93,11 @@ class Ddp(Alone):
     def make(self, model: nn.Module, lr: float) -> Made:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-        wrapped = nn.parallel.DistributedDataParallel(model)
+        if (
+            self.hook == "powersgd"
+        ):  # on Gloo it fails with several buckets: it sends from callbacks, in no certain order
+            dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 30
+        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1024 if self.hook == "powersgd" else None)
         if self.hook == "fp16":  # that for bfloat16 refuses Gloo
             wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif self.hook == "powersgd":
@@ -146,6 +150,8 @@ CONTENDERS: dict[str, Callable[[], Alone]] = {
     "DDP, post-local SGD": PostLocalSgd,
 }
 """By the name in tables."""
+EVERY_SO_OFTEN = ("Horovod, local, fp16", "Horovod, local, int8", "DDP, post-local SGD")
+"""Those that communicate every so many steps."""
 
 
 def rank() -> int:

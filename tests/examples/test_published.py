@@ -75,6 +75,25 @@ def test_the_cost_of_observing_is_a_median_with_an_interval(publish: ModuleType)
     assert "| all that a timeline adds on rank 0, with 800 µs for its events |  |  | 1.000 % |" in rows
 
 
+def test_a_row_of_slow_links_is_steps_times_seconds_beside_one_host(publish: ModuleType) -> None:
+    def row(contender: str, link: str, steps: list[int], projected: float, confirmed: float = 0.0) -> dict[str, object]:
+        what = {"task": "digits", "contender": contender, "link": link, "steps": steps, "share": 0.4}
+        return what | {"step_seconds": 0.05, "projected": projected, "confirmed": confirmed}
+
+    results = [
+        row("one", "1gbit", [800, 1000], 45.0),
+        row("local", "1gbit", [300, 300], 15.0, confirmed=14.6),
+        row("lost", "1gbit", [0, 0], 0.0),
+    ]
+    table = list(publish.of_slow_links({"hosts": 4, "one": "one", "results": results}))
+    assert table[2:5] == [
+        "| digits: one | 800, 1000 | 50 | 45 | 1.00 |",
+        "| digits: local | 300, 300 | 50 | 15 | 3.00 |",
+        "| digits: lost | 0, 0 | 50 | not reached | |",
+    ]
+    assert table[-1].endswith("local, 15 s with the first seed, where the product is 15 s.")
+
+
 def test_what_autotuning_chose_is_compared_with_the_best_by_hand(publish: ModuleType) -> None:
     autotune = importlib.import_module("autotune")
     by_hand = {autotune.shown(each): [4.0, 5.0] for each in autotune.BY_HAND}
