@@ -40,7 +40,7 @@ class PolicyWorld:
         continues: bool = False,
         attached: bool = False,
     ) -> None:
-        limits = Limits(start or least, least, most, resets, 600.0, 30.0, fixed, continues, attached)
+        limits = Limits(start or least, least, most, resets, 600.0, 30.0, fixed, continues, attached, continues)
         self.policy = ElasticPolicy(JobState(limits, Blacklist(cooldown, lambda: 0.5)))
         self.alive: dict[int, str] = {}
         self.asked: dict[int, int] = {}

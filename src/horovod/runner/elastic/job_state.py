@@ -26,8 +26,8 @@ class Limits(NamedTuple):
             that are not needed.
         fixed: whether the hosts never change.
         continues: whether scripts go on without a new beginning (``--on-loss continue``): then no process joins later.
-        needs_first: whether rank 0 must not be lost.
         attached: whether something else starts the processes: each host is one, and comes whether it is needed or not.
+        needs_first: whether rank 0 must not be lost.
     """
 
     start: int
@@ -38,8 +38,8 @@ class Limits(NamedTuple):
     starting: float
     fixed: bool
     continues: bool = False
-    needs_first: bool = False
     attached: bool = False
+    needs_first: bool = False
 
 
 # The states of a process. They are not tuples: tuples of two kinds with the same content would be equal.
