@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from slow_links_contenders import CONTENDERS, EVERY, EVERY_SO_OFTEN, ONE
+from slow_links_contenders import CONTENDERS, EVERY, ONE
 from slow_links_hosts import DEVICE, LinkedHosts, address_of
 from slow_links_tasks import TASKS
 
@@ -126,9 +126,8 @@ class Bench:
     def timed(self, contender: str, task: str, link: str, steps: int) -> tuple[float, float]:
         """Seconds a step on a link, as measured, and the part of a core that a host used."""
         self._shape(link)
-        warmup = self._options.warmup
-        if contender in EVERY_SO_OFTEN:  # whole rounds
-            warmup, steps = EVERY * -(-warmup // EVERY), EVERY * -(-steps // EVERY)
+        every = CONTENDERS[contender]().every
+        warmup, steps = (every * -(-each // every) for each in (self._options.warmup, steps))  # whole rounds
         words = ["--seed", "1", "--steps", str(steps), "--warmup", str(warmup)]
         found = self.job(contender, task, True, *words)
         slowest = max(found, key=lambda each: each["seconds"])

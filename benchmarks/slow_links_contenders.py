@@ -21,6 +21,8 @@ class Alone:
 
     faster = 1.0
     """By how much the learning rate is higher than that of one host."""
+    every = 1
+    """It communicates once in so many steps."""
 
     def begin(self) -> None: ...
 
@@ -70,6 +72,8 @@ class Horovod(Alone):
 class HorovodLocal(Horovod):
     """Local steps."""
 
+    every = EVERY
+
     def optimizer(self, plain: Any, model: nn.Module) -> Any:
         return self.hvd.LocalOptimizer(
             plain,
@@ -93,11 +97,11 @@ class Ddp(Alone):
     def make(self, model: nn.Module, lr: float) -> Made:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-        if (
-            self.hook == "powersgd"
-        ):  # on Gloo it fails with several buckets: it sends from callbacks, in no certain order
-            dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 30
-        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1024 if self.hook == "powersgd" else None)
+        whole = None
+        if self.hook == "powersgd":
+            # On Gloo it fails with several buckets: it sends from callbacks, in no certain order.
+            whole, dist._DEFAULT_FIRST_BUCKET_BYTES = 1024, 1 << 30
+        wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=whole)
         if self.hook == "fp16":  # that for bfloat16 refuses Gloo
             wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif self.hook == "powersgd":
@@ -120,6 +124,8 @@ class Ddp(Alone):
 
 class PostLocalSgd(Ddp):
     """PyTorch's post-local SGD: averaged gradients in the first steps, then averaged parameters every so many."""
+
+    every = EVERY
 
     def make(self, model: nn.Module, lr: float) -> Made:
         from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
@@ -150,8 +156,6 @@ CONTENDERS: dict[str, Callable[[], Alone]] = {
     "DDP, post-local SGD": PostLocalSgd,
 }
 """By the name in tables."""
-EVERY_SO_OFTEN = ("Horovod, local, fp16", "Horovod, local, int8", "DDP, post-local SGD")
-"""Those that communicate every so many steps."""
 
 
 def rank() -> int:

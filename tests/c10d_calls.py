@@ -233,6 +233,9 @@ def further_calls() -> Iterator[tuple[str, Call]]:
     yield "allreduce of several, sparse", summed("SUM", 3.0, 4.0)
     yield "allreduce, sparse, MAX", summed("MAX")
 
+    def rooms(lists: int, length: int) -> list[list[torch.Tensor]]:
+        return [[strided(0, 0) for _ in range(length)] for _ in range(lists)]
+
     def value(name: str, outputs: Callable[[], Any], inputs: Callable[[], Any], inference: bool = False) -> Call:
         """The value of the future of a call, which another thread may complete."""
 
@@ -246,8 +249,7 @@ def further_calls() -> Iterator[tuple[str, Call]]:
 
     for count in (1, 2):
         inputs = partial(listed, *[2] * count)
-        several = lambda count=count: [[strided(0, 0) for _ in range(count * size)] for _ in range(count)]  # noqa: E731
-        coalesced = lambda count=count: [[strided(0, 0) for _ in range(count)] for _ in range(size)]  # noqa: E731
+        several, coalesced = partial(rooms, count, count * size), partial(rooms, size, count)
         for mode in (False, True):
             yield (
                 f"allgather of {count}, value of the future, inference {mode}",

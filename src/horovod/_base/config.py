@@ -71,10 +71,10 @@ DDP_IN_PLACE = "HOROVOD_DDP_IN_PLACE"
 ON_LOSS = "HOROVOD_ON_LOSS"
 """What a job of the back end of ``torch.distributed`` does when a rank is lost: ``end``, ``continue`` unless it is rank 0, or
 ``continue-any``."""
-GOES_ON, GOES_ON_WITHOUT_ANY = "continue", "continue-any"
+GOES_ON, GOES_ON_WITHOUT_RANK_0 = "continue", "continue-any"
 
 
-def goes_on(environment: Mapping[str, str], values: Sequence[str] = (GOES_ON, GOES_ON_WITHOUT_ANY)) -> bool:
+def goes_on(environment: Mapping[str, str], values: Sequence[str] = (GOES_ON, GOES_ON_WITHOUT_RANK_0)) -> bool:
     """Whether an environment asks for ``--on-loss continue`` or ``continue-any``, or for one of these ``values``; for
     callers that come before the settings are read."""
     return environment.get(ON_LOSS, "").strip().lower() in values
@@ -293,7 +293,7 @@ class Config:
     """Bytes of gradients that an optimizer submits at a time; 0: the optimizer decides."""
     ddp_in_place: bool = _setting(DDP_IN_PLACE, True, _flag, common=True)
     """Whether DistributedDataParallel reduces gradients where they are, instead of in PyTorch's buckets."""
-    on_loss: str = _setting(ON_LOSS, "end", _one_of("end", GOES_ON, GOES_ON_WITHOUT_ANY), common=True)
+    on_loss: str = _setting(ON_LOSS, "end", _one_of("end", GOES_ON, GOES_ON_WITHOUT_RANK_0), common=True)
     """Whether a default process group ends when a rank is lost, or goes on with the ranks that are left."""
     check: str = _setting(CHECK, "warn", _one_of("warn", "error", "off"), common=True)
     """The reaction if ranks step with different hyper-parameters or start with different parameters."""

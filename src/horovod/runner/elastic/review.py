@@ -186,7 +186,9 @@ class Reviewer:
         if not have_state and (job.has_state or job.lost_all()):
             return self.stop("no rank is left that has the state of the job")
         if job.lost_first():
-            return self.stop("rank 0 was lost, and --on-loss continue cannot go on without it")
+            return self.stop(
+                "rank 0 was lost, and --on-loss continue cannot go on without it; --on-loss continue-any can"
+            )
         ready = self._choose(waiting, wanted)
         if len(ready) < job.least:
             return self._release(waiting) + self._wait()

@@ -17,7 +17,6 @@ from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.uncompiled import uncompiled
 
 NAME = "horovod"
-_Options: Any = torch._C._distributed_c10d.Backend.Options
 
 
 class MonitoredBarrierError(RuntimeError, TimeoutError):
@@ -114,7 +113,8 @@ class BackendGroup(Operations, PointToPoint):
     @property
     def options(self) -> Any:
         """PyTorch's options of a back end: the name, and the time limit of sends and receives."""
-        return _Options(NAME, timedelta(seconds=self._submitter.seconds))
+        kind: Any = torch._C._distributed_c10d.Backend.Options
+        return kind(NAME, timedelta(seconds=self._submitter.seconds))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Return when all ranks of the group have called it. It uses the store, so it works even if collectives do not.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed.utils
+import torch.nn.parallel.distributed
 
 from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.compression.block_reduction import Errors
@@ -30,7 +31,7 @@ from horovod.torch.distributed.work import Finish, HorovodWork
 from horovod.torch.uncompiled import uncompiled
 
 _NO_LIMIT = timedelta(0)
-_DDP = [sys.modules[name].__file__ for name in ("torch.nn.parallel.distributed", "torch.distributed.utils")]
+_DDP = (torch.nn.parallel.distributed.__file__, torch.distributed.utils.__file__)
 """The code that broadcasts what all ranks have, for DistributedDataParallel: any of them may be the root."""
 _LATER, _SUM = SimpleNamespace(asyncOp=True), ReductionArguments(ReduceOp.SUM)
 
@@ -150,10 +151,10 @@ class ContinuingSubmitter(Submitter):
         origins = survivor.shown_origins
         of_first = root == 0 and calling_file() in _DDP
         if root >= 0 and origins[root] != root and not of_first:
-            name = "" if origins[0] else "; name rank 0, which stays the same process"
+            instead = "use a collective without a root" if origins[0] else "name rank 0, which stays the same process"
             raise ArgumentError(
                 f"{what}: rank {root} is another process than at the beginning: ranks were lost, and the process that had the "
-                f"number {origins[root]} has it now. Under --on-loss continue such a number is refused{name}."
+                f"number {origins[root]} has it now. Under --on-loss continue such a number is refused; {instead}."
             )
         call = survivor.submit(
             lambda number: KeptCall(
