@@ -21,6 +21,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.utils.backend_registration as registration
@@ -52,6 +53,13 @@ def with_nccl(native: str = "") -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         runtime.IN_MEMORY["late"] = in_memory
         stack.callback(runtime.IN_MEMORY.pop, "late")
+        # What keeps a late tensor's memory is its block; PyTorch knows no storage of it.
+        stack.enter_context(mock.patch.object(runtime.TorchRuntime, "memory_of", lambda _, tensor: tensor.block))
+        stack.enter_context(
+            mock.patch.object(
+                runtime.TorchRuntime, "record_stream", lambda _, block, stream: block.uses.recorded.add(stream)
+            )
+        )
         plays: Any
         if native:
             plays = stack.enter_context(native_devices.loaded(native))

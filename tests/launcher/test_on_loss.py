@@ -256,6 +256,7 @@ def synchronises():
     model(torch.nn.SyncBatchNorm, 2)
 
 for what in (
+    lambda: dist.all_reduce(one.to("meta")),
     lambda: dist.new_group([0, 1]), lambda: dist.send(one, peer), lambda: dist.recv(one, peer),
     lambda: dist.group.WORLD.abort(),
     lambda: dist.group.WORLD.monitored_barrier(), lambda: model().register_comm_hook(None, default_hooks.fp16_compress_hook),
@@ -277,12 +278,31 @@ def test_what_cannot_go_on_is_refused_by_name(launcher: Launcher, tmp_path: Path
     mine = [line for line in ended.stdout.splitlines() if line.startswith("[1]")]
     refused = [line for line in mine if "refused: --on-loss continue does not support" in line]
     names = [
-        "groups beside", "send()", "recv()", "abort()", "monitored_barrier()", "communication hooks", "sparse gradients",
-        "join()", "FSDP", "SyncBatchNorm",
+        "tensors on a device", "groups beside", "send()", "recv()", "abort()", "monitored_barrier()", "communication hooks",
+        "sparse gradients", "join()", "FSDP", "SyncBatchNorm",
     ]  # fmt: skip
     assert len(refused) == len(names), refused
     for line, name in zip(refused, names, strict=True):
         assert name in line
+
+
+ALL_RAISE = """
+import time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(4))
+time.sleep(0.2 * (dist.get_world_size() - 1 - rank))  # the others raise while the next round begins
+raise RuntimeError(f"rank {rank} raises")
+"""
+
+
+def test_ranks_that_end_while_they_should_go_on_are_named(launcher: Launcher, tmp_path: Path, installed: str) -> None:
+    (tmp_path / "train.py").write_text(ALL_RAISE)
+    ended = launcher.run("-np", "3", "--min-np", "2", *GO_ON, "python", "train.py", PYTHONPATH=path(installed))
+    assert ended.returncode == 1
+    assert "rank 2 raises" in ended.stderr and "failed first" in ended.stderr
+    assert "could not begin" not in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,20 @@ def process_group(device: torch.device) -> None:
     say("torch.distributed's calls are right, and DDP trains as one process does")
 
 
+def wrapped(device: torch.device) -> None:
+    """Models in DDP and FSDP train as over PyTorch's own group."""
+    import torch.distributed as dist
+
+    from horovod.check_gpu import wrapped_models
+
+    dist.init_process_group("horovod")
+    same, close = wrapped_models.compare(device)
+    dist.destroy_process_group()
+    say(f"the same bits as over PyTorch's own group: {', '.join(same) or 'none'}")
+    if close:
+        say(f"nearly the same parameters: {', '.join(close)}")
+
+
 def late(device: torch.device) -> None:
     """One rank's GPU computes for longer than collectives in host memory may take; the job must go on."""
     x = torch.ones(4, device=device)
@@ -347,7 +361,8 @@ def dies(device: torch.device) -> None:
 SECTIONS: dict[str, Callable[[torch.device], None]] = {
     each.__name__: each
     for each in (
-        engine, results, operations, latency, beside_torch, memory, capture, batchnorm, process_group, late, dies, compiled,
+        engine, results, operations, latency, beside_torch, memory, capture, batchnorm, process_group, wrapped, late, dies,
+        compiled,
     )
 }  # fmt: skip
 """By name; :data:`horovod.runner.check_gpu.SECTIONS` has their limits."""

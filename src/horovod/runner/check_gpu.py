@@ -81,6 +81,7 @@ SECTIONS = {
     "batchnorm": Section(30),
     "latency": Section(40),
     "process_group": Section(40),
+    "wrapped": Section(40),
     "late": Section(60, on_cpus=False, environment={config.TIMEOUT_SECONDS: "4"}),
     "dies": Section(40, loses=True),
     "compiled": Section(90, on_cpus=False),

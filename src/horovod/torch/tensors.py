@@ -123,7 +123,10 @@ def check(tensor: torch.Tensor) -> DataType:
     data_type = check_kind(tensor)
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
-    check_sign(tensor)
+    if (
+        tensor.numel() < 2 or tensor.dtype.is_complex
+    ):  # others are not contiguous, and the calls let go of the interpreter lock
+        check_sign(tensor)
     return data_type
 
 

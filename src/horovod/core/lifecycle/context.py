@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from horovod._base.config import CHECK, GOES_ON, ON_LOSS, Config, goes_on
-from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError, MismatchError
+from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError, MismatchError, NoNextRound
 from horovod.core.lifecycle import crash, elastic_process, initial_process_sets, malloc_threshold
 from horovod.core.lifecycle.before_run import BeforeRun
 from horovod.core.lifecycle.elastic_process import ElasticProcess
@@ -170,6 +170,8 @@ def _start_elastic(
         except NotImplementedError:
             raise  # a RuntimeError, but of the arguments: another round would fail, too
         except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
+            if reason := crash.ending():
+                raise NoNextRound(f"This process ends: {reason}") from error
             process.next(True, f"Round {process.round} could not begin: {str(error).rstrip('.')}.")
             continue
         process.connected()

@@ -24,7 +24,8 @@ _ending = ""
 def forget() -> None:
     """Called by ``init()``: an exception that was raised before, at a prompt or in a notebook, does not end this process."""
     global _seen_before
-    _seen_before = _last()
+    if threading.main_thread().is_alive():
+        _seen_before = _last()
 
 
 def watch(tell: Callable[[str], None]) -> None:
@@ -59,6 +60,13 @@ def unhandled() -> str:
     if error is None or error is _seen_before or isinstance(error, HorovodInternalError):
         return _ending
     return _text(error)
+
+
+def ending() -> str:
+    """Why this process ends, as text: the error, or the end of its script; "" if it does not end. A process that ends can take
+    part in no further round: its interpreter starts no more threads.
+    """
+    return unhandled() or ("" if threading.main_thread().is_alive() else "its script has ended")
 
 
 def failed_collective() -> HorovodInternalError | None:

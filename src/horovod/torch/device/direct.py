@@ -72,9 +72,11 @@ class TorchDeviceMemory(InPlace):
         refuse_in_capture(self._runtime.capturing())
         handle.event.wait()
         stream = self._runtime.current_stream()
-        elsewhere = self._grown if stream == self._submitted_on else [*self._grown, *self._ready.held]
-        for tensor in elsewhere:
+        for tensor in self._grown:
             tensor.record_stream(stream)
+        if stream != self._submitted_on:
+            for memory in self._ready.held:
+                self._runtime.record_stream(memory, stream)
         self._ready.held.clear()
 
     def arrived(self, handle: Handle) -> bool:
@@ -88,7 +90,7 @@ class TorchDeviceMemory(InPlace):
                 f"{self._runtime.device}, another on {tensor.device}. With {GPU_OPERATIONS}=HOST a process may use "
                 "several."
             )
-        self._ready.held.append(tensor.detach())
+        self._ready.held.append(self._runtime.memory_of(tensor))
         layout = layout_of(data_type.numpy, (tensor.numel(),), self._runtime.device)
         memory = Spans(layout, [tensor.data_ptr()])
         return Tensor(_NOTHING, data_type, tuple(tensor.shape), device_memory=memory, ready=self._ready)

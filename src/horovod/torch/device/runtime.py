@@ -96,6 +96,16 @@ class TorchRuntime(DeviceRuntime):
         with self.chosen():
             return bool(marker.query())
 
+    def memory_of(self, tensor: torch.Tensor) -> Any:
+        """What keeps a tensor's memory. Keeps the interpreter lock, unlike ``detach()``: a group asks for each of its tensors,
+        and another thread that gets the lock has it for milliseconds."""
+        return tensor.untyped_storage()
+
+    def record_stream(self, memory: Any, stream: Any) -> None:
+        """Let memory, as of :meth:`memory_of`, be used again only after the work that a stream has been given until it is
+        released."""
+        torch.empty(0, dtype=torch.uint8, device=self.torch_device).set_(memory).record_stream(stream)
+
     def capturing(self) -> bool:
         """Whether the calling thread's stream is being captured into a graph."""
         return bool(self._module.is_current_stream_capturing())

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 
 from horovod.core.negotiation.messages import Operation
-from horovod.torch.device.memory import memory_of
 from horovod.torch.distributed.arguments import (
     ArgumentError,
     as_list,
@@ -68,7 +67,7 @@ class Movements:
         elif (view := plain_view(tensors[0])) is not None:
             return submitter.start("broadcast", Operation.BROADCAST, (), [view], tensors, opts, root=at)
         target = flat(tensors[which])
-        memory = memory_of([target])
+        memory = submitter.memory_of([target])
         views = memory.read([target]) if submitter.index == at else memory.write([target])
         finish = writes_back(tensors, [target] * len(tensors))
         return submitter.start(

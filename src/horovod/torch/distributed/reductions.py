@@ -13,7 +13,6 @@ from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.tensor import Tensor
-from horovod.torch.device.memory import memory_of
 from horovod.torch.distributed.arguments import (
     ArgumentError,
     as_list,
@@ -133,7 +132,7 @@ class Reductions:
             flat(source, reduced=True).view(submitter.size, -1) if source.numel() else flat(source) for source in inputs
         ]
         targets = apart([flat(output, reduced=True) for output in outputs])
-        memory = memory_of(sources, reduction)
+        memory = submitter.memory_of(sources, reduction)
         return submitter.start(
             "reduce_scatter",
             Operation.REDUCESCATTER,

@@ -11,7 +11,6 @@ from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
 from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.handle import Handle
-from horovod.torch.device.memory import memory_of
 from horovod.torch.distributed.arguments import ArgumentError
 from horovod.torch.distributed.submission import Submitter
 from horovod.torch.distributed.work import HorovodWork
@@ -37,7 +36,7 @@ def allreduce_sparse(
         whole = whole + each.detach()
     coalesced = whole.coalesce()
     parts = [coalesced.indices().t().contiguous(), coalesced.values().contiguous()]
-    memory = memory_of(parts)
+    memory = submitter.memory_of(parts)
     made: dict[int, torch.Tensor] = {}
     grow = memory.grow(parts, made)
 

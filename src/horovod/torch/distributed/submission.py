@@ -219,7 +219,7 @@ class Submitter:
         else:
             sources = apart([flat(tensor, reduced=True) for tensor in tensors])
             targets = sources if receives else [torch.empty_like(source) for source in sources]
-            memory = memory_of(sources, reduction)
+            memory = self.memory_of(sources, reduction)
             read, written = memory.reduce(sources, targets)
             if receives:
                 finish = both(writes_back(tensors, sources), finish)
@@ -236,6 +236,10 @@ class Submitter:
             memory=memory,
             errors=errors,
         )
+
+    def memory_of(self, tensors: Sequence[torch.Tensor], reduction: ReductionArguments | None = None) -> TorchMemory:
+        """The memory of the tensors of one call; see :func:`horovod.torch.device.memory.memory_of`."""
+        return memory_of(tensors, reduction)
 
     @property
     def goes_on(self) -> bool:
@@ -261,7 +265,7 @@ class Submitter:
             finish: copies the results from ``targets`` to ``outputs``; None if they share memory.
         """
         sources = [flat(tensor) for tensor in inputs]
-        memory = memory_of(sources)
+        memory = self.memory_of(sources)
         results = Results(memory, sources, targets)
         return self.start(
             what,
@@ -326,7 +330,7 @@ class Submitter:
         else:
             target = empty_like(like.new_empty(sum(received)))
         pieces = torch.split(target, [each.numel() for each in written]) if written else []
-        memory = memory_of([source])
+        memory = self.memory_of([source])
         results = Results(memory, [source], [target])
         finish = both(results.finish, writes_back(outputs, pieces))
         return self.start(

@@ -18,7 +18,7 @@ from horovod.core.negotiation.messages import Operation
 from horovod.core.requests.tensor import Allocate, Tensor
 from horovod.observe.call_site import caller
 from horovod.torch.device.base import TorchMemory
-from horovod.torch.device.memory import host_memory, memory_of
+from horovod.torch.device.memory import host_memory
 from horovod.torch.distributed.arguments import ArgumentError
 from horovod.torch.distributed.flat_tensors import flat
 from horovod.torch.distributed.futures import present
@@ -85,6 +85,12 @@ class ContinuingSubmitter(Submitter):
         self._survivor.end()
         self.membership = self._survivor.membership
 
+    def memory_of(self, tensors: Sequence[torch.Tensor], reduction: ReductionArguments | None = None) -> TorchMemory:
+        """As of :class:`Submitter`, of tensors in host memory. Raises NotImplementedError for others."""
+        if not all(each.is_cpu for each in tensors):
+            raise NotImplementedError(refusals.text("tensors on a device"))
+        return host_memory
+
     def average(
         self, gradients: Sequence[torch.Tensor], results: Sequence[torch.Tensor], options: Any = _LATER
     ) -> HorovodWork:
@@ -96,7 +102,7 @@ class ContinuingSubmitter(Submitter):
             options: the options of the call.
         """
         sources = [flat(each, reduced=True) for each in gradients]
-        memory = memory_of(sources)
+        memory = self.memory_of(sources)
         read, written = memory.reduce(sources, [flat(each, reduced=True) for each in results])
         return self.start(
             "all_reduce",
@@ -141,8 +147,6 @@ class ContinuingSubmitter(Submitter):
             NotImplementedError: this call cannot go on after a loss.
             ArgumentError: the number of the root means another process than at the beginning.
         """
-        if memory is not None and memory is not host_memory:
-            raise NotImplementedError(refusals.text("tensors on a device"))
         if present.origin is not None:
             raise NotImplementedError(refusals.text("a collective in the callback of a future"))
         if not averages:

@@ -295,8 +295,8 @@ class Survivor:
         """
         with self._order:
             self._carrier = None
-        if raised := crash.unhandled():
-            raise NoNextRound(f"This process ends: {raised}")
+        if why := crash.ending():
+            raise NoNextRound(f"This process ends: {why}")
         reason = self._latest.membership.generation.stopped or HorovodInternalError("a rank was lost")
         while True:  # each time that they do not meet has cost a rank
             membership, environment = self._next(reason)
