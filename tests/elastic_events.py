@@ -254,11 +254,11 @@ class ElasticEvents:
         """The ranks of the round that began last, by process. While a round begins, some may be missing."""
         rounds: dict[int, list[Member]] = {}
         for pid, command in self._launcher.living().items():
-            member = _member(pid, command, self._program.__file__)
-            path = self._folder / f"member.{member.number if member else -1}"
-            if member is not None and path.exists():
-                rounds.setdefault(int(path.read_text()), []).append(member)
-        self._seen |= {member.pid: member for members in rounds.values() for member in members}
+            found = member(pid, command, self._program.__file__)
+            path = self._folder / f"member.{found.number if found else -1}"
+            if found is not None and path.exists():
+                rounds.setdefault(int(path.read_text()), []).append(found)
+        self._seen |= {each.pid: each for members in rounds.values() for each in members}
         return sorted(rounds[max(rounds)]) if rounds else []
 
     def _progress(self) -> tuple[int, int]:
@@ -356,7 +356,7 @@ class ElasticEvents:
         return EventError(f"{what}\nafter: {'; '.join(self.happened[-12:])}\n{text}")
 
 
-def _member(pid: int, command: str, program: str) -> Member | None:
+def member(pid: int, command: str, program: str) -> Member | None:
     if program not in command or "horovod.runner" in command:
         return None
     try:

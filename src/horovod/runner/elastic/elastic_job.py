@@ -86,10 +86,10 @@ class ElasticJob(Job):
         super().__init__(replace(options, num_proc=start, stdin=NO_RANK), environment, hosts_python=hosts_python)
         self._continues = _continues(options, environment)
         self._needs_first = config.goes_on(_asked(options, environment), [config.GOES_ON])
-        if self._continues and (self._changes or len(self._hosts) > 1):
+        if self._continues and self._changes:
             raise UsageError(
-                "--on-loss continue was only tried with ranks of one host, and refuses others: leave out the other hosts and "
-                "--host-discovery-script, or use hvd.elastic.run"
+                "--on-loss continue refuses --host-discovery-script, since nobody joins such a job: name the hosts with -H, or "
+                "use hvd.elastic.run"
             )
         self._patience = _patience(options, environment)
 

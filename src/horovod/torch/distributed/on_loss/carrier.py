@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from horovod.comm.datatypes import DataType
 from horovod.comm.reduction import ReduceOp
+from horovod.comm.shm.completed_calls import CompletedCalls
 from horovod.core.errors import NoNextRound
 from horovod.core.negotiation.messages import Operation
-from horovod.core.requests.handle import Handle
+from horovod.core.requests.handle import End, Handle
 from horovod.core.requests.tensor import Tensor
 from horovod.core.submission.prepared import submit
 from horovod.core.submission.requests import prepared_call
 from horovod.core.worker.worker import WorkerThread
 from horovod.torch.distributed.membership import GroupMembership
-from horovod.torch.distributed.on_loss import refusals
+from horovod.torch.distributed.on_loss.votes import Votes
 from horovod.torch.distributed.submission import PREFIX
 
-_POSITIONS = "on_loss.positions"
+_POSITIONS, _VOTES = "on_loss.positions", "on_loss.votes"
 _SLEEP_SECONDS = 5e-3
 """How long a thread sleeps before it looks again whether a rank was lost."""
 
@@ -34,9 +35,6 @@ class Carrier:
 
     Attributes:
         worker: this rank's worker.
-
-    Raises:
-        NotImplementedError: the ranks share no memory.
     """
 
     def __init__(
@@ -46,9 +44,13 @@ class Carrier:
         self.origins = origins
         self.environment = environment or {}
         self.worker: WorkerThread = membership.generation.workers[membership.number]
-        self._calls = self.worker.completed_calls
+        self._calls: CompletedCalls | Votes | None = self.worker.completed_calls
         if self.size > 1 and self._calls is None:
-            raise NotImplementedError(refusals.text("ranks that share no memory, as in several containers of one host"))
+            self._calls = Votes(self._begin_vote)
+
+    def _begin_vote(self, tensors: Sequence[Tensor], op: ReduceOp, end: End) -> Handle:
+        call = prepared_call(Operation.ALLREDUCE, PREFIX, _VOTES, tensors, op, line="")
+        return submit(self.membership.number, call.request, tensors, tensors, end=end)
 
     @property
     def size(self) -> int:
