@@ -57,6 +57,7 @@ class PolicyWorld:
         self.same_state = False
         self.named: Sequence[str] = ()  # the lost ranks that the ranks of the round are told
         self.collectives: dict[int, str] = {}  # by process, what the next failure ends there
+        self.cut: list[tuple[int, int]] = []  # ranks whose hosts could not reach each other in the last round
         self.hosts(hosts)
 
     def hosts(self, hosts: dict[str, int]) -> None:
@@ -105,6 +106,7 @@ class PolicyWorld:
             ready = ReadyForRound(
                 self.asked[number], before, failed, "why", has_state=has_state, keeps_state=keep, line=line,
                 in_run=number in self.in_run, collective=self.collectives.get(number, "") if failed else "",
+                cut=self.cut,
             )  # fmt: skip
             self.do(self.policy.told(number, ready))
 

@@ -106,7 +106,7 @@ class Kills:
         for rank in self._chance.sample(
             range(self._spares_first, self._ranks), self._chance.randint(1, self._ranks - 1)
         ):
-            if rank not in left:
+            if rank not in left or len(left) == 1:
                 continue
             how, ranks = self._chance.choice(self._hows), [rank]
             beside = [each for each in left if self._host_of(each) == self._host_of(rank)]

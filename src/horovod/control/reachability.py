@@ -36,12 +36,12 @@ class UnreachableError(MeshError):
     """Hosts of the job cannot reach each other.
 
     Attributes:
-        rank: the lowest rank of the first host that cannot reach another.
+        pairs: the lowest ranks of each two hosts of which the first cannot reach the second.
     """
 
-    def __init__(self, rank: int, message: str) -> None:
+    def __init__(self, pairs: Sequence[tuple[int, int]], message: str) -> None:
         super().__init__(message)
-        self.rank = rank
+        self.pairs = pairs
 
 
 def find_unreachable(own: Endpoint, endpoints: Sequence[Endpoint], seconds: float) -> Findings:
@@ -90,21 +90,21 @@ def without_unreachable_addresses(endpoints: Sequence[Endpoint], findings: Seque
     """
     lowest = _lowest(endpoints)
     lines: list[str] = []
-    first = -1
+    pairs: list[tuple[int, int]] = []
     useless: dict[str, set[str]] = {}
     for rank, found in enumerate(findings):
         for host, failed in found.items():
             if len(failed) < len(lowest[host].addresses):
                 useless.setdefault(host, set()).update(failed)
                 continue
-            first = rank if first < 0 else first
+            pairs.append((rank, lowest[host].rank))
             tried = ", ".join(f"{address} ({why})" for address, why in failed.items())
             lines.append(f"  {endpoints[rank].host} cannot reach {host} at any of its addresses: {tried}")
     if lines:
         if len(lines) > _LONGEST_TABLE:
             lines[_LONGEST_TABLE:] = [f"  ... and {len(lines) - _LONGEST_TABLE} more"]
         raise UnreachableError(
-            first,
+            pairs,
             "Horovod initialization failed: hosts of this job cannot reach each other:\n" + "\n".join(lines) + "\n"
             "Ranks connect by TCP, at ports that the kernel chooses. Open them between these hosts, or choose other networks "
             f"with horovodrun --network-interfaces ({NETWORK_INTERFACE})",

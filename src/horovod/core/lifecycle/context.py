@@ -18,6 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from horovod._base.config import CHECK, GOES_ON, ON_LOSS, Config, goes_on
+from horovod.control.reachability import UnreachableError
 from horovod.core.errors import NOT_INITIALIZED, HorovodInternalError, MismatchError, NoNextRound
 from horovod.core.lifecycle import crash, elastic_process, initial_process_sets, malloc_threshold
 from horovod.core.lifecycle.before_run import BeforeRun
@@ -172,7 +173,8 @@ def _start_elastic(
         except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
             if reason := crash.ending():
                 raise NoNextRound(f"This process ends: {reason}") from error
-            process.next(True, f"Round {process.round} could not begin: {str(error).rstrip('.')}.")
+            cut = error.pairs if isinstance(error, UnreachableError) else ()
+            process.next(True, f"Round {process.round} could not begin: {str(error).rstrip('.')}.", cut=cut)
             continue
         process.connected()
         if not process.in_run:

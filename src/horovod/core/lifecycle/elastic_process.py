@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from horovod._base import config
 from horovod.control import elastic_messages as messages
@@ -90,7 +90,14 @@ class ElasticProcess:
         return RendezvousClient(self._address, self._secret, seconds)
 
     def next(
-        self, failed: bool, reason: str, final: bool = False, *, keeps_state: bool = False, line: str = ""
+        self,
+        failed: bool,
+        reason: str,
+        final: bool = False,
+        *,
+        keeps_state: bool = False,
+        line: str = "",
+        cut: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Wait for the rank in the next round, and put it into the environment.
 
@@ -100,6 +107,7 @@ class ElasticProcess:
             final: whether another round would fail in the same way, so the launcher ends the job.
             keeps_state: whether all ranks stopped at one check for changed hosts, and this process still has that state.
             line: the line of the script whose collective failed.
+            cut: pairs of ranks whose hosts cannot reach each other, so that the last round could not begin.
 
         Raises:
             NoNextRound: the job ends; the text says why.
@@ -116,7 +124,17 @@ class ElasticProcess:
                 self._tell(
                     client,
                     ReadyForRound(
-                        question, earlier, failed, reason, final, has_state, keeps_state, self.in_run, line, collective
+                        question,
+                        earlier,
+                        failed,
+                        reason,
+                        final,
+                        has_state,
+                        keeps_state,
+                        self.in_run,
+                        line,
+                        collective,
+                        cut,
                     ),
                 )
                 answer = messages.decode_answer(_wait(client, messages.answer_key(self.number, question)))

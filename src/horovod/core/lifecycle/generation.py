@@ -306,7 +306,7 @@ class Generation:
         try:
             self._endpoints = reachable_endpoints(mesh.endpoint, self._endpoints, all_gather, deadline)
         except UnreachableError as error:
-            self.termination.cannot_begin(error.rank, str(error))
+            self.termination.cannot_begin(error.pairs[0][0], str(error))
             raise
         mesh.keep_to(self.addresses)
 

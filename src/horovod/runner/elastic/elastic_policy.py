@@ -110,6 +110,8 @@ class ElasticPolicy(Policy):
                 WaitingForRound(told.question, kept, told.line, told.reason, told.collective),
             )
             process.has_state, process.in_run = told.has_state, told.in_run
+            if told.round == job.round:
+                job.cut |= {frozenset(map(job.host_of, pair)) for pair in told.cut}
             job.has_state = job.has_state or told.has_state
             if not job.asked:
                 job.asked = True

@@ -152,6 +152,7 @@ class JobState:
         said: the last message to the user about what the job waits for.
         lost: the ranks that were lost, in their order.
         survived: how many of them were lost before the last round began.
+        cut: pairs of hosts that could not reach each other when the last round was to begin.
     """
 
     limits: Limits
@@ -178,6 +179,7 @@ class JobState:
     said: str = ""
     lost: list[LostRank] = field(default_factory=list)
     survived: int = 0
+    cut: set[frozenset[str]] = field(default_factory=set)
 
     @property
     def least(self) -> int:
@@ -239,6 +241,11 @@ class JobState:
     def rank_of(self, number: int) -> int | None:
         """The rank that a process has, or had, in the last round that has begun."""
         return next((rank for rank, each in self.ranks.items() if each == number), None)
+
+    def host_of(self, rank: int) -> str:
+        """The host of a rank of the last round that has begun; "" if its process has ended."""
+        process = self.processes.get(self.ranks.get(rank, -1))
+        return "" if process is None else process.host
 
     def awaited_ranks(self, number: int) -> list[JobProcess]:
         """The processes of round ``number`` that neither come to the next one nor end, while others have left it because of a

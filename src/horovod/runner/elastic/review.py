@@ -6,13 +6,16 @@ the running round must be interrupted, and whether the job is over.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from horovod.control.elastic_messages import HostUpdateResult
+from horovod.runner.elastic.connected_part import connected_part
 from horovod.runner.elastic.decisions import (
     BeginRound,
     Dismiss,
     ElasticDecision,
+    KillProcess,
     NotifyHostsChanged,
     StartProcess,
     StopProcess,
@@ -181,6 +184,9 @@ class Reviewer:
         ):
             job.short = False
             return []
+        cut_off = self._give_up_cut_off()
+        if cut_off or any(each.given_up for each in job.processes.values()):
+            return cut_off  # they end soon
         waiting, wanted = job.waiting(), job.wanted()
         have_state = [process for process in waiting if process.has_state]
         if not have_state and (job.has_state or job.lost_all()):
@@ -201,6 +207,25 @@ class Reviewer:
         chosen = {process.number for process in ready}
         gone = [each for each in waiting if each.number not in chosen and each.number not in wanted]
         return self._begin_with(ready, gone)
+
+    def _give_up_cut_off(self) -> list[ElasticDecision]:
+        """If hosts could not reach each other, kill the ranks outside of the part that goes on."""
+        job = self._job
+        cut, job.cut = job.cut, set()
+        there = [process for process in job.waiting() if process.number in job.wanted()]
+        ranks = Counter(process.host for process in there)
+        part = connected_part(ranks, cut, job.host_of(0), needs_first=job.limits.needs_first)
+        if not cut or not job.formed or sum(ranks[host] for host in part) < job.least:
+            return []  # a round that cannot begin is tried again
+        job.fruitless = 0
+        decisions: list[ElasticDecision] = []
+        for process in there:
+            if process.host not in part:
+                unreachable = sorted(part & {host for pair in cut if process.host in pair for host in pair})
+                others = " and ".join(unreachable) or "the others"
+                process.given_up = f"{process.host} and {others} cannot reach each other, and it was killed"
+                decisions.append(KillProcess(process.number))
+        return decisions
 
     def _choose(self, waiting: Sequence[JobProcess], wanted: frozenset[int]) -> list[JobProcess]:
         """Those of the waiting processes that take part in the next round."""

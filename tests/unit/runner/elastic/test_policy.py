@@ -248,6 +248,23 @@ def test_rounds_that_repeatedly_fail_to_begin_end_the_job() -> None:
     assert "3 rounds in a row could not begin. why" in world.policy.stopped
 
 
+@pytest.mark.parametrize(("continues", "least", "stay"), [(False, 1, [1, 2, 3]), (True, 1, [0, 3]), (False, 4, None)])
+def test_if_hosts_cannot_reach_each_other_the_larger_part_goes_on(
+    continues: bool, least: int, stay: list[int] | None
+) -> None:
+    """Rank 0 is in the smaller part: a job that cannot go on without it goes on there."""
+    world = PolicyWorld({"a": 1, "b": 2, "c": 1}, least=least, start=4, continues=continues)
+    world.begin()
+    world.ready(0, 1, 2, 3, failed=True)
+    assert world.policy.round == 2 and not world.killed, "nothing is known yet of a cut"
+    world.cut = [(1, 0)]  # ranks on b and on a
+    world.ready(0, 1, 2, 3, failed=True)
+    assert world.policy.round == 3
+    assert world.ranks() == (stay or [0, 1, 2, 3]), "too few ranks are no part that can go on"
+    for number in world.killed:
+        assert f"process {number}, {'b' if number else 'a'} and {'a' if number else 'b'} cannot reach" in world.said
+
+
 def test_a_rank_that_is_stuck_is_ended_if_it_does_not_come_by_itself() -> None:
     world = PolicyWorld({"a": 3}, least=2)
     world.begin()
