@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,9 @@ import torch.distributed
 from horovod.torch.distributed import ddp_reducer
 from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.distributed.membership import GroupMembership
+
+MESHES_SECONDS = 1.0
+"""How long after a change a warning names device meshes of another number of ranks."""
 
 _log = logging.getLogger("horovod.torch")
 dist: Any = torch.distributed  # its stubs lack some classes
@@ -47,16 +51,8 @@ def adopt(group: HorovodProcessGroup, found: GroupMembership, store: Any, advice
     world.group_count = 1  # as in a process that has only made the default group
     for model in ddp_reducer.models_of(group):
         _renew(model)
-    if size != before:
-        for mesh in _device_meshes():
-            _log.warning(
-                "%s was made for %d ranks, and now there are %d. What was made of it, as with FSDP2, DTensor or tensor "
-                "parallelism, cannot be used any more: %s.",
-                mesh,
-                before,
-                size,
-                advice,
-            )
+    if size != before:  # the search takes as long as a small step: ranks go on first
+        threading.Timer(MESHES_SECONDS, _warn_of_meshes, (before, size, advice)).start()
 
 
 def _renew(model: Any) -> None:
@@ -73,6 +69,18 @@ def _renew(model: Any) -> None:
     register: Callable[..., None] = dist._register_comm_hook
     for hook, state in getattr(model, "_comm_hooks", ()):
         register(model.reducer, state, hook)
+
+
+def _warn_of_meshes(before: int, size: int, advice: str) -> None:
+    for mesh in _device_meshes():
+        _log.warning(
+            "%s was made for %d ranks, and now there are %d. What was made of it, as with FSDP2, DTensor or tensor "
+            "parallelism, cannot be used any more: %s.",
+            mesh,
+            before,
+            size,
+            advice,
+        )
 
 
 def _device_meshes() -> list[Any]:
