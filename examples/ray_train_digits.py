@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--folder", help="where Ray keeps its results; by default in the home directory")
     options = parser.parse_args()
-    ray.init(num_cpus=options.workers + 1, include_dashboard=False)
+    ray.init(num_cpus=options.workers + 1)
     trainer = TorchTrainer(
         train,
         train_loop_config={"epochs": options.epochs},

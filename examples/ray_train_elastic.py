@@ -47,13 +47,17 @@ def train(options: dict[str, Any]) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)  # 3: what all ranks have in common
 
-    def report(metrics: dict[str, Any]) -> None:
+    def report(epoch: int) -> None:
+        with torch.no_grad():
+            right = (model.module(inputs[1437:]).argmax(1) == targets[1437:]).float().mean().item()
+        ranks = dist.get_world_size()
         with tempfile.TemporaryDirectory() as folder:
             saved = None
             if dist.get_rank() == 0:  # any rank may: all have the same model
+                print(f"epoch {epoch}: accuracy {right:.3f} on {ranks} ranks")
                 torch.save(model.module.state_dict(), Path(folder) / "model.pt")
                 saved = ray.train.Checkpoint.from_directory(folder)
-            ray.train.report(metrics, checkpoint=saved)
+            ray.train.report({"epoch": epoch, "accuracy": right, "ranks": ranks}, checkpoint=saved)
 
     @hvd.elastic.run  # 4: called again when ranks were lost or have come
     def train_epochs(state: Any) -> None:
@@ -70,13 +74,14 @@ def train(options: dict[str, Any]) -> None:
                 sampler.record_batch(number, batch_size=32)
                 time.sleep(options["pause"])  # a step of a larger model takes as long
                 state.commit()  # 5: a loss costs no more than the work after this line
-            with torch.no_grad():
-                right = (model.module(inputs[1437:]).argmax(1) == targets[1437:]).float().mean().item()
             state.epoch += 1
             sampler.set_epoch(state.epoch)
-            report({"epoch": state.epoch, "accuracy": right, "ranks": dist.get_world_size()})
-            if dist.get_rank() == 0:
-                print(f"epoch {state.epoch}: accuracy {right:.3f} on {dist.get_world_size()} ranks")
+            if state.epoch < options["epochs"]:
+                report(state.epoch)
+        while dist.get_world_size() < ray.train.get_context().get_world_size():  # 6: the last report takes all workers
+            time.sleep(0.2)
+            state.check_host_updates()  # Ray's new worker joins here
+        report(state.epoch)
 
     train_epochs(state)
 
@@ -91,16 +96,16 @@ def main() -> None:
     )
     parser.add_argument("--folder", default="/tmp/ray_train_elastic", help="where Ray keeps its results")
     options = parser.parse_args()
-    ray.init(num_cpus=options.workers + 1, include_dashboard=False)
+    ray.init(num_cpus=options.workers + 1)
     job = ray.get_runtime_context().get_job_id()
     trainer = TorchTrainer(
         train,
         train_loop_config={**vars(options), "lost": f"{options.folder}.{job}.lost"},
-        torch_config=TorchConfig(min_workers=1),  # 6: with so many the others go on
+        torch_config=TorchConfig(min_workers=1),  # 7: with so many the others go on
         scaling_config=ScalingConfig(num_workers=options.workers),
         run_config=RunConfig(
             storage_path=options.folder, failure_config=FailureConfig(max_failures=3)
-        ),  # 7: replacements
+        ),  # 8: replacements
     )
     result = trainer.fit()
     print(result.metrics, result.checkpoint)

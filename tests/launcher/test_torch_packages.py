@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from launcher.harness import Launcher
-from time_limits import SOON
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -64,36 +61,3 @@ def test_the_elastic_example_goes_on_when_rank_0_is_lost(launcher: Launcher, ins
     assert [(epoch, size) for epoch, _, size in said] == [("1", "3"), ("2", "2"), ("3", "2"), ("4", "2")], out + err
     assert float(said[-1][1]) > 0.8, out
     assert re.search(r"rank 0 on localhost .* was lost while the others were in .*; 2 ranks go on", err), err
-
-
-INSIDE = """
-set -e
-ip link set lo up
-ip address add 10.99.0.1/32 dev lo
-ip route add default dev lo
-mount -t tmpfs tmpfs /dev/shm
-exec "$@"
-"""
-
-
-def test_ray_train_runs_it(launcher: Launcher, installed: str) -> None:
-    """In namespaces of its own, which end with it: Ray starts daemons, and asks an outside address for its own."""
-    pytest.importorskip(
-        "ray.train", reason="Ray is not installed: pip install 'ray[train]', which no target of make does"
-    )
-    unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    if subprocess.run([*unshare, "ip", "link", "set", "lo", "up"], capture_output=True, timeout=SOON).returncode:
-        pytest.skip("this user cannot make namespaces, or there is no ip")
-    path = f"{installed}:{launcher.environment()['PYTHONPATH']}"
-    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # a short path, for Ray's sockets
-        example = [sys.executable, EXAMPLES / "ray_train_digits.py", "--epochs", "5", "--folder", f"{folder}/results"]
-        done = subprocess.run(
-            [*unshare, "bash", "-c", INSIDE, "bash", *example],
-            env=launcher.environment(PYTHONPATH=path, RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR=folder, TMPDIR=folder),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(r"accuracy ([\d.]+) on 2 ranks by horovod", done.stdout + done.stderr)
-    assert found is not None and float(found[1]) > 0.5, done.stdout + done.stderr

@@ -76,10 +76,18 @@ class RayCluster:
     ) -> subprocess.Popen[str]:
         """``script function arguments`` on the head, or as a client on the host outside the cluster."""
         where, address = (self.spare, f"ray://{ADDRESSES[_HEAD]}:{_CLIENT_PORT}") if client else (_HEAD, "auto")
-        words = self.hosts.on(where, sys.executable, script, function, *arguments, folder=self._folder)
+        return self._open(where, script, function, *arguments, RAY_ADDRESS=address)
+
+    def alone(self, script: Path, *arguments: str) -> str:
+        """What a program prints that starts a cluster of its own, on the host outside this one; ``--folder`` is for results."""
+        own = self._folder / "own"
+        process = self._open(self.spare, script, *arguments, f"--folder={own}/results", RAY_TMPDIR=str(own))
+        return self._output(process, TRAINING_SECONDS)
+
+    def _open(self, host: str, script: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            words,
-            env={**self._environment, "RAY_ADDRESS": address},
+            self.hosts.on(host, sys.executable, script, *arguments, folder=self._folder),
+            env={**self._environment, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -91,8 +99,13 @@ class RayCluster:
         process = self.program(function, *arguments, script=script, client=client)
         return self.finish(process, TRAINING_SECONDS if script == TRAINING else JOB)
 
+    def finish(self, process: subprocess.Popen[str], seconds: float = JOB) -> Any:
+        output = self._output(process, seconds)
+        (line,) = [line for line in output.splitlines() if line.startswith("result: ")]
+        return json.loads(line.removeprefix("result: "))
+
     @staticmethod
-    def finish(process: subprocess.Popen[str], seconds: float = JOB) -> Any:
+    def _output(process: subprocess.Popen[str], seconds: float) -> str:
         try:
             output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -100,8 +113,7 @@ class RayCluster:
             output, _ = process.communicate()
             pytest.fail(f"the program did not end:\n{output}")
         assert process.returncode == 0, output
-        (line,) = [line for line in output.splitlines() if line.startswith("result: ")]
-        return json.loads(line.removeprefix("result: "))
+        return output
 
     def _run(self, name: str, *command: str | Path) -> None:
         done = subprocess.run(

@@ -89,10 +89,12 @@ class Attachment:
             from horovod._torch_backend import meet_by_launcher
 
             meet_by_launcher()
-        set_train_fn_utils(ElasticReports())
+        reports = ElasticReports()
+        set_train_fn_utils(reports)
         end = Exit(0)
         try:
             yield
+            reports.finish()
         except BaseException as error:
             if not _is_quiet(error):
                 end = Exit(1, reason=f"its training function raised {type(error).__name__}: {_first_line(error)}")

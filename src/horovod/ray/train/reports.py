@@ -28,22 +28,35 @@ class ElasticReports(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray has 
     def __init__(self) -> None:
         super().__init__()
         self._said = 0  # of which round
+        self._left_out = False  # the last one
 
     def report(self, *arguments: Any, **keywords: Any) -> None:
         """``ray.train.report``. Left out if fewer ranks train than Ray has workers, on all of them alike."""
         process = elastic_process.this_process()
         if process is None or not context.is_initialized():
             super().report(*arguments, **keywords)
+            self._left_out = False
             return
-        generation, workers = context.current(), get_train_context().get_world_size()
-        size = generation.identity.size
-        if size < workers or generation.stopped is not None:
+        generation, of_ray = context.current(), get_train_context()
+        size, workers = generation.identity.size, of_ray.get_world_size()
+        self._left_out = size < workers or generation.stopped is not None
+        if self._left_out:
             if self._said != process.round:
                 self._said = process.round
                 _log.warning("ray.train.report is left out while %d of %d workers train", size, workers)
             return
+        reports = of_ray.report_call_index
         with _released_when_over(process):
             super().report(*arguments, **keywords)
+        self._left_out = of_ray.report_call_index == reports  # Ray counts none that was released
+
+    def finish(self) -> None:
+        """Warn if Ray has no report of what the training function has ended with. Called when it has returned."""
+        if self._left_out:
+            _log.warning(
+                "the last ray.train.report was left out, so Ray's result is that of an earlier one, or None: before the last "
+                "report, wait in hvd.elastic.run until all workers train, as examples/ray_train_elastic.py does"
+            )
 
 
 @contextmanager
