@@ -4,8 +4,8 @@
     python ray_train_elastic.py --lose-a-rank
 
 Ray starts the ranks. The script trains on scikit-learn's handwritten digits with DistributedDataParallel, reports each epoch to
-Ray with a checkpoint, and prints the accuracy on test digits. Lines with a number are what makes ``ray_train_digits.py``
-elastic.
+Ray with a checkpoint, and prints the accuracy on test digits, at the end as Ray's result: the last epoch is reported when all
+workers train. Lines with a number are what makes ``ray_train_digits.py`` elastic.
 
 Needs the extras ``torch`` and ``examples``, and ``pip install 'ray[train]'``. Takes about a minute on two cores.
 """

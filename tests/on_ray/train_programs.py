@@ -185,4 +185,6 @@ PROGRAMS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (fixe
 
 if __name__ == "__main__":
     ray.init()
-    print(f"result: {json.dumps(PROGRAMS[sys.argv[1]](*sys.argv[2:]))}", flush=True)
+    found = PROGRAMS[sys.argv[1]](*sys.argv[2:])
+    ray.shutdown()  # it ends the thread that shows what Ray says, which might come into the middle of a long line
+    print(f"result: {json.dumps(found)}", flush=True)
