@@ -11,6 +11,7 @@ Needs the extras ``torch`` and ``examples``, and ``pip install 'ray[train]'``. T
 """
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -26,7 +27,6 @@ def train(options: dict[str, Any]) -> None:
     import signal
     import tempfile
     import time
-    from pathlib import Path
 
     import ray.train.torch
     import torch
@@ -97,10 +97,11 @@ def main() -> None:
     parser.add_argument("--folder", default="/tmp/ray_train_elastic", help="where Ray keeps its results")
     options = parser.parse_args()
     ray.init(num_cpus=options.workers + 1)
-    job = ray.get_runtime_context().get_job_id()
+    lost = Path(f"{options.folder}.lost")  # it is there when the rank has been killed
+    lost.unlink(missing_ok=True)
     trainer = TorchTrainer(
         train,
-        train_loop_config={**vars(options), "lost": f"{options.folder}.{job}.lost"},
+        train_loop_config={**vars(options), "lost": str(lost)},
         torch_config=TorchConfig(min_workers=1),  # 7: with so many the others go on
         scaling_config=ScalingConfig(num_workers=options.workers),
         run_config=RunConfig(
