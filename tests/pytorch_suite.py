@@ -68,7 +68,7 @@ if "PYTORCH_SOURCE" in os.environ:
             suites[name + "."] = each
     suites.pop("ProcessGroupGlooLazyInitTest.", None)  # the same tests with another setting of Gloo
     if "HOROVOD_TORCH_BACKEND" in os.environ:
-        from horovod.torch.distributed.group import HorovodProcessGroup
+        from horovod.torch.distributed.process_group import HorovodProcessGroup
         test_c10d_gloo.ProcessGroupGlooTest._create_process_group_gloo = default_group
         HorovodProcessGroup.create_device = lambda self, interface: None  # a device of Gloo, which the test does not use
 """

@@ -49,7 +49,7 @@ PARTS = {
 }  # fmt: skip
 """Names of modules that parallel folders have for the same part."""
 
-TO_BE_NAMED = {"backend", "buckets", "group", "interface", "operations", "plain", "reductions", "staging", "store"}
+TO_BE_NAMED = {"buckets"}
 """Names that still mean two things. None may be added."""
 
 

@@ -20,8 +20,8 @@ try:
 except Exception as error:
     raise _missing(error, "horovod.keras", "Keras 3.5 or newer", "keras") from error
 
-from horovod._bindings import interface
-from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
+from horovod._bindings import exported_names
+from horovod._bindings.exported_names import *  # noqa: F403  every binding exports all of them
 from horovod._bindings.local_variables import checked_layers as _checked_layers
 from horovod._bindings.reductions import Adasum, Average, Sum
 from horovod._keras import by_version as _by_version
@@ -54,7 +54,7 @@ __all__ = [
     "reducescatter",
     "shutdown",
 ]
-__all__ += interface.__all__
+__all__ += exported_names.__all__
 
 if _backend.name() == "tensorflow":
     from horovod._keras.backends.tensorflow_values import allgather, allreduce, broadcast, reducescatter

@@ -19,7 +19,7 @@ except Exception as error:  # with a NumPy that is too new for it, MXNet fails w
         error, "horovod.mxnet", "MXNet 1.9.1", "mxnet", " and in a separate environment, since it needs NumPy 1.23"
     ) from error
 
-from horovod._bindings.interface import *  # noqa: F403  mypy does not find these through the next such line
+from horovod._bindings.exported_names import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import check_extension, split_list
 from horovod.mxnet import mpi_ops
 from horovod.mxnet.compression import Compression

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from horovod._bindings import interface
-from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
+from horovod._bindings import exported_names
+from horovod._bindings.exported_names import *  # noqa: F403  every binding exports all of them
 from horovod._bindings.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.common.basics import HorovodBasics, init, shutdown
 from horovod.mxnet.ops.allgather import allgather, grouped_allgather
@@ -35,6 +35,6 @@ __all__ = [
     "reducescatter",
     "shutdown",
 ]
-__all__ += interface.__all__
+__all__ += exported_names.__all__
 
 _basics = HorovodBasics(__file__)

@@ -17,7 +17,7 @@ try:
 except Exception as error:
     raise _missing(error, "horovod.tensorflow", "TensorFlow 2.16 or newer", "tensorflow") from error
 
-from horovod._bindings.interface import *  # noqa: F403  mypy does not find these through the next such line
+from horovod._bindings.exported_names import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import split_list
 from horovod.tensorflow import data, elastic, mpi_ops
 from horovod.tensorflow.compression import Compression

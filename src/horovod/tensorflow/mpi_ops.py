@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from horovod._bindings import interface
-from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
+from horovod._bindings import exported_names
+from horovod._bindings.exported_names import *  # noqa: F403  every binding exports all of them
 from horovod._bindings.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.common.basics import HorovodBasics, is_homogeneous
 from horovod.common.util import check_extension, gpu_available
@@ -54,6 +54,6 @@ __all__ = [
     "shutdown",
     "size_op",
 ]
-__all__ += interface.__all__
+__all__ += exported_names.__all__
 
 _basics = HorovodBasics(__file__)

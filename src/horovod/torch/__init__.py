@@ -15,7 +15,7 @@ try:
 except Exception as error:
     raise _missing(error, "horovod.torch", "PyTorch 2.1 or newer", "torch") from error
 
-from horovod._bindings.interface import *  # noqa: F403  mypy does not find these through the next such line
+from horovod._bindings.exported_names import *  # noqa: F403  mypy does not find these through the next such line
 from horovod.common.util import check_extension
 from horovod.local_training.outer_sgd import OuterSGD
 from horovod.torch import elastic, mpi_ops

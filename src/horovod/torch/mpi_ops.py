@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from horovod._bindings import interface
-from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
+from horovod._bindings import exported_names
+from horovod._bindings.exported_names import *  # noqa: F403  every binding exports all of them
 from horovod._bindings.reductions import Adasum, Average, Max, Min, Product, Sum, handle_average_backwards_compatibility
 from horovod.common import basics
 from horovod.common.basics import HorovodBasics, is_homogeneous
@@ -101,7 +101,7 @@ __all__ = [
     "sparse_allreduce_async",
     "synchronize",
 ]
-__all__ += interface.__all__
+__all__ += exported_names.__all__
 
 _basics = HorovodBasics(__file__)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from horovod._base import config
-from horovod.torch.distributed.backend import AVAILABLE as WITH_BACKENDS
+from horovod.torch.distributed.c10d_backend import AVAILABLE as WITH_BACKENDS
 from process_groups import run_in_group, start_in_group
 from ranks import RankPool
 from time_limits import SOON
@@ -391,7 +391,7 @@ def test_a_backend_takes_the_same_calls_as_a_group(ranks: Ranks) -> None:
 
         import torch.distributed as dist
 
-        from horovod.torch.distributed import backend, membership
+        from horovod.torch.distributed import c10d_backend, membership
         from horovod.torch.distributed.submission import Submitter
 
         class Base:
@@ -403,7 +403,7 @@ def test_a_backend_takes_the_same_calls_as_a_group(ranks: Ranks) -> None:
         c10d: Any = torch._C._distributed_c10d
         original, c10d.Backend = c10d.Backend, Base
         try:
-            made = importlib.reload(backend)
+            made = importlib.reload(c10d_backend)
             assert made.AVAILABLE
             options = SimpleNamespace(
                 store=own.get_group_store(), group_rank=rank, group_size=size, timeout=timedelta(seconds=30)
@@ -423,7 +423,7 @@ def test_a_backend_takes_the_same_calls_as_a_group(ranks: Ranks) -> None:
             group.shutdown()
         finally:
             c10d.Backend = original
-            importlib.reload(backend)
+            importlib.reload(c10d_backend)
 
     run_in_group(ranks(2, framework="torch"), check)
 

@@ -20,8 +20,8 @@ from horovod.comm.datatypes import Array
 from horovod.comm.exchange.base import CollectiveKind, PeerExchange
 from horovod.comm.exchange.compressed_pieces import CompressedPieces
 from horovod.comm.exchange.plain_pieces import PlainPieces
+from horovod.comm.exchange.reduction_memory import Staging, as_bytes
 from horovod.comm.exchange.sharded_reduction import PieceSource, ShardedReduction
-from horovod.comm.exchange.staging import Staging, as_bytes
 from horovod.comm.exchange.tree_reduction import MESSAGE_BYTES, TreeReduction
 from horovod.comm.ranges import Range, parts_of, split_by_rank
 from horovod.comm.reduction import ReduceOp, Workspace, reduce_into

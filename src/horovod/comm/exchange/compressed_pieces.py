@@ -6,8 +6,8 @@ import numpy as np
 
 from horovod.comm.compression.block_reduction import BlockReduction
 from horovod.comm.datatypes import Array
+from horovod.comm.exchange.reduction_memory import Staging, as_bytes
 from horovod.comm.exchange.sharded_reduction import Buffers, PieceSource
-from horovod.comm.exchange.staging import Staging, as_bytes
 
 _BYTE = np.dtype(np.uint8)
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from horovod.comm.datatypes import Array
+from horovod.comm.exchange.reduction_memory import Staging, as_bytes
 from horovod.comm.exchange.sharded_reduction import Buffers, PieceSource
-from horovod.comm.exchange.staging import Staging, as_bytes
 from horovod.comm.ranges import Range
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from horovod.comm.datatypes import Array
 from horovod.comm.exchange.base import PeerExchange
-from horovod.comm.exchange.staging import Staging, as_bytes
+from horovod.comm.exchange.reduction_memory import Staging, as_bytes
 from horovod.comm.ranges import Range
 from horovod.comm.reduction import ReduceOp, combine, enter, leave, partial_type
 

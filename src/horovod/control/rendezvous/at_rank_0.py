@@ -25,8 +25,8 @@ from horovod.control.dial import Address, alternatives, anywhere, dial
 from horovod.control.handshake import HandshakeError
 from horovod.control.mesh import own_addresses
 from horovod.control.rendezvous.client import RendezvousClient
-from horovod.control.rendezvous.interface import AllGather, Rendezvous, served_by_a_rank
 from horovod.control.rendezvous.messages import PURPOSE, RendezvousError, ServerGoneError
+from horovod.control.rendezvous.rendezvous_kinds import AllGather, Rendezvous, served_by_a_rank
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import LENGTH, make_secret
 

@@ -29,9 +29,9 @@ from horovod.control.dial import Address, anywhere
 from horovod.control.handshake import HandshakeError
 from horovod.control.mesh import own_addresses
 from horovod.control.rendezvous.client import RendezvousClient
-from horovod.control.rendezvous.interface import AllGather, Rendezvous, served_by_a_rank
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.rendezvous.munge import Munge, MungeError
+from horovod.control.rendezvous.rendezvous_kinds import AllGather, Rendezvous, served_by_a_rank
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import LENGTH, make_secret
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod.control.rendezvous.interface import WithoutServer, not_all_came
+from horovod.control.rendezvous.rendezvous_kinds import WithoutServer, not_all_came
 
 _abandoned: list[Any] = []
 """Requests that timed out. MPI cannot cancel a collective, and may still write to the memory that these hold."""

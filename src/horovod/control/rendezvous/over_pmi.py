@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from horovod.control.rendezvous.interface import WithoutServer, not_all_came
+from horovod.control.rendezvous.rendezvous_kinds import WithoutServer, not_all_came
 
 DESCRIPTOR = "PMI_FD"
 """The environment variable that holds the socket's number."""

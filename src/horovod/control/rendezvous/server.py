@@ -18,12 +18,6 @@ from horovod.control.dial import listening_socket
 from horovod.control.fd_limit import DescriptorLimitError, make_room
 from horovod.control.listener import LARGEST_QUEUE, ConnectionListener
 from horovod.control.lost_rank import text_of_loss
-from horovod.control.rendezvous.group import (
-    FailedExchange,
-    RendezvousGroup,
-    ended_processes_error,
-    timeout_error,
-)
 from horovod.control.rendezvous.messages import (
     PURPOSE,
     REACHABILITY,
@@ -38,6 +32,12 @@ from horovod.control.rendezvous.messages import (
     decode_request,
     encode,
     encode_values,
+)
+from horovod.control.rendezvous.rendezvous_group import (
+    FailedExchange,
+    RendezvousGroup,
+    ended_processes_error,
+    timeout_error,
 )
 from horovod.control.rendezvous.store_requests import carry_out
 from horovod.control.sealing import Message

@@ -32,7 +32,7 @@ from horovod.observe import logging as observe_logging
 
 if TYPE_CHECKING:
     from horovod._base.process_identity import ProcessIdentity
-    from horovod.control.rendezvous.interface import Rendezvous
+    from horovod.control.rendezvous.rendezvous_kinds import Rendezvous
 
 _log = logging.getLogger("horovod.core")
 

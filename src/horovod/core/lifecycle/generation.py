@@ -32,7 +32,7 @@ from horovod.control.lost_rank import LostRankError, stopped_rank, text_of_loss
 from horovod.control.mesh import ConnectionKey, Endpoint, Mesh, MeshError
 from horovod.control.processes import STOPPED
 from horovod.control.reachability import UnreachableError
-from horovod.control.rendezvous.interface import AllGather
+from horovod.control.rendezvous.rendezvous_kinds import AllGather
 from horovod.control.secret import make_secret
 from horovod.core.engines import device_choice
 from horovod.core.engines.device_engines import DeviceEngines

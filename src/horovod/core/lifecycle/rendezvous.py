@@ -23,12 +23,12 @@ from horovod.control.mesh import Endpoint
 from horovod.control.reachability import TRIAL_SECONDS, Findings, find_unreachable, without_unreachable_addresses
 from horovod.control.rendezvous import over_mpi, over_pmi
 from horovod.control.rendezvous.at_rank_0 import Directory, KnownAddress, RendezvousAtRank0
-from horovod.control.rendezvous.interface import AllGather, LauncherServer, OnThisHost, Rendezvous
 from horovod.control.rendezvous.messages import REACHABILITY
 from horovod.control.rendezvous.munge import MungeError
 from horovod.control.rendezvous.on_hosts import RendezvousOnHosts
 from horovod.control.rendezvous.over_mpi import RendezvousOverMpi
 from horovod.control.rendezvous.over_pmi import RendezvousOverPmi
+from horovod.control.rendezvous.rendezvous_kinds import AllGather, LauncherServer, OnThisHost, Rendezvous
 from horovod.control.secret import decode_secret, secret_of_user
 from horovod.control.slurm_address import address_of
 from horovod.core.engines.device_choice import DeviceReport

@@ -17,8 +17,8 @@ from typing import Protocol
 from horovod.comm.mpi import runtime as mpi
 from horovod.control.failure import LOST, Cause, FailureKind
 from horovod.control.rendezvous.client import RendezvousClient
-from horovod.control.rendezvous.interface import LauncherServer, Rendezvous
 from horovod.control.rendezvous.messages import RendezvousError
+from horovod.control.rendezvous.rendezvous_kinds import LauncherServer, Rendezvous
 from horovod.core.errors import (
     CollectiveTimeoutError,
     EngineFailureError,

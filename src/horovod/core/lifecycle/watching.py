@@ -19,7 +19,7 @@ from horovod.control.liveness_monitor import LivenessMonitor
 from horovod.control.liveness_tree import LivenessTree
 from horovod.control.mesh import ConnectionKey, Endpoint
 from horovod.control.processes import why_not_running
-from horovod.control.rendezvous.interface import LauncherServer
+from horovod.control.rendezvous.rendezvous_kinds import LauncherServer
 from horovod.core.lifecycle import elastic_process
 from horovod.core.lifecycle.dumping import Dumper, Members, neighbours_of
 from horovod.core.lifecycle.live_server import LiveServer, MetricsAddressError

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from horovod._base.process_identity import ProcessIdentity
-    from horovod.control.rendezvous.interface import Rendezvous
+    from horovod.control.rendezvous.rendezvous_kinds import Rendezvous
 
 FAILED = "Horovod initialization failed"
 

@@ -8,7 +8,7 @@ from typing import Any
 from ray.train.v2._internal.execution.worker_group import ReplicaGroup
 
 from horovod.ray.train import in_worker
-from horovod.ray.train.backend import FixedBackend
+from horovod.ray.train.fixed_backend import FixedBackend
 from horovod.ray.train.train_job import JoiningWorker, RunningJob
 from horovod.runner.reach import awaiting_agent
 

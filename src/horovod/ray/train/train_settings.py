@@ -10,8 +10,8 @@ from typing import Any
 from ray.train.backend import Backend, BackendConfig
 
 from horovod.ray.settings import MiniSettings
-from horovod.ray.train.backend import FixedBackend
 from horovod.ray.train.elastic_backend import ElasticBackend
+from horovod.ray.train.fixed_backend import FixedBackend
 from horovod.ray.train.in_worker import in_job
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as _tf
 
-from horovod._bindings import interface
-from horovod._bindings.interface import *  # noqa: F403  every binding exports all of them
+from horovod._bindings import exported_names
+from horovod._bindings.exported_names import *  # noqa: F403  every binding exports all of them
 from horovod._bindings.reductions import Average, Sum
 from horovod._keras import by_version as _by_version
 from horovod._keras.backends.tensorflow_values import (
@@ -53,7 +53,7 @@ __all__ = [
     "reducescatter",
     "shutdown",
 ]
-__all__ += interface.__all__
+__all__ += exported_names.__all__
 
 
 def DistributedOptimizer(

@@ -9,8 +9,8 @@ import torch
 
 from horovod.torch.distributed import membership as memberships
 from horovod.torch.distributed.futures import threads
-from horovod.torch.distributed.operations import Operations
-from horovod.torch.distributed.point_to_point.operations import PointToPoint
+from horovod.torch.distributed.group_operations import Operations
+from horovod.torch.distributed.point_to_point.send_and_recv import PointToPoint
 from horovod.torch.distributed.store import StoreExchange
 from horovod.torch.distributed.submission import Submitter
 from horovod.torch.distributed.work import HorovodWork

@@ -16,9 +16,9 @@ from horovod.core.lifecycle import context, elastic_process
 from horovod.core.lifecycle.elastic_process import ElasticProcess
 from horovod.environments import identity
 from horovod.torch.distributed import membership
-from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.distributed.launcher_store import LauncherStore
 from horovod.torch.distributed.next_membership import adopt
+from horovod.torch.distributed.process_group import HorovodProcessGroup
 
 dist: Any = torch.distributed  # its stubs lack some classes
 _c10d: Any = torch.distributed.distributed_c10d

@@ -10,15 +10,15 @@ from typing import Any
 
 from horovod._base.config import goes_on
 from horovod.torch.distributed import (
-    backend,
+    c10d_backend,
     group_rounds,  # noqa: F401  elastic training finds it in sys.modules
     membership,
     reconfigure,
 )
-from horovod.torch.distributed.backend import HorovodBackend
 from horovod.torch.distributed.base import NAME
+from horovod.torch.distributed.c10d_backend import HorovodBackend
 from horovod.torch.distributed.ddp_reducer import install
-from horovod.torch.distributed.group import HorovodProcessGroup
+from horovod.torch.distributed.process_group import HorovodProcessGroup
 from horovod.torch.distributed.submission import Submitter
 
 
@@ -36,13 +36,13 @@ def make(options: Any, backend_options: Any = None) -> HorovodProcessGroup | Hor
     """
     wanted = _wanted()
     others = set(wanted.values()) - {NAME}
-    if others and not backend.AVAILABLE:
+    if others and not c10d_backend.AVAILABLE:
         shown = ",".join(f"{device}:{name}" for device, name in wanted.items())
         raise ValueError(
             f'backend="{shown}": in this version of PyTorch a back end in Python serves all devices of a group, so "{NAME}" '
             f'cannot be one of several. Use backend="{NAME}", which takes tensors on GPUs as well, or PyTorch 2.15 or newer.'
         )
-    one_of_several = backend.AVAILABLE and (bool(others) or not wanted)
+    one_of_several = c10d_backend.AVAILABLE and (bool(others) or not wanted)
     store, rank, size = options.store, options.group_rank, options.group_size
     asked = (options, backend_options)  # PyTorch passes it from 2.14 on
     reconfigurable = any(getattr(each, "enable_reconfigure", False) for each in asked)
@@ -82,9 +82,9 @@ def _of_survivors(options: Any, several: bool, reconfigurable: bool) -> HorovodP
     Raises:
         NotImplementedError: another group is asked for.
     """
-    from horovod.torch.distributed.on_loss.group import ContinuingGroup, refuse_groups  # few jobs need it
+    from horovod.torch.distributed.on_loss.continuing_group import ContinuingGroup, refuse_groups  # few jobs need it
+    from horovod.torch.distributed.on_loss.continuing_submission import ContinuingSubmitter
     from horovod.torch.distributed.on_loss.refusals import text
-    from horovod.torch.distributed.on_loss.submission import ContinuingSubmitter
 
     if options.global_ranks_in_group:
         refuse_groups()

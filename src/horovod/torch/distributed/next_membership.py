@@ -21,8 +21,8 @@ from typing import Any
 import torch.distributed
 
 from horovod.torch.distributed import ddp_reducer
-from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.distributed.membership import GroupMembership
+from horovod.torch.distributed.process_group import HorovodProcessGroup
 
 MESHES_SECONDS = 1.0
 """How long after a change a warning names device meshes of another number of ranks."""

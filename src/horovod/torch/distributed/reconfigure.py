@@ -34,9 +34,9 @@ from horovod.core.lifecycle.world import World
 from horovod.core.requests.handle import Handle
 from horovod.environments import identity
 from horovod.torch.distributed.base import NAME
-from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.distributed.membership import GroupMembership, begin, identity_of, of_runtime
 from horovod.torch.distributed.next_membership import adopt
+from horovod.torch.distributed.process_group import HorovodProcessGroup
 from horovod.torch.distributed.store import StoreExchange
 from horovod.torch.distributed.work import HorovodWork
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from horovod.control.rendezvous.interface import AllGather, Rendezvous
 from horovod.control.rendezvous.messages import RendezvousError
+from horovod.control.rendezvous.rendezvous_kinds import AllGather, Rendezvous
 from horovod.core.errors import HorovodInternalError
 
 _PAUSE_SECONDS = (0.0005, 0.05)

@@ -14,8 +14,8 @@ from horovod._base.abstract_names import listed
 from horovod.control import connection as connection_module
 from horovod.control import dial as dial_module
 from horovod.control.dial import dial
-from horovod.control.rendezvous.interface import LauncherServer, OnThisHost, Rendezvous
 from horovod.control.rendezvous.messages import PURPOSE, RendezvousError
+from horovod.control.rendezvous.rendezvous_kinds import LauncherServer, OnThisHost, Rendezvous
 from horovod.control.rendezvous.server import RendezvousServer
 from time_limits import SOON
 from unit.control.concurrent_ranks import ConcurrentCalls, run_concurrently, wait_until

@@ -30,8 +30,8 @@ from horovod.comm.select import EngineError
 from horovod.common import basics
 from horovod.control.rendezvous import munge
 from horovod.control.rendezvous.at_rank_0 import RendezvousAtRank0
-from horovod.control.rendezvous.interface import LauncherServer, OnThisHost, Rendezvous
 from horovod.control.rendezvous.on_hosts import RendezvousOnHosts
+from horovod.control.rendezvous.rendezvous_kinds import LauncherServer, OnThisHost, Rendezvous
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.secret import encode_secret, make_secret, secret_of_text
 from horovod.core.errors import HorovodInternalError

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from horovod.control.failure import Cause, FailureKind
-from horovod.control.rendezvous.interface import LauncherServer
+from horovod.control.rendezvous.rendezvous_kinds import LauncherServer
 from horovod.core.errors import (
     CollectiveTimeoutError,
     EngineFailureError,

@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from horovod.core.negotiation.messages import Operation
 from horovod.torch.distributed.arguments import options_of
+from horovod.torch.distributed.group_reductions import Reductions
 from horovod.torch.distributed.movements import Movements
-from horovod.torch.distributed.reductions import Reductions
 from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.uncompiled import uncompiled
 

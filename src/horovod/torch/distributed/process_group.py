@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from horovod.core.lifecycle import context
 from horovod.core.lifecycle.generation import Generation
-from horovod.torch.distributed import backend, calls_before_run
-from horovod.torch.distributed.backend import HorovodBackend
+from horovod.torch.distributed import c10d_backend, calls_before_run
 from horovod.torch.distributed.base import BackendGroup, Reconfiguration
+from horovod.torch.distributed.c10d_backend import HorovodBackend
 from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.splitting import split
 from horovod.torch.distributed.submission import Submitter
@@ -71,7 +71,9 @@ class _WithoutBackend:
         return self
 
 
-_BASES: Any = (BackendGroup, _ProcessGroup) if backend.AVAILABLE else (BackendGroup, _WithoutBackend, _ProcessGroup)
+_BASES: Any = (
+    (BackendGroup, _ProcessGroup) if c10d_backend.AVAILABLE else (BackendGroup, _WithoutBackend, _ProcessGroup)
+)
 
 
 @uncompiled
@@ -92,7 +94,7 @@ class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
         super().__init__(options.group_rank, options.group_size)  # the one with a store does not suit subclasses
         self._join(options.store, submitter)
         self._before_run = context.before_run()
-        if backend.AVAILABLE:
+        if c10d_backend.AVAILABLE:
             self._backend = HorovodBackend(options, submitter)  # kept alive here: PyTorch holds only the C++ object
             kind = _ProcessGroup.BackendType.CUSTOM
             for device in _DEVICES:
@@ -109,13 +111,13 @@ class HorovodProcessGroup(*_BASES):  # type: ignore[misc]
         """Take the next membership. The process sets of earlier ones have ended."""
         submitter = Submitter(membership, self._submitter.seconds)
         self._join(membership.store, submitter)
-        if backend.AVAILABLE:
+        if c10d_backend.AVAILABLE:
             self._backend._join(membership.store, submitter)
 
     def change_members_by(self, reconfiguration: Reconfiguration) -> None:
         """Let the script change the members."""
         self._reconfiguration = reconfiguration
-        if backend.AVAILABLE:
+        if c10d_backend.AVAILABLE:
             self._backend._reconfiguration = reconfiguration
 
     def broadcast(self, tensors: Any = None, *arguments: Any, **options: Any) -> HorovodWork:

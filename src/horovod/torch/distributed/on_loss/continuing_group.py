@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import torch
 
 from horovod.torch.distributed.arguments import ArgumentError
-from horovod.torch.distributed.group import HorovodProcessGroup
 from horovod.torch.distributed.on_loss import refusals
-from horovod.torch.distributed.on_loss.submission import ContinuingSubmitter
+from horovod.torch.distributed.on_loss.continuing_submission import ContinuingSubmitter
+from horovod.torch.distributed.process_group import HorovodProcessGroup
 from horovod.torch.distributed.work import HorovodWork
 from horovod.torch.uncompiled import uncompiled
 
