@@ -30,15 +30,15 @@ class LocalOptimizerStateHandler(OptimizerStateHandler):
 
     def before_sync(self) -> None:
         """Decide whether this host keeps its parameters, and take them aside: the model's handler overwrites them."""
-        part = self.value._horovod
-        part.meet()
+        parameters = self.value._horovod_local.parameters
+        parameters.meet()
         hosts, own = current().hosts, current().identity.rank
-        steps = allgather_object(part.rounds.steps if self._met else _NEW, name="elastic.local_steps")
+        steps = allgather_object(parameters.outer.steps if self._met else _NEW, name="elastic.local_steps")
         ahead = steps[self.root_rank]
         keeps = ahead != _NEW and all(
             each == ahead for each, host in zip(steps, hosts, strict=True) if host == hosts[own]
         )
-        self._own = (self.value.state_dict(), {p: p.detach().clone() for p in part.parameters.slots}) if keeps else None
+        self._own = (self.value.state_dict(), {p: p.detach().clone() for p in parameters.slots}) if keeps else None
 
     @torch.no_grad()
     def sync(self) -> None:
@@ -46,7 +46,7 @@ class LocalOptimizerStateHandler(OptimizerStateHandler):
         broadcast_optimizer_state(self.value, self.root_rank)
         own, self._own = self._own, None
         if own is None:
-            self.value._horovod.rounds.take_outer()
+            self.value._horovod_local.parameters.outer.take_outer()
         else:
             self.value.load_wrapped(own[0])
             for parameter, value in own[1].items():

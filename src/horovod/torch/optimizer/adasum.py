@@ -13,19 +13,18 @@ Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
 
-from horovod._bindings.reductions import ReductionArguments
-from horovod.comm.reduction import ReduceOp
-from horovod.torch.compression import Compressor
+from horovod.core.lifecycle.context import is_initialized
 from horovod.torch.optimizer.adasum_passes import AdasumPasses
-from horovod.torch.optimizer.buckets import Bucket
+from horovod.torch.optimizer.adasum_sender import AdasumSender
+from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.identity import OptimizerIdentity
+from horovod.torch.optimizer.parameters import OptimizerParameters
 from horovod.torch.optimizer.settings import OptimizerSettings
 from horovod.torch.optimizer.wrapped import WrappedOptimizer
 
@@ -35,33 +34,39 @@ _CHANGED = (
 )
 
 
-class AdasumReduction(AdasumPasses):
+class AdasumReduction(DistributedPart):
     """The distributed part of an optimizer with Adasum."""
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
-    ) -> None:
-        assert isinstance(settings.compression, type), "check_arguments() refuses a BucketCompressor with Adasum"
-        self._compression: type[Compressor] = settings.compression
-        super().__init__(optimizer, settings, identity)
+    passes: AdasumPasses
+
+    def __init__(self, parameters: OptimizerParameters) -> None:
+        passes = AdasumPasses(parameters, AdasumSender(parameters))
+        super().__init__(parameters, passes)
+        parameters.report_to(passes)
 
     def finish(self) -> None:
         """Send all remaining buckets, wait for all buckets, and apply the combined changes."""
-        self.check_not_paused("step()")
-        error = self.send_all()
+        self.passes.refuse_paused("step()")
+        error = self.passes.send_all()
         for bucket in self.parameters.buckets:
             try:
                 bucket.wait(_CHANGED)
             except BaseException as failure:
                 error = error or failure
         if error is not None:
-            self.forget()
+            self.passes.forget()
             raise error
         with torch.no_grad():
             for bucket in self.parameters.buckets:
                 for move in bucket.after:
                     move()
-        self.end_step()
+        self.passes.stepped()
+
+    def zero_grad(self) -> None:
+        if is_initialized():
+            self.parameters.follow()
+            self.parameters.prepare()
+        self.passes.discard()
 
     def abandon(self) -> None:
         for bucket in self.parameters.buckets:
@@ -69,66 +74,21 @@ class AdasumReduction(AdasumPasses):
                 bucket.wait(_CHANGED)
             except Exception:  # for example, the job has failed and the script restores a state
                 pass
-        self.forget()
+        self.passes.forget()
 
     def before_scaler_steps(self) -> None:
         raise AssertionError(
             "a gradient scaler cannot be used with op=hvd.Adasum: steps are made during backward, with scaled gradients"
         )
 
-    def send(self, bucket: Bucket) -> None:
-        """Step locally on a bucket's parameters, send the changes, and restore the parameters.
-
-        A parameter without a gradient does not change on this rank. Adasum ignores a change of zeros.
-        """
-        deltas: list[torch.Tensor] = []
-        parameters = [slot.parameter for slot in bucket.slots]
-        bucket.after.clear()
-        with torch.no_grad():
-            starts = [p.detach().clone(memory_format=torch.contiguous_format) for p in parameters]
-            self._local_step(parameters)
-            for p, start in zip(parameters, starts, strict=True):
-                delta = p.detach() - start
-                p.copy_(start)
-                if delta.dtype.is_complex:
-                    delta = torch.view_as_real(delta)
-                compressed, context = self._compression.compress(delta)
-                sent = compressed.contiguous()
-                deltas.append(sent)
-                bucket.after.append(partial(self._move, p, sent, context))
-        bucket.mark_sent([slot.parameter.grad for slot in bucket.slots])
-        bucket.handle = bucket.submit(bucket.slots, deltas, ReductionArguments(ReduceOp.ADASUM), self.settings.line)
-
-    def _move(self, parameter: torch.Tensor, received: torch.Tensor, context: Any) -> None:
-        delta = self._compression.decompress(received, context)
-        parameter.add_(torch.view_as_complex(delta) if parameter.dtype.is_complex else delta)
-
-    def _local_step(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Make one step of the wrapped optimizer with only these parameters, without its step hooks."""
-        optimizer, members = self.parameters.optimizer, set(parameters)
-        assert isinstance(optimizer, AdasumOptimizer)
-        step = super(AdasumOptimizer, optimizer).step.__func__  # type: ignore[attr-defined]  # a bound method's
-        if getattr(step, "hooked", False):
-            step = step.__wrapped__
-        groups = optimizer.param_groups
-        all_groups = list(groups)
-        all_parameters = [group["params"] for group in groups]
-        try:
-            for group in groups:
-                group["params"] = [p for p in group["params"] if p in members]
-            groups[:] = [group for group in groups if group["params"]]
-            step(optimizer)
-        finally:
-            groups[:] = all_groups
-            for group, parameters_of_group in zip(groups, all_parameters, strict=True):
-                group["params"] = parameters_of_group
-
 
 class AdasumOptimizer(WrappedOptimizer):
     """The methods of a distributed optimizer with Adasum."""
 
     _horovod: AdasumReduction
-    _part = AdasumReduction
+
+    def _distribute(self, settings: OptimizerSettings, identity: OptimizerIdentity) -> None:
+        self._horovod = AdasumReduction(OptimizerParameters(self, settings, identity))
 
     def synchronize(self) -> None:
         """Does nothing, because gradients are not reduced. It exists for scripts that call it."""

@@ -11,18 +11,17 @@ with ``zero_grad()``, or with the first gradient that is not added to an old one
 from __future__ import annotations
 
 import weakref
-from abc import abstractmethod
 from collections.abc import Callable
 from enum import Enum
 from itertools import count
 
 import torch
 
-from horovod.core.lifecycle.context import is_initialized, running
+from horovod.core.lifecycle.context import running
+from horovod.torch.optimizer.adasum_sender import AdasumSender
 from horovod.torch.optimizer.buckets import NO_GRADIENT, Bucket, ParameterState
-from horovod.torch.optimizer.distributed_part import DistributedPart
-from horovod.torch.optimizer.identity import OptimizerIdentity
-from horovod.torch.optimizer.settings import OptimizerSettings
+from horovod.torch.optimizer.counted_passes import CountedPasses
+from horovod.torch.optimizer.parameters import OptimizerParameters
 
 _AFTER_AN_EXCEPTION = "After an exception inside backward(), call optimizer.step() and then optimizer.zero_grad()."
 _TOO_MANY_PASSES = (
@@ -47,30 +46,32 @@ class Phase(Enum):
     FILLING = "a step has begun; backward fills buckets, and full buckets are sent"
 
 
-class AdasumPasses(DistributedPart):
-    """The part of an optimizer with Adasum that counts backward passes.
+class AdasumPasses(CountedPasses):
+    """The backward passes of an optimizer with Adasum.
+
+    Args:
+        parameters: of the optimizer.
+        sender: makes the local step of a bucket, and sends the changes.
 
     Attributes:
         phase: the phase of the present step.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
-    ) -> None:
+    def __init__(self, parameters: OptimizerParameters, sender: AdasumSender) -> None:
+        super().__init__(parameters.settings.passes)
+        self._parameters = parameters
+        self._sender = sender
         self.phase = Phase.NEW
-        super().__init__(optimizer, settings, identity)
         _adasums[next(_count)] = self
 
-    @abstractmethod
-    def send(self, bucket: Bucket) -> None:
-        """Make the local step of a bucket, and start to combine the changes. Sets the bucket's ``handle``."""
+    def discard(self) -> None:
+        """Begin a step, because the script discards the gradients.
 
-    def zero_grad(self) -> None:
-        if is_initialized():
-            self.parameters.follow()
-            self.prepare()
+        Raises:
+            AssertionError: a part of the step's passes were made.
+        """
         if self.phase is Phase.FILLING and any(
-            bucket.waiting != len(bucket.slots) for bucket in self.parameters.buckets
+            bucket.waiting != len(bucket.slots) for bucket in self._parameters.buckets
         ):
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
         self.begin()
@@ -83,14 +84,17 @@ class AdasumPasses(DistributedPart):
         if self.phase is Phase.FILLING:
             self.reset()  # the gradients of passes so far are discarded
         self.phase = Phase.FILLING
-        for slot in self.parameters.slots.values():
+        for slot in self._parameters.slots.values():
             slot.version = NO_GRADIENT
 
     def new_generation(self) -> None:
-        """Nothing to do: the count of passes belongs to the buckets."""
+        for slot in self._parameters.slots.values():
+            slot.passes = 0
 
     def renumbered(self, moved: Callable[[int], int]) -> None:
-        """Nothing to do: bits of slots are not used here."""
+        for slot in self._parameters.slots.values():
+            if slot.bucket is None:  # a new bucket waits for all passes of a step
+                slot.passes = 0
 
     def gradient_is_ready(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
         """Called when a backward pass has added to a gradient.
@@ -104,35 +108,33 @@ class AdasumPasses(DistributedPart):
         if self.phase is not Phase.FILLING and not self._begins_with(slot, before):
             return
         if slot.bucket is None:
-            self.prepare()
+            self._parameters.prepare()
         bucket = slot.bucket
         if bucket is None:
             return  # this rank does not reduce in this generation
-        if self.is_paused:
-            if bucket.handle is not None:
-                raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
-            return
-        if not slot.passes:
+        if bucket.handle is not None or (slot.passes >= self.per_step and not self.is_paused):
             raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
-        slot.passes -= 1
-        if slot.passes:
+        if self.is_paused:
+            return
+        slot.passes += 1
+        if slot.passes < self.per_step:
             return
         bucket.waiting -= 1
-        if not bucket.waiting and running().generation == self.parameters.generation:
-            self.send(bucket)
+        if not bucket.waiting and running().generation == self._parameters.generation:
+            self._sender.send(bucket)
 
     def _begins_with(self, slot: ParameterState, before: int) -> bool:
         """Begin a step if backward has not added this gradient to an old one. Returns whether a step has begun."""
         if before == NO_GRADIENT:  # the other parameters show whether gradients were discarded
             added = not any(
-                each.version != NO_GRADIENT and each.parameter.grad is None for each in self.parameters.slots.values()
+                each.version != NO_GRADIENT and each.parameter.grad is None for each in self._parameters.slots.values()
             )
         else:
             added = slot.version == before + 1
         if self.phase is Phase.STEPPED and (added or torch.is_grad_enabled()):
             return False  # with create_graph=True a sum is a new tensor
         version = slot.version
-        self.prepare()
+        self._parameters.prepare()
         self.begin()
         slot.version = version
         return True
@@ -140,22 +142,22 @@ class AdasumPasses(DistributedPart):
     def send_all(self) -> BaseException | None:
         """Send all buckets that are not sent. Returns the first error."""
         error: BaseException | None = None
-        self.parameters.follow()
-        self.prepare()
-        for bucket in self.parameters.buckets:
+        self._parameters.follow()
+        self._parameters.prepare()
+        for bucket in self._parameters.buckets:
             if bucket.handle is None:
                 try:
-                    self.send(bucket)
+                    self._sender.send(bucket)
                 except BaseException as failure:
                     error = error or failure
         return error
 
-    def end_step(self) -> None:
-        """Called when the combined changes have been applied."""
+    def stepped(self) -> None:
+        """Note that the combined changes have been applied."""
         self.reset()
-        self.parameters.count.made += 1
+        self._parameters.count.made += 1
         self.phase = Phase.STEPPED
-        for slot in self.parameters.slots.values():
+        for slot in self._parameters.slots.values():
             gradient = slot.parameter.grad
             slot.version = NO_GRADIENT if gradient is None else gradient._version
 
@@ -167,10 +169,16 @@ class AdasumPasses(DistributedPart):
 
     def reset(self) -> None:
         """Restart the count of passes of all buckets."""
-        for bucket in self.parameters.buckets:
-            bucket.reset(self.parameters.passes)
+        for bucket in self._parameters.buckets:
+            self._reset(bucket)
 
-    def rewind(self) -> None:
-        for bucket in self.parameters.buckets:
+    def restart(self) -> None:
+        for bucket in self._parameters.buckets:
             if bucket.handle is None:
-                bucket.reset(self.parameters.passes)
+                self._reset(bucket)
+
+    @staticmethod
+    def _reset(bucket: Bucket) -> None:
+        bucket.reset()
+        for slot in bucket.slots:
+            slot.passes = 0

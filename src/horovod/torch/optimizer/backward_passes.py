@@ -10,6 +10,7 @@ The engine keeps the callback alive as long as the pass runs. If the callback wa
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import get_ident
 
@@ -22,6 +23,19 @@ current_task: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the graph task that this thread works for; -1 if there is none. Every backward pass has a different number."""
 
 
+class PassListener(ABC):
+    """An optimizer's object that is notified of the ends of the passes that have reached its parameters."""
+
+    @abstractmethod
+    def pass_ended(self, task: int, is_last: bool) -> bool:
+        """Called at the end of a pass that it has entered. Returns whether the optimizer's gradients are reduced now.
+
+        Args:
+            task: the graph task of the pass.
+            is_last: whether it was the last to enter the pass, as it probably will be in the next pass.
+        """
+
+
 class BackwardPass:
     """The callback at the end of one pass.
 
@@ -32,7 +46,7 @@ class BackwardPass:
     def __init__(self, task: int) -> None:
         self._task = task
         self.ended = False
-        self._reached: list[Participant] = []
+        self._reached: dict[PassListener, Participant] = {}
         self._thread = get_ident()
 
     @property
@@ -40,18 +54,21 @@ class BackwardPass:
         """Whether this thread has begun the pass."""
         return self._thread == get_ident()
 
-    def enter(self, participant: Participant) -> None:
-        if participant not in self._reached:
-            self._reached.append(participant)
+    def enter(self, listener: PassListener, participant: Participant) -> None:
+        """Notify ``listener`` of the end. ``participant`` is its optimizer in the round that may follow."""
+        self._reached.setdefault(listener, participant)
 
     def __call__(self) -> None:
         self.ended = True
         clock.enter(FORWARD)
         _open.pop(self._task, None)
-        reached, self._reached = self._reached, []
-        for each in reached:
-            each.ends_passes = each is reached[-1]
-        ending = [each for each in reached if each.pass_ended(self._task)]
+        reached, self._reached = self._reached, {}
+        ending = []
+        left = len(reached)
+        for listener, participant in reached.items():
+            left -= 1
+            if listener.pass_ended(self._task, is_last=not left):
+                ending.append(participant)
         if ending:
             reduce_together(ending)
 
@@ -59,11 +76,12 @@ class BackwardPass:
 _open: weakref.WeakValueDictionary[int, BackwardPass] = weakref.WeakValueDictionary()
 
 
-def enter(participant: Participant, task: int) -> BackwardPass | None:
-    """Have a participant notified of the end of the pass that runs in this thread.
+def enter(listener: PassListener, participant: Participant, task: int) -> BackwardPass | None:
+    """Have an optimizer notified of the end of the pass that runs in this thread.
 
     Args:
-        participant: the optimizer.
+        listener: is notified.
+        participant: the optimizer in the round that may follow.
         task: :data:`current_task` in this thread.
 
     Returns:
@@ -77,5 +95,5 @@ def enter(participant: Participant, task: int) -> BackwardPass | None:
         except RuntimeError:  # hooks are called from compiled code
             return None
         _open[task] = found
-    found.enter(participant)
+    found.enter(listener, participant)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
 from operator import attrgetter, is_, methodcaller
@@ -111,12 +111,38 @@ class BucketSender:
         if bucket.handle is not None:
             self.sent.append(bucket)
 
-    def advance(self) -> None:
-        """Continue the collectives of compressors until all have ended."""
+    def wait(self, complaint: str, excused: Callable[[ParameterState, torch.Tensor], bool]) -> BaseException | None:
+        """Wait until all buckets that were sent are reduced, and complete their gradients. Returns the first error.
+
+        Args:
+            complaint, excused: as of :meth:`Bucket.wait`.
+        """
+        error: BaseException | None = None
         if self._whole is not None:
-            under_way = [bucket.handle for bucket in self.sent]
-            while under_way:
-                under_way = [each for each in under_way if isinstance(each, BucketReduction) and each.advance()]
+            try:
+                self._advance()
+            except BaseException as failure:
+                error = failure
+        for bucket in self.sent:
+            try:
+                bucket.wait(complaint, excused)
+                for complete in bucket.after:
+                    complete()
+            except BaseException as failure:
+                error = error or failure
+        return error
+
+    def _advance(self) -> None:
+        """Continue the collectives of compressors until all have ended."""
+        under_way = [bucket.handle for bucket in self.sent]
+        while under_way:
+            under_way = [each for each in under_way if isinstance(each, BucketReduction) and each.advance()]
+
+    def reset(self) -> None:
+        """Prepare the buckets that were sent for the next backward passes. No reduction may be running."""
+        for bucket in self.sent:
+            bucket.reset()
+        self.sent.clear()
 
     def _send_converted(self, bucket: Bucket) -> None:
         """Send a bucket for the first time, or one with gradients that are sparse, complex, compressed or part of a graph."""

@@ -51,7 +51,7 @@ class ParameterState:
         bit: the slot's bit in sets of slots, which are integers. The same on all ranks.
         bucket: the bucket of its gradient. None until the first step of a generation cuts the buckets.
         hook: notifies the optimizer of new gradients. None on a rank that takes no part in the reduction.
-        passes: with Adasum, how many backward passes must still add to the gradient until it is ready. 0: it is ready.
+        passes: with Adasum, how many backward passes of this step have added to the gradient.
         version: PyTorch's count of changes to the gradient (``_version``) when it was last sent, or when a backward pass last
             added to it and kept it on this rank.
         tensor_address: the address of PyTorch's C++ tensor of the gradient (``_cdata``), when a backward pass last kept it on
@@ -83,7 +83,7 @@ class ParameterState:
         self.bit = 0
         self.bucket: Bucket | None = None
         self.hook: GradientHook | None = None
-        self.passes = 1
+        self.passes = 0
         self.version = NO_GRADIENT
         self.tensor_address = 0
         self.sparse = False
@@ -145,7 +145,7 @@ class Bucket:
         "waiting",
     )
 
-    def __init__(self, name: str, slots: Sequence[ParameterState], passes: int = 1) -> None:
+    def __init__(self, name: str, slots: Sequence[ParameterState]) -> None:
         self.name = name
         self.slots = list(slots)
         self.waiting = len(self.slots)
@@ -157,7 +157,6 @@ class Bucket:
         self._single: list[int] = []
         self._parts: dict[int, Bucket] = {}
         self.renumber()
-        self.reset(passes)
 
     def __repr__(self) -> str:
         return f"Bucket({self.name!r}, {len(self.slots)} gradients, {self.waiting} not ready)"
@@ -180,14 +179,12 @@ class Bucket:
             found = self._parts[wanted] = Bucket(f"{self.name}.part.{label}", slots)
         return found
 
-    def reset(self, passes: int = 1) -> None:
-        """Prepare for the next ``passes`` backward passes. No reduction may be running."""
+    def reset(self) -> None:
+        """Prepare for the next backward passes. No reduction may be running."""
         self.handle = None
         self.sent.clear()
         self.after.clear()
         self.waiting = len(self.slots)
-        for slot in self.slots:
-            slot.passes = passes
 
     def mark_sent(self, gradients: list[torch.Tensor | None]) -> None:
         """Remember the gradients that are about to be sent. From now on the script must not change them."""

@@ -74,7 +74,7 @@ def DistributedOptimizer(
     Raises:
         ValueError, NotImplementedError: an argument is wrong. The text says which.
     """
-    if isinstance(optimizer, WrappedOptimizer) and optimizer._horovod.is_loaded:
+    if isinstance(optimizer, WrappedOptimizer) and optimizer._horovod_is_loaded:
         optimizer = optimizer._plain()  # type: ignore[assignment]  # of the wrapped class
     if isinstance(optimizer, WrappedOptimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already; wrap the original")

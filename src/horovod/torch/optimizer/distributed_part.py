@@ -1,48 +1,32 @@
-"""The base of the distributed parts of all optimizers: ``no_sync()``, schedulers, and the interface that their methods call."""
+"""The base of the distributed parts of all optimizers: the interface that their methods call."""
 
 from __future__ import annotations
 
 import weakref
-from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 
 from horovod.core.lifecycle.context import is_initialized
-from horovod.torch.optimizer.identity import OptimizerIdentity
-from horovod.torch.optimizer.parameters import OptimizerParameters, ParameterListener
-from horovod.torch.optimizer.settings import OptimizerSettings, check_passes
-
-_INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are not reduced; leave the block before {what}"
+from horovod.torch.optimizer.counted_passes import CountedPasses
+from horovod.torch.optimizer.parameters import OptimizerParameters
 
 
-class DistributedPart(ParameterListener):
-    """The distributed part of one optimizer.
-
-    Args:
-        optimizer: the distributed optimizer, before it has its distributed part.
-        settings: the settings of the optimizer.
-        identity: the source of its name.
+class DistributedPart(ABC):
+    """The distributed part of one optimizer. It holds the objects that do the work, which do not know it.
 
     Attributes:
         parameters: its parameters and their buckets.
-        is_paused: whether the script is inside ``no_sync()``.
-        is_loaded: whether the optimizer was pickled. The script may then wrap it again.
+        passes: its backward passes.
+        settings: the settings of the optimizer.
     """
 
-    is_loaded = False
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
-    ) -> None:
-        self.is_paused = False
-        self.settings = settings
-        self.identity = identity
+    def __init__(self, parameters: OptimizerParameters, passes: CountedPasses) -> None:
+        self.parameters = parameters
+        self.passes = passes
+        self.settings = parameters.settings
         self._original: weakref.ref[torch.optim.Optimizer] | None = None
-        self.parameters = OptimizerParameters(optimizer, settings, identity, self)
-        self.parameters.adopt()
 
     @abstractmethod
     def zero_grad(self) -> None:
@@ -64,18 +48,6 @@ class DistributedPart(ParameterListener):
             AssertionError: the gradients are not reduced.
         """
 
-    @abstractmethod
-    def rewind(self) -> None:
-        """Restart the count of passes."""
-
-    def prepare(self) -> None:
-        """Make buckets for the running generation, unless they exist. Cheap if nothing has changed.
-
-        Raises:
-            HorovodInternalError: no generation runs.
-        """
-        self.parameters.prepare()
-
     def derived_from(self, original: torch.optim.Optimizer) -> None:
         """Remember the optimizer that the user wrapped. A learning-rate scheduler may refer to it."""
         self._original = weakref.ref(original)
@@ -91,22 +63,4 @@ class DistributedPart(ParameterListener):
         """Adopt parameters that were added to the optimizer, perhaps in the middle of a step."""
         self.parameters.adopt()
         if self.parameters.generation >= 0 and is_initialized():
-            self.prepare()
-
-    def set_passes(self, passes: int) -> None:
-        self.parameters.passes = check_passes(passes)
-        self.rewind()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A context in which backward passes are not counted."""
-        before, self.is_paused = self.is_paused, True
-        try:
-            yield
-        finally:
-            self.is_paused = before
-
-    def check_not_paused(self, what: str) -> None:
-        """Raise AssertionError inside :meth:`paused`. ``what`` is the call of the script, for the text."""
-        if self.is_paused:
-            raise AssertionError(_INSIDE_NO_SYNC.format(what=what))
+            self.parameters.prepare()

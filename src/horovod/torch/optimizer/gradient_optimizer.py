@@ -11,6 +11,9 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks as _of_all_optimiz
 
 from horovod.torch.optimizer.compressor_state import MEMORY, load_memory, saved_memory
 from horovod.torch.optimizer.gradient_reduction import GradientReduction
+from horovod.torch.optimizer.identity import OptimizerIdentity
+from horovod.torch.optimizer.parameters import OptimizerParameters
+from horovod.torch.optimizer.settings import OptimizerSettings
 from horovod.torch.optimizer.wrapped import WrappedOptimizer
 
 
@@ -18,7 +21,9 @@ class GradientOptimizer(WrappedOptimizer):
     """An optimizer that steps with reduced gradients: the base of all distributed optimizers, except those with Adasum."""
 
     _horovod: GradientReduction
-    _part = GradientReduction
+
+    def _distribute(self, settings: OptimizerSettings, identity: OptimizerIdentity) -> None:
+        self._horovod = GradientReduction(OptimizerParameters(self, settings, identity))
 
     def synchronize(self) -> None:
         """Reduce the gradients of passes inside ``no_sync()`` and those that were set by hand. Every rank must call it.

@@ -6,27 +6,27 @@ PyTorch's hooks call it during backward. It sends full buckets, and counts passe
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import attrgetter, is_
 
 import torch
 
 from horovod.comm.reduction import ReduceOp
 from horovod.observe.step_clock import BACKWARD, clock
-from horovod.torch.optimizer.backward_passes import BackwardPass, current_task, enter
+from horovod.torch.optimizer.backward_passes import BackwardPass, PassListener, current_task, enter
 from horovod.torch.optimizer.bucket_sender import BucketSender
 from horovod.torch.optimizer.buckets import NO_GRADIENT, ParameterState
+from horovod.torch.optimizer.counted_passes import CountedPasses
 from horovod.torch.optimizer.debugging import StepDebugger, debugger
-from horovod.torch.optimizer.distributed_part import DistributedPart
-from horovod.torch.optimizer.gradient_views import is_only_added
-from horovod.torch.optimizer.identity import OptimizerIdentity
+from horovod.torch.optimizer.gradient_views import is_as_left
+from horovod.torch.optimizer.parameters import OptimizerParameters
 from horovod.torch.optimizer.reduction_round import Participant
-from horovod.torch.optimizer.settings import OptimizerSettings
-from horovod.torch.optimizer.step_check import StepCheck
-from horovod.torch.optimizer.step_samples import StepSampler
+from horovod.torch.optimizer.script_gradients import found_outside
 from horovod.torch.uncompiled import in_compiled_backward, is_traced, refuse_backward, refuse_compiled
 
 _GRADIENT = attrgetter("grad")
+_PASS = weakref.ref.__call__
+"""The pass that a reference refers to; None: it was freed before it has ended, because backward has raised."""
 
 AFTER_AN_EXCEPTION = (
     "After an exception inside backward(), call optimizer.synchronize() and then optimizer.zero_grad()."
@@ -41,16 +41,24 @@ CHANGED_LOCALLY = (
 )
 
 
-class GradientPasses(DistributedPart, Participant):
+class GradientPasses(CountedPasses, PassListener):
     """The state of one optimizer's gradients between two steps, and what PyTorch's hooks call during backward.
 
-    Sets of slots are integers:
-        _touched: backward has added to the gradient since its last reduction.
-        _local: of the touched gradients, those whose last pass keeps them on this rank. Only backward may change them.
-        _named: some rank has touched the gradient since the last step, so it is reduced. The same on all ranks.
-        _reduced: the gradient was reduced since the last ``zero_grad()``.
-        _stepped_with: as _named, while a gradient scaler steps.
-        _covered: other optimizers reduce the gradient, which were made later over the same parameters.
+    Args:
+        parameters: of the optimizer.
+        sender: sends its buckets.
+
+    Attributes:
+        touched: backward has added to the gradient since its last reduction. This and the next five are sets of slots.
+        local: of the touched gradients, those whose last pass keeps them on this rank. Only backward may change them.
+        named: some rank has touched the gradient since the last step, so it is reduced. The same on all ranks.
+        reduced: the gradient was reduced since the last ``zero_grad()``.
+        stepped_with: as ``named``, while a gradient scaler steps.
+        covered: other optimizers reduce the gradient, which were made later over the same parameters.
+        keeps_aside: whether the reduced part of a gradient is kept aside while a newer part is reduced.
+        is_synchronized: whether the script has called ``synchronize()`` since the last pass.
+        scaler_steps: whether a gradient scaler steps, or has skipped the step, since the last pass.
+        error: this rank's error. It is raised after the reduction, because other ranks wait for this one.
 
     Other attributes:
         _settled: whether all ranks have reported all their gradients since the last pass, so that no round is needed.
@@ -58,104 +66,173 @@ class GradientPasses(DistributedPart, Participant):
         _passes: the passes that are running, or in which backward has raised.
         _task: the graph task of the running pass, see :data:`current_task`; -2: the next hook belongs to a new pass.
         _stays_local: whether the running pass only adds to local gradients.
+        _ends_passes: whether the optimizer was the last to enter the latest pass, as it probably will be in the next pass.
         _inside: the graph task in which ``step()`` was last called, and the slots whose gradients it has reduced before their
             hooks.
-        _steps: the number of steps in this generation, since all ranks last joined.
-        _rounds: the number of rounds since the last of these steps.
-        _keeps_aside: whether the reduced part of a gradient is kept aside while a newer part is reduced.
-        _error: this rank's error. It is raised after the reduction, because other ranks wait for this one.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
-    ) -> None:
-        self.name, self.process_set, self.line = "", settings.process_set, settings.line
-        self._sender = BucketSender(settings)
-        exact = settings.op in (ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX) and self._sender.exact
-        self._keeps_aside = not exact
-        self._touched = self._local = self._named = self._reduced = self._stepped_with = self._covered = 0
+    def __init__(self, parameters: OptimizerParameters, sender: BucketSender) -> None:
+        settings = parameters.settings
+        super().__init__(settings.passes)
+        self._parameters = parameters
+        self._sender = sender
+        exact = settings.op in (ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX) and sender.exact
+        self.keeps_aside = not exact
+        self.touched = self.local = self.named = self.reduced = self.stepped_with = self.covered = 0
+        self.is_synchronized = self.scaler_steps = False
+        self.error: BaseException | None = None
         self._settled = False
         self._window = 0
         self._passes: list[weakref.ref[BackwardPass]] = []
         self._task = -2
-        self._stays_local = False
+        self._stays_local = self._ends_passes = False
         self._inside = -2, 0
-        self._steps = self._joins = self._rounds = 0
-        self._synchronized = self._scaler_stepped = False
-        self._error: BaseException | None = None
-        self._check = StepCheck()
-        self._sampler = StepSampler()
+        self._participant: weakref.ref[Participant] | None = None
         self._debugger: StepDebugger | None = None
-        super().__init__(optimizer, settings, identity)
 
-    @property
-    def is_named(self) -> bool:
-        return self.identity.is_named
+    def reduced_by(self, participant: Participant) -> None:
+        """Say which participant of rounds reduces these gradients. It has these passes, so they do not keep it."""
+        self._participant = weakref.ref(participant)
+
+    def _present_participant(self) -> Participant:
+        participant = self._participant() if self._participant is not None else None
+        assert participant is not None, "an optimizer's part holds both"
+        return participant
 
     @property
     def under_way(self) -> bool:
         """Whether a bucket is being reduced."""
         return bool(self._sender.sent)
 
+    @property
+    def cannot_be_discarded(self) -> bool:
+        """Whether gradients are being reduced, or will be when the running pass ends."""
+        return bool(self._sender.sent or (self._passes and self.touched and not self._stays_local))
+
+    @property
+    def have_begun(self) -> bool:
+        """Whether a pass runs, or has raised, or a bucket is being reduced."""
+        return bool(self._passes or self._sender.sent)
+
+    def is_elsewhere(self) -> bool:
+        """Whether another thread runs one of the passes."""
+        return any(not found.is_here for each in self._passes if (found := each()) is not None and not found.ended)
+
+    def is_due(self) -> bool:
+        """Whether a round is needed before the step. The same on all ranks whose backward passes were the same."""
+        if self.touched or self._sender.sent or None in map(_PASS, self._passes):
+            return True
+        wanted = self._parameters.trained & ~self.covered
+        return not self._settled and self.named & wanted != wanted
+
+    def fail(self, error: BaseException) -> None:
+        """Note an error of this rank, unless there is one."""
+        self.error = self.error or error
+
+    def cover(self, covered: int) -> None:
+        """Note which gradients other optimizers reduce."""
+        self.covered = covered
+
     def forget(self) -> None:
-        for bucket in (*self.parameters.buckets, *self._sender.sent):
+        """Abandon the present step: no reduction is running."""
+        for bucket in self._parameters.buckets:
             bucket.reset()
-        self._sender.sent.clear()
-        for slot in self.parameters.slots.values():
+        self._sender.reset()
+        for slot in self._parameters.slots.values():
             if slot.aside is not None:
                 slot.parameter.grad, slot.aside = slot.aside, None
         self.discard()
 
     def discard(self) -> None:
         """Reset the state because the script discards the gradients. Discards those that are kept aside, too."""
-        self._rest()
-        self._reduced = 0
+        self.rest()
+        self.reduced = 0
         self._passes.clear()
-        self._error = None
-        for slot in self.parameters.slots.values() if self._keeps_aside else ():
-            slot.aside = None
+        self.error = None
+        if self.keeps_aside:
+            for slot in self._parameters.slots.values():
+                slot.aside = None
 
-    def is_elsewhere(self) -> bool:
-        return any(not found.is_here for each in self._passes if (found := each()) is not None and not found.ended)
-
-    def _open_passes(self) -> list[weakref.ref[BackwardPass]]:
-        return [each for each in self._passes if (found := each()) is not None and not found.ended]
-
-    def _rest(self) -> None:
+    def rest(self) -> None:
         """Reset the state between two steps: no gradient is known to be reduced for the next step."""
-        self._touched = self._local = self._named = 0
-        self._settled = self._synchronized = self._scaler_stepped = False
+        self.touched = self.local = self.named = 0
+        self._settled = self.is_synchronized = self.scaler_steps = False
         self._window = 0
 
+    def restart(self) -> None:
+        self._window = 0
+
+    def stepped(self) -> None:
+        """Note that the wrapped optimizer has used the gradients.
+
+        Raises:
+            MismatchError: with ``HOROVOD_DEBUG``, values differ that must be equal, and ``HOROVOD_CHECK=error``.
+        """
+        self.rest()
+        slots = self._parameters.slots.values()
+        if self.keeps_aside:
+            for slot in slots:
+                slot.tensor_address = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
+        if self._debugger is not None:
+            self._debugger.after_step(slots)
+
+    def unsettle(self) -> None:
+        """Note that no gradient is known to be reduced, because the closure of a step begins."""
+        self.named, self._settled = 0, False
+
+    def note_scaler(self) -> None:
+        """Note that a gradient scaler steps. It may skip the step, which counts as one."""
+        self.stepped_with = self.named
+        self.unsettle()
+        self.scaler_steps = True
+
+    def note_synchronized(self) -> None:
+        self.is_synchronized = True
+
+    def note_reported(self, touched: int) -> None:
+        """Note the set of gradients that this rank has reported to the others. The next hook belongs to a new pass."""
+        self.touched = touched
+        self._task = -2
+
+    def note_reduced(self, touched: int, final: bool) -> None:
+        """Note that a round has reduced the gradients that any rank has touched.
+
+        Args:
+            touched: their set.
+            final: whether all ranks have reported all gradients.
+        """
+        self.named |= touched
+        self.reduced |= touched
+        self.touched = self.local = 0
+        self._window = 0
+        self._settled = final
+        self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        """Keep only passes that are running. Those in which backward has raised are closed now, too."""
+        running = []
+        for each in self._passes:
+            found = each()
+            if found is not None and not found.ended:
+                running.append(each)
+        self._passes = running
+
     def new_generation(self) -> None:
-        self.name = self.parameters.name
         self.forget()
-        self._steps = self._joins = self._rounds = 0
-        self._check.begin()
-        self._sampler.begin(self.name)
-        self._debugger = debugger(self.name, self.process_set, self.line)
+        settings = self._parameters.settings
+        self._debugger = debugger(self._parameters.name, settings.process_set, settings.line)
 
     def renumbered(self, moved: Callable[[int], int]) -> None:
-        self._touched, self._local = moved(self._touched), moved(self._local)
-        self._named, self._reduced = moved(self._named), moved(self._reduced)
-        self._sampler.renumbered([*self.parameters.slots.values()])
-
-    def _all(self) -> int:
-        return (1 << len(self.parameters.slots)) - 1
-
-    def _in(self, mask: int) -> Iterator[ParameterState]:
-        return (slot for slot in self.parameters.slots.values() if slot.bit & mask) if mask else iter(())
-
-    def _unsent(self) -> int:
-        return sum(bucket.mask for bucket in self.parameters.buckets if bucket.handle is None)
+        self.touched, self.local = moved(self.touched), moved(self.local)
+        self.named, self.reduced = moved(self.named), moved(self.reduced)
 
     def coming(self, slot: ParameterState) -> Callable[[torch.Tensor], None] | None:
-        return _coming_to(weakref.ref(self), slot) if self._keeps_aside else None
+        return _coming_to(weakref.ref(self), slot) if self.keeps_aside else None
 
     def gradient_comes(self, slot: ParameterState) -> None:
         """Called before a backward pass adds to a gradient, if reduced parts are kept aside. Moves the reduced part aside."""
         old = slot.parameter.grad
-        if old is not None and slot.aside is None and slot.bit & self._reduced & ~self._touched:
+        if old is not None and slot.aside is None and slot.bit & self.reduced & ~self.touched:
             slot.aside, slot.parameter.grad = old, None
 
     def gradient_is_ready(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
@@ -171,11 +248,11 @@ class GradientPasses(DistributedPart, Participant):
             self._begin_pass(task, slot, gradient)
         if self._debugger is not None:
             self._debugger.gradient(slot, gradient)
-        if self._local:
-            self._check_added(slot, gradient)
-        self._touched |= slot.bit
+        if self.local:
+            self.check_added(slot, gradient)
+        self.touched |= slot.bit
         if self._stays_local:
-            self._local |= slot.bit
+            self.local |= slot.bit
             if gradient is not None:
                 slot.version, slot.tensor_address = gradient._version, gradient._cdata
             return
@@ -184,8 +261,8 @@ class GradientPasses(DistributedPart, Participant):
             return  # this rank does not reduce in this generation
         bucket.waiting -= 1
         if not bucket.waiting and bucket.handle is None:
-            last = self.ends_passes and not any(
-                each.waiting and each.mask & self.parameters.trained for each in self.parameters.buckets
+            last = self._ends_passes and not any(
+                each.waiting and each.mask & self._parameters.trained for each in self._parameters.buckets
             )
             self._sender.send(bucket, awaited=last)
 
@@ -193,40 +270,36 @@ class GradientPasses(DistributedPart, Participant):
         """Handle the first hook of a pass, or the first hook after a nested pass."""
         if in_compiled_backward():
             refuse_backward(slot.name)
-        if any(each() is None for each in self._passes):
-            if self.under_way:
+        if None in map(_PASS, self._passes):
+            if self._sender.sent:
                 slot.version = NO_GRADIENT if gradient is None else gradient._version
                 raise AssertionError(_BACKWARD_AGAIN)
             self._passes.clear()
         self._task = task
         clock.enter(BACKWARD)
-        self.prepare()
-        self._stays_local = self.is_paused or not self.parameters.communicates()
+        self._parameters.prepare()
+        self._stays_local = self.is_paused or not self._parameters.communicates()
         if not self._stays_local:
-            entered = enter(self, task)
-            if entered is not None and all(each() is not entered for each in self._passes):
-                self._passes.append(weakref.ref(entered))
-            self._stays_local = entered is None or self._window + 1 < self.parameters.passes
-        self._synchronized = self._scaler_stepped = False
-        for bucket in self.parameters.buckets:
+            entered = enter(self, self._present_participant(), task)
+            if entered is not None:
+                reference = weakref.ref(entered)  # the same object as long as the pass lives
+                if reference not in self._passes:
+                    self._passes.append(reference)
+            self._stays_local = entered is None or self._window + 1 < self.per_step
+        self.is_synchronized = self.scaler_steps = False
+        for bucket in self._parameters.buckets:
             bucket.waiting = len(bucket.slots)
 
-    def _check_added(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
+    def check_added(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
         """Check that between two passes only backward has changed a local gradient. The error is raised after the reduction,
         because other ranks wait for this one."""
         if gradient is None or gradient.layout is not torch.strided or gradient.requires_grad:
             return  # backward makes a new tensor when it adds to such a gradient
-        if slot.bit & self._local:
-            added = gradient._cdata == slot.tensor_address and (
-                gradient._version == slot.version + 1
-                or is_only_added(slot, gradient, self.parameters.slots.values(), 1)
-            )
-            thrown_away = (
-                gradient._version == 0
-            )  # this pass has made the gradient, perhaps at the address of the old one
-            if not added and not thrown_away:
-                self._error = self._error or AssertionError(CHANGED_LOCALLY.format(name=slot.name))
-            self._local &= ~slot.bit
+        if slot.bit & self.local:
+            made = gradient._version == 0  # by this pass, perhaps at the address of the old one, which was discarded
+            if not made and not is_as_left(slot, gradient, self._parameters.slots.values(), additions=1):
+                self.fail(AssertionError(CHANGED_LOCALLY.format(name=slot.name)))
+            self.local &= ~slot.bit
         slot.version = gradient._version
 
     def note_outside(self, inside: bool) -> int:
@@ -239,28 +312,12 @@ class GradientPasses(DistributedPart, Participant):
         Returns:
             The set of gradients that must be reduced, although no hook has been called for them.
         """
-        reduced = [slot.reduced() for slot in self.parameters.slots.values()]
-        if not inside and all(map(is_, reduced, map(_GRADIENT, self.parameters.slots))):
+        slots = self._parameters.slots
+        reduced = [slot.reduced() for slot in slots.values()]
+        if not inside and all(map(is_, reduced, map(_GRADIENT, slots))):
             return 0
-        outside = replaced = 0
-        for slot, known in zip(self.parameters.slots.values(), reduced, strict=True):
-            gradient = slot.parameter.grad
-            if gradient is None or slot.bit & self._covered:
-                continue
-            if slot.bit & self._local:
-                if inside and (gradient._cdata, gradient._version) != (slot.tensor_address, slot.version):
-                    self._check_added(slot, gradient)
-                    outside |= slot.bit
-            elif slot.bit & self._touched:
-                continue
-            elif slot.bit & self._named or (self._keeps_aside and slot.bit & self._reduced):
-                if self._keeps_aside:
-                    replaced |= slot.bit if inside and slot.aside is not None else 0
-                elif known is not gradient or (inside and gradient._version != slot.version):
-                    replaced |= slot.bit
-            elif inside or known is not gradient:
-                outside |= slot.bit
-        self._touched |= replaced
+        outside, replaced = found_outside(self, [*zip(slots.values(), reduced, strict=True)], inside)
+        self.touched |= replaced
         return outside | replaced
 
     def stepped_inside(self, task: int, outside: int) -> None:
@@ -280,21 +337,22 @@ class GradientPasses(DistributedPart, Participant):
         self._inside = task, outside & ~slot.bit
         return gradient is None or (slot.reduced() is gradient and gradient._version == slot.version)
 
-    def pass_ended(self, task: int) -> bool:
-        self._passes = self._open_passes()
-        if task == self._inside[0] and not self._touched:
+    def pass_ended(self, task: int, is_last: bool) -> bool:
+        self._ends_passes = is_last
+        self._drop_ended()
+        if task == self._inside[0] and not self.touched:
             return False  # step() has reduced what the pass has touched
         self._window += 1
-        return self._window >= self.parameters.passes
+        return self._window >= self.per_step
 
 
-def _coming_to(optimizer: weakref.ref[GradientPasses], slot: ParameterState) -> Callable[[torch.Tensor], None]:
+def _coming_to(passes: weakref.ref[GradientPasses], slot: ParameterState) -> Callable[[torch.Tensor], None]:
     """The function that is called before the hook of ``slot``."""
 
     def coming(gradient: torch.Tensor) -> None:
         if is_traced():
             refuse_compiled(slot.name)
-        present = optimizer()
+        present = passes()
         if present is not None:
             present.gradient_comes(slot)
 

@@ -25,18 +25,19 @@ from typing import Any
 import torch
 
 from horovod.comparison.alike import made_at
-from horovod.comparison.samples import samples_of
+from horovod.comparison.samples import Samples, samples_of
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.context import is_initialized
 from horovod.observe.step_clock import UPDATE, clock
 from horovod.torch.ops.allreduce import allreduce_
 from horovod.torch.optimizer.backward_passes import current_task
-from horovod.torch.optimizer.gradient_hooks import hook_changes
-from horovod.torch.optimizer.gradient_passes import AFTER_AN_EXCEPTION
+from horovod.torch.optimizer.bucket_sender import BucketSender
+from horovod.torch.optimizer.distributed_part import DistributedPart
+from horovod.torch.optimizer.gradient_passes import AFTER_AN_EXCEPTION, GradientPasses
 from horovod.torch.optimizer.gradient_rounds import GradientRounds
-from horovod.torch.optimizer.identity import OptimizerIdentity
-from horovod.torch.optimizer.reduction_round import participants, reduce_together, register_optimizer
-from horovod.torch.optimizer.settings import OptimizerSettings
+from horovod.torch.optimizer.later_optimizers import LaterOptimizers, has_any, register_part
+from horovod.torch.optimizer.parameters import OptimizerParameters
+from horovod.torch.optimizer.reduction_round import reduce_together, register_optimizer
 
 _ZERO_GRAD_TOO_EARLY = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
@@ -50,10 +51,6 @@ _NOT_REDUCED = (
     "A gradient scaler was about to step with gradients that are not reduced: only a part of the passes of "
     "backward_passes_per_step were made, or all inside optimizer.no_sync(). Call optimizer.synchronize() before "
     "scaler.unscale_() or scaler.step()."
-)
-_OTHER_SETTINGS = (
-    "The parameter {name!r} also belongs to a DistributedOptimizer that was made later and reduces with other settings. "
-    "Delete that optimizer before you step with this one."
 )
 _CHANGED_AFTER_ADDED = (
     "The parameter {name!r} was added to the optimizer after its last zero_grad() or step(), and its gradient was changed "
@@ -71,17 +68,27 @@ _LEFT_OUT = (
 )
 
 
-class GradientReduction(GradientRounds):
-    """The distributed part of an optimizer that steps with reduced gradients. The optimizer's methods call it."""
+class GradientReduction(DistributedPart):
+    """The distributed part of an optimizer that steps with reduced gradients. The optimizer's methods call it.
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
-    ) -> None:
+    Attributes:
+        passes: what is known of its gradients.
+        rounds: the optimizer in rounds.
+    """
+
+    passes: GradientPasses
+
+    def __init__(self, parameters: OptimizerParameters) -> None:
+        sender = BucketSender(parameters.settings)
+        passes = GradientPasses(parameters, sender)
+        super().__init__(parameters, passes)
+        self.rounds = GradientRounds(parameters, passes, sender)
+        self._later = LaterOptimizers(parameters, passes)
         self._skip = False
         self._looked = False
-        self._later: tuple[int, list[GradientReduction]] = (-1, [])
-        super().__init__(optimizer, settings, identity)
-        register_optimizer(self)
+        parameters.report_to(passes, self.rounds)
+        register_optimizer(self.rounds)
+        register_part(self)
 
     def synchronize(self) -> None:
         """Reduce all gradients that are not reduced. ``optimizer.synchronize()`` calls it.
@@ -90,9 +97,9 @@ class GradientReduction(GradientRounds):
             HorovodInternalError: the reduction failed.
             AssertionError: inside ``no_sync()``, or a gradient was changed before its reduction.
         """
-        self.check_not_paused("synchronize()")
+        self.passes.refuse_paused("synchronize()")
         self.complete()
-        self._synchronized = True
+        self.passes.note_synchronized()
 
     @contextmanager
     def skipping(self) -> Iterator[None]:
@@ -112,16 +119,18 @@ class GradientReduction(GradientRounds):
         Raises:
             AssertionError: inside ``no_sync()``, or inside ``skip_synchronize()`` while gradients are being reduced.
         """
+        passes = self.passes
         if not self._skip:
-            self.check_not_paused("step()")
-            if not self._scaler_stepped:
+            if passes.is_paused:
+                passes.refuse_paused("step()")
+            if not passes.scaler_steps:
                 self.complete()
             if not self._looked:
                 self._look_at_others()
-        elif self.under_way:
+        elif passes.under_way:
             raise AssertionError(_SKIPPED)
         clock.enter(UPDATE)
-        return self._synchronized and not self._skip
+        return passes.is_synchronized and not self._skip
 
     def _look_at_others(self) -> None:
         """Warn once about a parameter that the script has named and trains, but that is in no distributed optimizer."""
@@ -129,36 +138,30 @@ class GradientReduction(GradientRounds):
             return
         self._looked = True
         for parameter, name in self.parameters.names.items():
-            if parameter not in self.parameters.slots and parameter.requires_grad and parameter.grad is not None:
-                others = participants()
-                if not any(
-                    isinstance(each, GradientReduction) and parameter in each.parameters.slots for each in others
-                ):
-                    warnings.warn(_LEFT_OUT.format(name=name), stacklevel=4)
-                    return
+            if parameter.requires_grad and parameter.grad is not None and not has_any(parameter):
+                warnings.warn(_LEFT_OUT.format(name=name), stacklevel=4)
+                return
 
     def before_scaler_steps(self) -> None:
         if not self.parameters.communicates():
             return
-        if self._skip and self.under_way:
+        if self._skip and self.passes.under_way:
             raise AssertionError(_SKIPPED)
         if not self._skip:
-            if self._touched:
+            if self.passes.touched:
                 raise AssertionError(_NOT_REDUCED)
             self.complete()
-        self._count_step()
-        self._stepped_with = self._named
-        self._named, self._settled = 0, False  # the scaler may skip the step, which counts as one
-        self._scaler_stepped = True
+        self.rounds.count_step()
+        self.passes.note_scaler()
 
     def reducing(self, closure: Callable[[], Any], agree: bool) -> Callable[[], Any]:
         """A closure that calls ``closure`` and then reduces the gradients, and with ``agree`` also the loss."""
-        self.check_not_paused("step()")
-        if self.under_way:
+        self.passes.refuse_paused("step()")
+        if self.passes.under_way:
             self.complete()
 
         def reducing_closure() -> Any:
-            self._named, self._settled = 0, False
+            self.passes.unsettle()
             with torch.enable_grad():
                 loss = closure()
             self.complete()
@@ -169,140 +172,85 @@ class GradientReduction(GradientRounds):
 
     def look(self) -> None:
         """Look at what the wrapped optimizer is about to step with, to compare it with the other ranks."""
-        own = self._skip and not self._synchronized  # gradients may be this rank's own
+        passes, rounds = self.passes, self.rounds
+        own = self._skip and not passes.is_synchronized  # gradients may be this rank's own
         # A scaler has counted the step already.
-        steps, reduced = (self._steps - 1, self._stepped_with) if self._scaler_stepped else (self._steps, self._named)
-        if not own and not self._sampler.is_due(steps):
+        steps, reduced = (
+            (rounds.steps - 1, passes.stepped_with) if passes.scaler_steps else (rounds.steps, passes.named)
+        )
+        if not own and not rounds.sampler.is_due(steps):
             return
-        samples = samples_of(self.process_set.process_set_id) if self.name and self.parameters.communicates() else None
+        samples = self._samples() if rounds.name and self.parameters.communicates() else None
         if samples is None:
             return
-        owner = samples.owner(self.name, made_at(self.line))
+        owner = samples.owner(rounds.name, made_at(rounds.line))
         if own:
-            samples.drop(self.name)
+            samples.drop(rounds.name)
         elif not owner.told:
-            if not steps and not self._check.same_beginning:
+            if not steps and not rounds.check.same_beginning:
                 owner.told_parameters = True
-            alike = self._check.same_numbers and samples.parameters_are_comparable(owner)
-            self._sampler.take(samples, owner, steps, reduced & ~self._covered, alike)
+            alike = rounds.check.same_numbers and samples.parameters_are_comparable(owner)
+            rounds.sampler.take(samples, owner, steps, reduced & ~passes.covered, alike)
+
+    def _samples(self) -> Samples | None:
+        return samples_of(self.settings.process_set.process_set_id)
 
     def end_step(self) -> None:
         """Called when the wrapped optimizer has used the gradients."""
-        if not self._scaler_stepped:
-            self._count_step()
-        clock.stepped(self.name)
-        self._rest()
-        for other in self._takers():
-            other._rest()
-        if self._keeps_aside:
-            for slot in self.parameters.slots.values():
-                slot.tensor_address = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
-        if self._debugger is not None:
-            self._debugger.after_step(self.parameters.slots.values())
-
-    def _count_step(self) -> None:
-        self._steps += 1
-        self._rounds = 0
-        self.parameters.count.made += 1
+        if not self.passes.scaler_steps:
+            self.rounds.count_step()
+        clock.stepped(self.rounds.name)
+        for other in self._later.found():
+            other.passes.rest()
+        self.passes.stepped()
 
     def zero_grad(self) -> None:
         if is_initialized():
             self.parameters.follow()
-            self.prepare()
-        if self.under_way or (self._passes and self._touched and not self._stays_local):
+            self.parameters.prepare()
+        if self.passes.cannot_be_discarded:
             raise AssertionError(_ZERO_GRAD_TOO_EARLY)
-        for each in (self, *self._takers()):
-            each.discard()
+        self.passes.discard()
+        for other in self._later.found():
+            other.passes.discard()
 
     def abandon(self) -> None:
-        if is_initialized() and (samples := samples_of(self.process_set.process_set_id)) is not None:
-            samples.drop(self.name)
-        if self._passes or self.under_way:
+        if is_initialized() and (samples := self._samples()) is not None:
+            samples.drop(self.rounds.name)
+        if self.passes.have_begun:
             try:
                 self.complete()  # sends all gradients, because other ranks may have sent theirs and wait
             except Exception:  # for example because the job has failed, and the script restores a state
                 pass
-        self.forget()
-
-    def rewind(self) -> None:
-        self._window = 0
+        self.passes.forget()
 
     def complete(self) -> None:
         """Reduce all gradients that are not reduced: those of local passes, and those that the script has set itself."""
-        for slot in self.parameters.follow():
+        parameters, passes, rounds = self.parameters, self.passes, self.rounds
+        for slot in parameters.follow():
             gradient = slot.parameter.grad
             if gradient is not None and gradient._version:
-                self._error = self._error or AssertionError(_CHANGED_AFTER_ADDED.format(name=slot.name))
-        self.prepare()
-        if not self.parameters.communicates():
+                passes.fail(AssertionError(_CHANGED_AFTER_ADDED.format(name=slot.name)))
+        parameters.prepare()
+        if not parameters.communicates():
             return
-        for other in self._takers(check=True):
-            other.complete()
+        if later := self._later.found():
+            self._later.check()
+            for other in later:
+                other.complete()
         task = current_task()
-        outside = unsent = self.note_outside(inside=task >= 0)
+        outside = unsent = passes.note_outside(inside=task >= 0)
         idle = False
-        while unsent or self._is_due():
+        while unsent or passes.is_due():
             unsent = 0
-            before, idle = idle, reduce_together([self], final=True)
+            before, idle = idle, reduce_together([rounds], final=True)
             if idle and before:
-                raise MismatchError(_OTHER_ORDER.format(line=self.line), tensor=self.name)
+                raise MismatchError(_OTHER_ORDER.format(line=rounds.line), tensor=rounds.name)
         if task >= 0:
-            self.stepped_inside(task, outside)
-
-    def _is_due(self) -> bool:
-        """Whether a round is needed before the step. The same on all ranks whose backward passes were the same."""
-        if self._touched or self.under_way or any(each() is None for each in self._passes):
-            return True
-        wanted = self.parameters.trained & ~self._covered
-        return not self._settled and self._named & wanted != wanted
-
-    def _takers(self, check: bool = False) -> list[GradientReduction]:
-        """The optimizers that were made later over some of the parameters. They have the hooks, so they reduce these gradients.
-
-        Args:
-            check: whether to check their settings, because this optimizer is about to step.
-
-        Raises:
-            AssertionError: one of them reduces with other settings.
-        """
-        if self._later[0] != hook_changes():
-            self._later = hook_changes(), self._found_takers()
-        if check:
-            for other in self._later[1]:
-                if not other.settings.reduces_as(self.settings):
-                    name = next(
-                        slot.name
-                        for parameter, slot in self.parameters.slots.items()
-                        if parameter in other.parameters.slots
-                    )
-                    raise AssertionError(_OTHER_SETTINGS.format(name=name))
-        return self._later[1]
-
-    def _found_takers(self) -> list[GradientReduction]:
-        found: list[GradientReduction] = []
-        covered = 0
-        lost = [
-            slot for slot in self.parameters.slots.values() if slot.hook is not None and not slot.hook.is_registered()
-        ]
-        for other in participants() if lost else ():
-            if other is self or not isinstance(other, GradientReduction):
-                continue
-            for slot in lost:
-                theirs = other.parameters.slots.get(slot.parameter)
-                if theirs is not None and theirs.hook is not None and theirs.hook.is_registered():
-                    covered |= slot.bit
-                    if other not in found:
-                        found.append(other)
-        for slot in lost:
-            if not slot.bit & covered:
-                slot.hook = None  # the optimizer that had taken it is gone
-        if any(slot.hook is None for slot in lost):
-            self.parameters.listen()
-        self._covered = covered
-        return found
+            passes.stepped_inside(task, outside)
 
     def _agreed(self, loss: Any) -> Any:
         """The loss, reduced over the ranks like the gradients, so that the closure's caller decides the same on all ranks."""
         common = torch.as_tensor(loss).detach().to(torch.float64, copy=True)
-        allreduce_(common, name=f"{self.name}.loss", op=self.settings.op, process_set=self.process_set)
+        allreduce_(common, name=f"{self.rounds.name}.loss", op=self.settings.op, process_set=self.settings.process_set)
         return common.to(loss) if isinstance(loss, torch.Tensor) else common.item()

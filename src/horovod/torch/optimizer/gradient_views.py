@@ -1,4 +1,7 @@
-"""Gradients that are views of one tensor. PyTorch counts the changes of all of them together (``_version``)."""
+"""Whether only backward has changed a gradient, as far as PyTorch's count of changes tells (``_version``).
+
+PyTorch counts the changes of gradients that are views of one tensor together.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,19 @@ from collections.abc import Iterable
 import torch
 
 from horovod.torch.optimizer.buckets import ParameterState
+
+
+def is_as_left(
+    slot: ParameterState, gradient: torch.Tensor, slots: Iterable[ParameterState], additions: int = 0
+) -> bool:
+    """Whether a local gradient is as the last pass has left it.
+
+    Args:
+        slots, additions: as of :func:`is_only_added`.
+    """
+    return gradient._cdata == slot.tensor_address and (
+        gradient._version == slot.version + additions or is_only_added(slot, gradient, slots, additions)
+    )
 
 
 def is_only_added(

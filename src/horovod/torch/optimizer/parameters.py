@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain, count
 from operator import attrgetter, is_, itemgetter
 
@@ -30,16 +30,8 @@ FROZEN_BYTES = 16 << 20
 """The size of a bucket of frozen parameters, in bytes. It is sent only when some are unfrozen."""
 
 
-class ParameterListener(ABC):
-    """The part of an optimizer that its parameters call."""
-
-    @abstractmethod
-    def gradient_is_ready(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
-        """Called when a backward pass has added to a gradient. ``gradient`` is None if a hook of the script has removed it."""
-
-    def coming(self, slot: ParameterState) -> Callable[[torch.Tensor], None] | None:
-        """A function to call before a backward pass adds to a gradient. It must not refer to the optimizer."""
-        return None
+class ParameterObserver(ABC):
+    """What is told of changes of an optimizer's parameters."""
 
     @abstractmethod
     def renumbered(self, moved: Callable[[int], int]) -> None:
@@ -50,20 +42,30 @@ class ParameterListener(ABC):
         """Called at the first use in a new generation. The buckets of the earlier generation no longer exist."""
 
 
+class GradientListener(ParameterObserver):
+    """What the hooks of an optimizer's parameters call."""
+
+    @abstractmethod
+    def gradient_is_ready(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
+        """Called when a backward pass has added to a gradient. ``gradient`` is None if a hook of the script has removed it."""
+
+    def coming(self, slot: ParameterState) -> Callable[[torch.Tensor], None] | None:
+        """A function to call before a backward pass adds to a gradient. It must not refer to the optimizer."""
+        return None
+
+
 class OptimizerParameters:
-    """The parameters of one optimizer. None is known before :meth:`adopt`.
+    """The parameters of one optimizer. None is known before :meth:`report_to`.
 
     Args:
         optimizer: the distributed optimizer.
-        settings: the settings of the optimizer.
-        identity: the source of its name.
-        listener: the part of the optimizer that has these parameters.
 
     Attributes:
+        settings: the settings of the optimizer.
+        identity: the source of its name.
         name: the name of the optimizer in requests. "" until its first step in a generation.
         generation: the generation of the buckets. -1 until the first step.
         count: counts the steps in this generation, for the ranks' comparison at the end of the generation.
-        passes: the number of backward passes per step.
         names: the names of the parameters, by parameter.
         slots: by parameter, in the order of the optimizer. Parameters that cannot have a gradient, such as integers, have no
             slot.
@@ -72,20 +74,16 @@ class OptimizerParameters:
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        settings: OptimizerSettings,
-        identity: OptimizerIdentity,
-        listener: ParameterListener,
+        self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings, identity: OptimizerIdentity
     ) -> None:
         self._reference = weakref.ref(optimizer)  # weak, so that deleting the optimizer frees all immediately
-        self._listener = weakref.ref(listener)
-        self._settings = settings
-        self._identity = identity
+        self._listener: weakref.ref[GradientListener] | None = None
+        self._observers: list[weakref.ref[ParameterObserver]] = []
+        self.settings = settings
+        self.identity = identity
         self.name = ""
         self.generation = -1
         self.count = StepCount()
-        self.passes = settings.passes
         self.names = dict(settings.names)
         self.slots: dict[torch.Tensor, ParameterState] = {}
         self.buckets: list[Bucket] = []
@@ -106,10 +104,17 @@ class OptimizerParameters:
         )
         return optimizer
 
-    def _present_listener(self) -> ParameterListener:
-        listener = self._listener()
-        assert listener is not None, "it has these parameters, so they end with it"
-        return listener
+    def report_to(self, listener: GradientListener, *observers: ParameterObserver) -> None:
+        """Adopt the parameters that the optimizer has. From now on hooks call ``listener``, and all are told of changes."""
+        self._listener = weakref.ref(listener)
+        self._observers = [weakref.ref(each) for each in (listener, *observers)]
+        self.adopt()
+
+    def _told(self) -> Iterator[ParameterObserver]:
+        for each in self._observers:
+            observer = each()
+            assert observer is not None, "it has these parameters, so they end with it"
+            yield observer
 
     def adopt(self) -> None:
         """Adopt parameters that are new, and drop those that are gone. They must be the same on every rank at the same step."""
@@ -121,7 +126,7 @@ class OptimizerParameters:
             name = self.names.setdefault(parameter, name_by_position)
             slot = self.slots.get(parameter)
             if slot is None:
-                check_parameter(name, parameter, self._settings.op)
+                check_parameter(name, parameter, self.settings.op)
                 if not (parameter.is_floating_point() or parameter.is_complex()):
                     continue
                 slot = ParameterState(parameter, name)
@@ -136,9 +141,8 @@ class OptimizerParameters:
             slot.bit = 1 << position
         for bucket in self.buckets:
             bucket.renumber()
-        self._present_listener().renumbered(
-            lambda mask: sum(slot.bit for slot, bit in before.items() if bit & mask and slot.bit)
-        )
+        for observer in self._told():
+            observer.renumbered(lambda mask: sum(slot.bit for slot, bit in before.items() if bit & mask and slot.bit))
         self._changed = True
         self.listen()
 
@@ -161,15 +165,16 @@ class OptimizerParameters:
         """
         generation = running().generation
         if generation != self.generation:
-            self.generation, self.name = generation, self._identity.name()
+            self.generation, self.name = generation, self.identity.name()
             self.count = self._counted()
             for bucket in self.buckets:  # the reduction of a bucket has failed with its generation
-                bucket.reset(self.passes)
+                bucket.reset()
                 bucket.dissolve()
             self.buckets.clear()
             self._numbers = count()
             self._bucket_bytes = 0
-            self._present_listener().new_generation()
+            for observer in self._told():
+                observer.new_generation()
             self._changed = True
         if self._changed:
             self._changed = False
@@ -177,9 +182,9 @@ class OptimizerParameters:
             self._cut()
 
     def _counted(self) -> StepCount:
-        if not self._settings.active():
+        if not self.settings.active():
             return StepCount()
-        return running().steps.of(self.name, self._settings.process_set.ranks or (), self._settings.line)
+        return running().steps.of(self.name, self.settings.process_set.ranks or (), self.settings.line)
 
     def adopt_changes(self) -> list[ParameterState]:
         """Adopt parameters that the script has put into a group or taken out of it. Returns the new ones."""
@@ -205,7 +210,7 @@ class OptimizerParameters:
 
     def communicates(self) -> bool:
         """Whether this rank reduces gradients at present; False before ``init()`` and after ``shutdown()``."""
-        return is_initialized() and self._settings.active()
+        return is_initialized() and self.settings.active()
 
     def look_again(self) -> None:
         """Let the next :meth:`prepare` register hooks and cut buckets that are missing."""
@@ -214,11 +219,12 @@ class OptimizerParameters:
     def listen(self) -> None:
         """Register a hook with every parameter, if this rank reduces gradients."""
         self._heard = []
-        if self.communicates():
+        reference = self._listener
+        listener = reference() if reference is not None else None
+        if reference is not None and listener is not None and self.communicates():
             for slot in self.slots.values():
                 if slot.hook is None:
-                    coming = self._present_listener().coming(slot)
-                    slot.hook = GradientHook(slot.parameter, _heard_by(self._listener, slot), coming)
+                    slot.hook = GradientHook(slot.parameter, _heard_by(reference, slot), listener.coming(slot))
 
     def _cut(self) -> None:
         """Put parameters that are in no bucket into new buckets. Frozen parameters get separate buckets, so no other bucket
@@ -228,7 +234,7 @@ class OptimizerParameters:
         new = [slot for slot in self.slots.values() if slot.bucket is None]
         trained = [slot for slot in new if slot.parameter.requires_grad]
         frozen = [slot for slot in new if not slot.parameter.requires_grad]
-        groups = self._settings.groups if not self.buckets else None
+        groups = self.settings.groups if not self.buckets else None
         if trained:
             self.add_buckets(cut_buckets(trained, groups, self._bucket_bytes))
             if self._may_cut_anew():
@@ -240,8 +246,8 @@ class OptimizerParameters:
     def _may_cut_anew(self) -> bool:
         """Whether autotuning may choose the size of buckets: not if the user has chosen groups, a compressor keeps state, or
         the process set is not the global one."""
-        chosen = self._settings.groups is not None or isinstance(self._settings.compression, BucketCompressor)
-        return not chosen and self._settings.process_set.process_set_id == 0
+        chosen = self.settings.groups is not None or isinstance(self.settings.compression, BucketCompressor)
+        return not chosen and self.settings.process_set.process_set_id == 0
 
     def cut_anew(self, bucket_bytes: int) -> None:
         """Cut buckets of another size. Called on all ranks between the same two rounds, when no bucket is being reduced.
@@ -260,7 +266,7 @@ class OptimizerParameters:
     def add_buckets(self, cut: list[list[ParameterState]]) -> None:
         """Add a bucket for each list of slots, which are in no bucket."""
         for members in cut:
-            bucket = Bucket(f"{self.name}.{next(self._numbers)}", members, self.passes)
+            bucket = Bucket(f"{self.name}.{next(self._numbers)}", members)
             for slot in members:
                 slot.bucket = bucket
             self.buckets.append(bucket)
@@ -270,7 +276,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [*chain.from_iterable(map(_PARAMETERS, optimizer.param_groups))]
 
 
-def _heard_by(listener: weakref.ref[ParameterListener], slot: ParameterState) -> Callable[[torch.Tensor], None]:
+def _heard_by(listener: weakref.ref[GradientListener], slot: ParameterState) -> Callable[[torch.Tensor], None]:
     """The function that the hook of ``slot`` calls."""
 
     def heard(parameter: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from itertools import count
+from itertools import count, repeat
 from operator import attrgetter
 
 from horovod.comm.tuned import TunedSettings
@@ -32,10 +32,9 @@ RECORD = "DistributedOptimizer.pass"
 
 
 class Participant(ABC):
-    """The interface of an optimizer that takes part in backward passes and in rounds.
+    """The interface of an optimizer that takes part in rounds.
 
     Attributes:
-        ends_passes: whether it was the last to enter the latest pass, as it probably will be in the next pass.
         name: the optimizer's name, the same on all ranks; "" before its first use.
         process_set: the ranks that reduce its gradients.
         line: the line of the script that made the optimizer.
@@ -44,7 +43,6 @@ class Participant(ABC):
     name: str
     process_set: ProcessSet
     line: str
-    ends_passes = False
 
     @property
     @abstractmethod
@@ -54,14 +52,6 @@ class Participant(ABC):
     @abstractmethod
     def prepare(self) -> None:
         """Take a name in the running generation."""
-
-    @abstractmethod
-    def pass_ended(self, task: int) -> bool:
-        """Called at the end of a pass that the optimizer has entered. Returns whether its gradients are reduced now.
-
-        Args:
-            task: the graph task of the pass.
-        """
 
     @abstractmethod
     def told(self, final: bool) -> TouchedGradients:
@@ -151,12 +141,14 @@ def reduce_together(ending: Iterable[Participant], final: bool = False) -> bool:
 
 
 def _reduce_sets(sets: Mapping[int | None, list[Participant]], final: bool) -> bool:
-    involved = [each for members in sets.values() for each in members]
+    involved: list[Participant] = []
+    for members in sets.values():
+        involved += members
     try:
-        rounds = [_Round(members, final) for members in sets.values()]
+        rounds = [*map(_Round, sets.values(), repeat(final))]
         for part in rounds:
             part.conclude()
-            involved.extend(part.concluded)
+            involved += part.concluded
         for part in rounds:
             part.send()
     except BaseException:
@@ -164,11 +156,13 @@ def _reduce_sets(sets: Mapping[int | None, list[Participant]], final: bool) -> b
             participant.forget()
         raise
     error: BaseException | None = None
+    idle = False
     for part in rounds:
         error = part.finish() or error
+        idle = idle or part.idle
     if error is not None:
         raise error
-    return any(part.idle for part in rounds)
+    return idle
 
 
 class _Round:

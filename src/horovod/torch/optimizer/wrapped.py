@@ -7,7 +7,6 @@ of the original optimizer. It has the parameter groups and the state of the orig
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,6 +19,9 @@ from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.settings import OptimizerSettings
 
+_OWN = ("step", "_horovod", "_horovod_is_loaded")
+"""Attributes that the wrapped optimizer does not have."""
+
 
 class WrappedOptimizer(torch.optim.Optimizer):
     """The methods that all distributed optimizers share.
@@ -28,7 +30,12 @@ class WrappedOptimizer(torch.optim.Optimizer):
     """
 
     _horovod: DistributedPart
-    _part: Callable[[torch.optim.Optimizer, OptimizerSettings, OptimizerIdentity], DistributedPart]
+    _horovod_is_loaded = False
+    """Whether it was pickled. The script may then wrap it again."""
+
+    def _distribute(self, settings: OptimizerSettings, identity: OptimizerIdentity) -> None:
+        """Make the distributed part, ``_horovod``."""
+        raise NotImplementedError
 
     @property
     def op(self) -> ReduceOp:
@@ -48,7 +55,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        return self._horovod.parameters.passes
+        return self._horovod.passes.per_step
 
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
@@ -56,15 +63,18 @@ class WrappedOptimizer(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """The wrapped optimizer's attribute. ``torch.amp.GradScaler.step()`` reads it before anything else, so reading it calls
-        :meth:`DistributedPart.before_scaler_steps`."""
-        self._horovod.before_scaler_steps()
+        """The wrapped optimizer's attribute. ``torch.amp.GradScaler.step()`` reads it before anything else."""
+        self._horovod_before_scaler()
         supports: bool = vars(self).get("_step_supports_amp_scaling", False)
         return supports
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, supports: bool) -> None:
         vars(self)["_step_supports_amp_scaling"] = supports
+
+    def _horovod_before_scaler(self) -> None:
+        """Called before a gradient scaler steps. Raises AssertionError if the gradients are not reduced."""
+        self._horovod.before_scaler_steps()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Accumulate gradients locally over this many backward passes before they are reduced.
@@ -74,7 +84,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: ``passes`` is not a positive integer.
         """
-        self._horovod.set_passes(passes)
+        self._horovod.passes.set_per_step(passes)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """A context in which backward passes only accumulate gradients. They are not counted, and nothing is sent.
@@ -82,7 +92,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         As with PyTorch's DistributedDataParallel, run all passes of a step but the last inside the context. If all passes are
         inside, ``step()`` reduces the accumulated gradients. Call ``step()`` outside of the context.
         """
-        return self._horovod.paused()
+        return self._horovod.passes.paused()
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Call the wrapped optimizer's method, and discard the count of backward passes.
@@ -129,7 +139,9 @@ class WrappedOptimizer(torch.optim.Optimizer):
         settings = self._horovod.settings
         plain = copy.deepcopy(self._plain(), memo)
         names, groups = copy.deepcopy((self._horovod.parameters.names, settings.groups), memo)
-        wrapped = wrap(plain, _front(type(self)), settings.over(names, groups), self._horovod.identity.copied())
+        wrapped = wrap(
+            plain, _front(type(self)), settings.over(names, groups), self._horovod.parameters.identity.copied()
+        )
         memo[id(self)] = wrapped
         return wrapped
 
@@ -141,14 +153,14 @@ class WrappedOptimizer(torch.optim.Optimizer):
             plain.__getstate__(),
             _front(type(self)),
             settings,
-            self._horovod.identity.copied(),
+            self._horovod.parameters.identity.copied(),
         )
 
     def _plain(self) -> torch.optim.Optimizer:
         """An optimizer of the wrapped class that shares its parameter groups and state with this one."""
         kind: Any = type(self).__bases__[1]
         plain: torch.optim.Optimizer = kind.__new__(kind)
-        plain.__dict__.update({name: value for name, value in vars(self).items() if name not in ("step", "_horovod")})
+        plain.__dict__.update({name: value for name, value in vars(self).items() if name not in _OWN})
         return plain
 
 
@@ -173,7 +185,7 @@ def _loaded(
         return plain  # type: ignore[no-any-return]
     follow_data_loaders()
     wrapped: WrappedOptimizer = wrap(plain, front, settings, identity)
-    wrapped._horovod.is_loaded = True
+    wrapped._horovod_is_loaded = True
     return wrapped
 
 
@@ -197,6 +209,6 @@ def wrap(
     wrapped = derived.__new__(derived)
     # A learning-rate scheduler of the original sets an attribute `step`, which would hide the method of the front.
     wrapped.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
-    wrapped._horovod = front._part(wrapped, settings, identity)
+    wrapped._distribute(settings, identity)
     wrapped._horovod.derived_from(optimizer)
     return wrapped
