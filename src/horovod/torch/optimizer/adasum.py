@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from horovod.core.lifecycle.context import is_initialized
 from horovod.torch.optimizer.adasum_passes import AdasumPasses
 from horovod.torch.optimizer.adasum_sender import AdasumSender
 from horovod.torch.optimizer.distributed_part import DistributedPart
@@ -61,12 +60,6 @@ class AdasumReduction(DistributedPart):
                 for move in bucket.after:
                     move()
         self.passes.stepped()
-
-    def zero_grad(self) -> None:
-        if is_initialized():
-            self.parameters.follow()
-            self.parameters.prepare()
-        self.passes.discard()
 
     def abandon(self) -> None:
         for bucket in self.parameters.buckets:

@@ -20,7 +20,7 @@ import torch
 from horovod.core.lifecycle.context import running
 from horovod.torch.optimizer.adasum_sender import AdasumSender
 from horovod.torch.optimizer.buckets import NO_GRADIENT, Bucket, ParameterState
-from horovod.torch.optimizer.counted_passes import CountedPasses
+from horovod.torch.optimizer.counted_passes import ZERO_GRAD_TOO_EARLY, CountedPasses
 from horovod.torch.optimizer.parameters import OptimizerParameters
 
 _AFTER_AN_EXCEPTION = "After an exception inside backward(), call optimizer.step() and then optimizer.zero_grad()."
@@ -29,10 +29,7 @@ _TOO_MANY_PASSES = (
     "Increase backward_passes_per_step to accumulate gradients locally, or run all passes but the last inside "
     f"optimizer.no_sync(). {_AFTER_AN_EXCEPTION} The parameter is {{name!r}}."
 )
-_ZERO_GRAD_TOO_EARLY = (
-    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
-    f"This would clear gradients that are being reduced. {_AFTER_AN_EXCEPTION}"
-)
+_ZERO_GRAD_TOO_EARLY = f"{ZERO_GRAD_TOO_EARLY} {_AFTER_AN_EXCEPTION}"
 
 _adasums: weakref.WeakValueDictionary[int, AdasumPasses] = weakref.WeakValueDictionary()
 _count = count()
@@ -65,11 +62,6 @@ class AdasumPasses(CountedPasses):
         _adasums[next(_count)] = self
 
     def discard(self) -> None:
-        """Begin a step, because the script discards the gradients.
-
-        Raises:
-            AssertionError: a part of the step's passes were made.
-        """
         if self.phase is Phase.FILLING and any(
             bucket.waiting != len(bucket.slots) for bucket in self._parameters.buckets
         ):
@@ -162,7 +154,6 @@ class AdasumPasses(CountedPasses):
             slot.version = NO_GRADIENT if gradient is None else gradient._version
 
     def forget(self) -> None:
-        """Return to the first phase: no reduction is running, and no gradient is known."""
         self.reset()
         self.begin()
         self.phase = Phase.NEW

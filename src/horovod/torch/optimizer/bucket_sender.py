@@ -59,6 +59,7 @@ class BucketCollectives:
         return PendingHandle(grouped_allgather_async(tensors, f"{self._bucket}.{label}", self._process_set))
 
 
+_GRADIENT = attrgetter("parameter.grad")
 _LAYOUT, _REQUIRES_GRAD, _IS_CONTIGUOUS = (
     attrgetter("layout"),
     attrgetter("requires_grad"),
@@ -102,7 +103,7 @@ class BucketSender:
                 woken.
         """
         bucket.after.clear()
-        gradients = [slot.parameter.grad for slot in bucket.slots]
+        gradients = [*map(_GRADIENT, bucket.slots)]
         if self._as_they_are and bucket.matches(bucket.slots, gradients) and _are_plain(gradients):
             bucket.mark_sent([*gradients])
             bucket.handle = bucket.submit_again(gradients, self._process_set.process_set_id, awaited)

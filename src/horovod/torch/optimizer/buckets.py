@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from operator import attrgetter, eq, is_, or_
+from operator import attrgetter, eq, is_, methodcaller, or_
 from typing import Any
 from weakref import ref
 
@@ -30,7 +30,7 @@ from horovod.torch.device.memory import memory_of
 from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.tensors import DATA_TYPES, check_sign, flat_array, layout_of
 
-_DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
+_DTYPE, _SHAPE, _ADDRESS = attrgetter("dtype"), attrgetter("shape"), methodcaller("data_ptr")
 
 
 NO_GRADIENT = -1
@@ -90,6 +90,26 @@ class ParameterState:
         self.aside: torch.Tensor | None = None
         self.memory: dict[str, Any] = {}
         self.reduced: Callable[[], torch.Tensor | None] = _no_gradient
+
+    def put_aside(self, gradient: torch.Tensor | None) -> None:
+        """Keep the reduced gradient aside, with ``gradient`` in its place."""
+        self.aside, self.parameter.grad = self.parameter.grad, gradient
+
+    def put_back(self) -> None:
+        """Restore the gradient that was put aside, if there is one, because what is newer is not reduced."""
+        if self.aside is not None:
+            self.parameter.grad, self.aside = self.aside, None
+
+    def drop_aside(self) -> None:
+        self.aside = None
+
+    def add_aside(self) -> None:
+        """Add the gradient that was put aside, if there is one, to what was reduced since."""
+        old, new, self.aside = self.aside, self.parameter.grad, None
+        if old is not None:
+            with torch.no_grad():
+                self.parameter.grad = old if new is None else old.add_(new)
+            self.reduced, self.version = ref(old), old._version
 
     def __repr__(self) -> str:
         return f"ParameterState({self.name!r}, {self.parameter.dtype} {tuple(self.parameter.shape)})"
@@ -309,6 +329,6 @@ class Bucket:
         else:
             for index in self._single:
                 check_sign(tensors[index])
-            vectors = prepared.at([tensor.data_ptr() for tensor in tensors])
+            vectors = prepared.at([*map(_ADDRESS, tensors)])
         errors = errors_of(self.slots, tensors) if prepared.compresses(process_set_id) else ()
         return prepared.submit(process_set_id, vectors, vectors, awaited, owner=tensors, errors=errors)

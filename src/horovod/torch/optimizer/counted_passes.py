@@ -10,6 +10,10 @@ from horovod.torch.optimizer.parameters import GradientListener
 from horovod.torch.optimizer.settings import check_passes
 
 _INSIDE_NO_SYNC = "inside optimizer.no_sync() gradients are not reduced; leave the block before {what}"
+ZERO_GRAD_TOO_EARLY = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
+    "This would clear gradients that are being reduced."
+)
 
 
 class CountedPasses(GradientListener):
@@ -26,6 +30,18 @@ class CountedPasses(GradientListener):
     def __init__(self, per_step: int) -> None:
         self.per_step = per_step
         self.is_paused = False
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Reset the state, because the script discards the gradients.
+
+        Raises:
+            AssertionError: gradients are being reduced, or will be when the running pass ends.
+        """
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Abandon the present step: no reduction is running, and no gradient is known."""
 
     @abstractmethod
     def restart(self) -> None:

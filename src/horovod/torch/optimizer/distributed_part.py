@@ -28,13 +28,16 @@ class DistributedPart(ABC):
         self.settings = parameters.settings
         self._original: weakref.ref[torch.optim.Optimizer] | None = None
 
-    @abstractmethod
     def zero_grad(self) -> None:
         """Called when the script is about to discard the gradients.
 
         Raises:
             AssertionError: gradients are being reduced.
         """
+        if is_initialized():
+            self.parameters.follow()
+            self.parameters.prepare()
+        self.passes.discard()
 
     @abstractmethod
     def abandon(self) -> None:

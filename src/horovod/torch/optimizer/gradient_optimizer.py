@@ -70,7 +70,7 @@ class GradientOptimizer(WrappedOptimizer):
                 "This can cause training slowdown. Use `with optimizer.skip_synchronize():` around step().",
                 stacklevel=2,
             )
-        if not self._has_pre_hooks():
+        if not (_of_all_optimizers or vars(self).get("_optimizer_step_pre_hooks")):
             reduction.look()
             result = base.step()
         else:  # after those of the script, which may clip
@@ -84,9 +84,6 @@ class GradientOptimizer(WrappedOptimizer):
 
     # Without this attribute PyTorch would add step hooks here too. The wrapped optimizer's `step` has them.
     step.hooked = True  # type: ignore[attr-defined]  # a function's attribute
-
-    def _has_pre_hooks(self) -> bool:
-        return bool(_of_all_optimizers or vars(self).get("_optimizer_step_pre_hooks"))
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state. If the compressor keeps state (its memory), a separate key contains it.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from operator import attrgetter, is_
+from operator import attrgetter, is_, methodcaller
 
 import torch
 
@@ -16,7 +16,7 @@ from horovod.observe.step_clock import BACKWARD, clock
 from horovod.torch.optimizer.backward_passes import BackwardPass, PassListener, current_task, enter
 from horovod.torch.optimizer.bucket_sender import BucketSender
 from horovod.torch.optimizer.buckets import NO_GRADIENT, ParameterState
-from horovod.torch.optimizer.counted_passes import CountedPasses
+from horovod.torch.optimizer.counted_passes import ZERO_GRAD_TOO_EARLY, CountedPasses
 from horovod.torch.optimizer.debugging import StepDebugger, debugger
 from horovod.torch.optimizer.gradient_views import is_as_left
 from horovod.torch.optimizer.parameters import OptimizerParameters
@@ -25,15 +25,17 @@ from horovod.torch.optimizer.script_gradients import found_outside
 from horovod.torch.uncompiled import in_compiled_backward, is_traced, refuse_backward, refuse_compiled
 
 _GRADIENT = attrgetter("grad")
+_REDUCED = methodcaller("reduced")
 _PASS = weakref.ref.__call__
 """The pass that a reference refers to; None: it was freed before it has ended, because backward has raised."""
 
-AFTER_AN_EXCEPTION = (
+_AFTER_AN_EXCEPTION = (
     "After an exception inside backward(), call optimizer.synchronize() and then optimizer.zero_grad()."
 )
 _BACKWARD_AGAIN = (
-    f"backward() was called again after it had raised, while gradients are being reduced. {AFTER_AN_EXCEPTION}"
+    f"backward() was called again after it had raised, while gradients are being reduced. {_AFTER_AN_EXCEPTION}"
 )
+_ZERO_GRAD_TOO_EARLY = f"{ZERO_GRAD_TOO_EARLY} {_AFTER_AN_EXCEPTION}"
 CHANGED_LOCALLY = (
     "The gradient of {name!r} was changed before its reduction: this rank's gradients are its own until the last pass of "
     "backward_passes_per_step, and inside optimizer.no_sync(). Change gradients after they are reduced, or call "
@@ -94,20 +96,10 @@ class GradientPasses(CountedPasses, PassListener):
         """Say which participant of rounds reduces these gradients. It has these passes, so they do not keep it."""
         self._participant = weakref.ref(participant)
 
-    def _present_participant(self) -> Participant:
-        participant = self._participant() if self._participant is not None else None
-        assert participant is not None, "an optimizer's part holds both"
-        return participant
-
     @property
     def under_way(self) -> bool:
         """Whether a bucket is being reduced."""
         return bool(self._sender.sent)
-
-    @property
-    def cannot_be_discarded(self) -> bool:
-        """Whether gradients are being reduced, or will be when the running pass ends."""
-        return bool(self._sender.sent or (self._passes and self.touched and not self._stays_local))
 
     @property
     def have_begun(self) -> bool:
@@ -139,19 +131,23 @@ class GradientPasses(CountedPasses, PassListener):
             bucket.reset()
         self._sender.reset()
         for slot in self._parameters.slots.values():
-            if slot.aside is not None:
-                slot.parameter.grad, slot.aside = slot.aside, None
-        self.discard()
+            slot.put_back()
+        self.drop()
 
     def discard(self) -> None:
-        """Reset the state because the script discards the gradients. Discards those that are kept aside, too."""
+        if self._sender.sent or (self._passes and self.touched and not self._stays_local):
+            raise AssertionError(_ZERO_GRAD_TOO_EARLY)
+        self.drop()
+
+    def drop(self) -> None:
+        """Reset the state, because the gradients are discarded. Discards those that are kept aside, too."""
         self.rest()
         self.reduced = 0
         self._passes.clear()
         self.error = None
         if self.keeps_aside:
             for slot in self._parameters.slots.values():
-                slot.aside = None
+                slot.drop_aside()
 
     def rest(self) -> None:
         """Reset the state between two steps: no gradient is known to be reduced for the next step."""
@@ -231,9 +227,8 @@ class GradientPasses(CountedPasses, PassListener):
 
     def gradient_comes(self, slot: ParameterState) -> None:
         """Called before a backward pass adds to a gradient, if reduced parts are kept aside. Moves the reduced part aside."""
-        old = slot.parameter.grad
-        if old is not None and slot.aside is None and slot.bit & self.reduced & ~self.touched:
-            slot.aside, slot.parameter.grad = old, None
+        if slot.aside is None and slot.bit & self.reduced & ~self.touched:
+            slot.put_aside(None)
 
     def gradient_is_ready(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
         """Called when a backward pass has added to a gradient.
@@ -280,7 +275,9 @@ class GradientPasses(CountedPasses, PassListener):
         self._parameters.prepare()
         self._stays_local = self.is_paused or not self._parameters.communicates()
         if not self._stays_local:
-            entered = enter(self, self._present_participant(), task)
+            participant = self._participant() if self._participant is not None else None
+            assert participant is not None, "an optimizer's part holds both"
+            entered = enter(self, participant, task)
             if entered is not None:
                 reference = weakref.ref(entered)  # the same object as long as the pass lives
                 if reference not in self._passes:
@@ -313,7 +310,7 @@ class GradientPasses(CountedPasses, PassListener):
             The set of gradients that must be reduced, although no hook has been called for them.
         """
         slots = self._parameters.slots
-        reduced = [slot.reduced() for slot in slots.values()]
+        reduced = [*map(_REDUCED, slots.values())]
         if not inside and all(map(is_, reduced, map(_GRADIENT, slots))):
             return 0
         outside, replaced = found_outside(self, [*zip(slots.values(), reduced, strict=True)], inside)

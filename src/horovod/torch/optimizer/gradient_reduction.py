@@ -33,16 +33,12 @@ from horovod.torch.ops.allreduce import allreduce_
 from horovod.torch.optimizer.backward_passes import current_task
 from horovod.torch.optimizer.bucket_sender import BucketSender
 from horovod.torch.optimizer.distributed_part import DistributedPart
-from horovod.torch.optimizer.gradient_passes import AFTER_AN_EXCEPTION, GradientPasses
+from horovod.torch.optimizer.gradient_passes import GradientPasses
 from horovod.torch.optimizer.gradient_rounds import GradientRounds
 from horovod.torch.optimizer.later_optimizers import LaterOptimizers, has_any, register_part
 from horovod.torch.optimizer.parameters import OptimizerParameters
 from horovod.torch.optimizer.reduction_round import reduce_together, register_optimizer
 
-_ZERO_GRAD_TOO_EARLY = (
-    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or optimizer.synchronize(). "
-    f"This would clear gradients that are being reduced. {AFTER_AN_EXCEPTION}"
-)
 _SKIPPED = (
     "optimizer.step() was called inside optimizer.skip_synchronize() while gradients are being reduced; "
     "call optimizer.synchronize() before the block"
@@ -205,14 +201,9 @@ class GradientReduction(DistributedPart):
         self.passes.stepped()
 
     def zero_grad(self) -> None:
-        if is_initialized():
-            self.parameters.follow()
-            self.parameters.prepare()
-        if self.passes.cannot_be_discarded:
-            raise AssertionError(_ZERO_GRAD_TOO_EARLY)
-        self.passes.discard()
+        super().zero_grad()
         for other in self._later.found():
-            other.passes.discard()
+            other.passes.drop()
 
     def abandon(self) -> None:
         if is_initialized() and (samples := self._samples()) is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from weakref import ref
 
 import torch
 
@@ -167,11 +166,10 @@ class GradientRounds(Participant, ParameterObserver):
                 slot.sparse = bool(slot.bit & conclusion.sparse)
         missing = conclusion.touched & ~self._passes.touched
         for slot in self._in(missing) if missing else ():
-            old = slot.parameter.grad
-            if old is None:
+            if slot.parameter.grad is None:
                 slot.parameter.grad = zero_gradient(slot)
             elif self._passes.keeps_aside:
-                slot.aside, slot.parameter.grad = old, zero_gradient(slot)
+                slot.put_aside(zero_gradient(slot))
         for bucket in self._parameters.buckets:
             wanted = conclusion.touched & bucket.mask
             if wanted and bucket.handle is None:
@@ -198,7 +196,7 @@ class GradientRounds(Participant, ParameterObserver):
             raise error
         self._sender.reset()
         for slot in self._in(conclusion.touched) if passes.keeps_aside else ():
-            self._add_aside(slot)
+            slot.add_aside()
         passes.note_reduced(conclusion.touched, conclusion.final)
         self._rounds += 1
         if self._parameters.settings.groups is None:
@@ -213,15 +211,6 @@ class GradientRounds(Participant, ParameterObserver):
 
     def tune(self, settings: TunedSettings) -> None:
         self._parameters.cut_anew(settings.bucket_bytes)
-
-    @staticmethod
-    def _add_aside(slot: ParameterState) -> None:
-        old, new = slot.aside, slot.parameter.grad
-        slot.aside = None
-        if old is not None:
-            with torch.no_grad():
-                slot.parameter.grad = old if new is None else old.add_(new)
-            slot.reduced, slot.version = ref(old), old._version
 
     def _missed(self, conclusion: Conclusion) -> BaseException | None:
         """An error if backward has added to a reduced gradient, whose average would lack the part of ranks that have joined."""

@@ -76,10 +76,7 @@ class LaterOptimizers:
                     covered |= slot.bit
                     if other not in found:
                         found.append(other)
-        for slot in lost:
-            if not slot.bit & covered:
-                slot.hook = None  # the optimizer that had taken it is gone
-        if any(slot.hook is None for slot in lost):
-            self._parameters.listen()
+        if left := [slot for slot in lost if not slot.bit & covered]:
+            self._parameters.listen_again(left)
         self._passes.cover(covered)
         return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, count
 from operator import attrgetter, is_, itemgetter
 
@@ -26,6 +26,7 @@ from horovod.torch.optimizer.settings import OptimizerSettings, check_parameter
 from horovod.torch.uncompiled import is_traced, refuse_compiled
 
 _IMPLEMENTATION, _PARAMETERS = attrgetter("_cdata"), itemgetter("params")
+_GONE = "only the optimizer and its hooks call this, and the hooks are removed with the optimizer"
 FROZEN_BYTES = 16 << 20
 """The size of a bucket of frozen parameters, in bytes. It is sent only when some are unfrozen."""
 
@@ -99,10 +100,14 @@ class OptimizerParameters:
     def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer that this is a part of."""
         optimizer = self._reference()
-        assert optimizer is not None, (
-            "only the optimizer and its hooks call this, and the hooks are removed with the optimizer"
-        )
+        assert optimizer is not None, _GONE
         return optimizer
+
+    def _in_groups(self) -> list[torch.Tensor]:
+        """The parameters that the script has put into the optimizer's groups, in their order."""
+        optimizer = self._reference()
+        assert optimizer is not None, _GONE
+        return [*chain.from_iterable(map(_PARAMETERS, optimizer.param_groups))]
 
     def report_to(self, listener: GradientListener, *observers: ParameterObserver) -> None:
         """Adopt the parameters that the optimizer has. From now on hooks call ``listener``, and all are told of changes."""
@@ -119,7 +124,7 @@ class OptimizerParameters:
     def adopt(self) -> None:
         """Adopt parameters that are new, and drop those that are gone. They must be the same on every rank at the same step."""
         optimizer = self.optimizer
-        self._present = _parameters(optimizer)
+        self._present = self._in_groups()
         before = {slot: slot.bit for slot in self.slots.values()}
         kept: dict[torch.Tensor, ParameterState] = {}
         for parameter, name_by_position in names_by_position(optimizer).items():
@@ -188,7 +193,7 @@ class OptimizerParameters:
 
     def adopt_changes(self) -> list[ParameterState]:
         """Adopt parameters that the script has put into a group or taken out of it. Returns the new ones."""
-        present = _parameters(self.optimizer)
+        present = self._in_groups()
         if len(present) == len(self._present) and all(map(is_, present, self._present)):
             return []
         known = {*self.slots.values()}
@@ -211,6 +216,12 @@ class OptimizerParameters:
     def communicates(self) -> bool:
         """Whether this rank reduces gradients at present; False before ``init()`` and after ``shutdown()``."""
         return is_initialized() and self.settings.active()
+
+    def listen_again(self, lost: Iterable[ParameterState]) -> None:
+        """Register the hooks of these slots again, which optimizers had taken that are gone."""
+        for slot in lost:
+            slot.hook = None
+        self.listen()
 
     def look_again(self) -> None:
         """Let the next :meth:`prepare` register hooks and cut buckets that are missing."""
@@ -270,10 +281,6 @@ class OptimizerParameters:
             for slot in members:
                 slot.bucket = bucket
             self.buckets.append(bucket)
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [*chain.from_iterable(map(_PARAMETERS, optimizer.param_groups))]
 
 
 def _heard_by(listener: weakref.ref[GradientListener], slot: ParameterState) -> Callable[[torch.Tensor], None]:

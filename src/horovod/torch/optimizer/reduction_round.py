@@ -202,7 +202,8 @@ class _Round:
             if self._comparison.members is not None:
                 self._members = self._comparison.members
         if found is None:
-            self.concluded = {self._known[each.name]: each.alone() for each in self._record.optimizers}
+            for each in self._record.optimizers:
+                self.concluded[self._known[each.name]] = each.alone()
             return
         records = {rank: decode(encoded) for rank, encoded in found.items()}
         self.idle = is_idle(records)
