@@ -118,6 +118,22 @@ def test_a_step_without_gradients_changes_nothing_and_a_lone_gradient_is_average
     job(2, check)
 
 
+@pytest.mark.parametrize("synchronizes", [False, True])
+def test_the_warning_about_gradients_that_were_set_and_changed_names_the_line_that_steps(
+    job: Any, synchronizes: bool
+) -> None:
+    def check() -> None:
+        parameter = nn.Parameter(torch.ones(3))
+        optimizer: Any = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1))
+        parameter.grad = torch.ones(3)
+        parameter.grad.mul_(0.5)
+        with pytest.warns(UserWarning, match="set by the script and then changed") as caught:
+            optimizer.synchronize() if synchronizes else optimizer.step()
+        assert caught[0].filename.endswith("test_optimizer_rules.py")
+
+    job(2, check)
+
+
 def test_gradients_are_reduced_where_they_are(job: Any) -> None:
     def check() -> None:
         model = nn.Linear(300, 300)

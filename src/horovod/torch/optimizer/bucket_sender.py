@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from operator import attrgetter, is_, methodcaller
@@ -111,6 +111,12 @@ class BucketSender:
             self._send_converted(bucket)
         if bucket.handle is not None:
             self.sent.append(bucket)
+
+    def note_sparse(self, slots: Iterable[ParameterState], sparse: int = 0) -> None:
+        """Note that gradients are sparse on some rank: of these slots those in the set ``sparse``."""
+        self.knows_sparse = True
+        for slot in slots:
+            slot.sparse = bool(slot.bit & sparse)
 
     def wait(self, complaint: str, excused: Callable[[ParameterState, torch.Tensor], bool]) -> BaseException | None:
         """Wait until all buckets that were sent are reduced, and complete their gradients. Returns the first error.

@@ -1,7 +1,7 @@
 """A bucket: parameters of an optimizer whose gradients are sent in one request.
 
 :mod:`horovod.torch.optimizer.bucket_cutting` decides which parameters share a bucket.
-:mod:`horovod.torch.optimizer.gradient_reduction` decides when a bucket is sent; with Adasum,
+:mod:`horovod.torch.optimizer.gradient_passes` and the rounds decide when a bucket is sent; with Adasum,
 :mod:`horovod.torch.optimizer.adasum_passes` does.
 """
 

@@ -44,8 +44,6 @@ _CLIPPED_BY_HAND = (
     "If they were clipped by their norm, each rank has clipped its own by a different norm. Call optimizer.synchronize() "
     "before you change them, and then step() inside optimizer.skip_synchronize()."
 )
-_HISTORY = 8
-"""After this number of passes that touch only a part of a bucket, the bucket is cut into the parts that passes touch."""
 
 
 class GradientRounds(Participant, ParameterObserver):
@@ -145,7 +143,7 @@ class GradientRounds(Participant, ParameterObserver):
                 self._passes.fail(AssertionError(_REMOVED.format(name=slot.name)))
             return False
         if gradient.layout is not torch.strided:
-            self._sender.knows_sparse = True
+            self._sender.note_sparse(())
         if local and not is_as_left(slot, gradient, self._parameters.slots.values()):
             self._passes.fail(AssertionError(CHANGED_LOCALLY.format(name=slot.name)))
         return True
@@ -161,9 +159,7 @@ class GradientRounds(Participant, ParameterObserver):
 
     def send_touched(self, conclusion: Conclusion) -> None:
         if conclusion.sparse or self._sender.knows_sparse:
-            self._sender.knows_sparse = True
-            for slot in self._in(conclusion.touched):
-                slot.sparse = bool(slot.bit & conclusion.sparse)
+            self._sender.note_sparse(self._in(conclusion.touched), conclusion.sparse)
         missing = conclusion.touched & ~self._passes.touched
         for slot in self._in(missing) if missing else ():
             if slot.parameter.grad is None:
@@ -199,8 +195,7 @@ class GradientRounds(Participant, ParameterObserver):
             slot.add_aside()
         passes.note_reduced(conclusion.touched, conclusion.final)
         self._rounds += 1
-        if self._parameters.settings.groups is None:
-            self._cut_by_use(conclusion.touched)
+        self._parameters.cut_by_use(conclusion.touched)
 
     def _is_only_added(self, slot: ParameterState, gradient: torch.Tensor) -> bool:
         return is_only_added(slot, gradient, self._parameters.slots.values(), 0)
@@ -219,19 +214,3 @@ class GradientRounds(Participant, ParameterObserver):
                 if slot.parameter.grad is not None and slot.parameter.grad._version:
                     return AssertionError(_AFTER_JOIN.format(name=slot.name))
         return None
-
-    def _cut_by_use(self, touched: int) -> None:
-        """Cut buckets of which passes have repeatedly touched only parts, so that each part is sent as soon as it is ready."""
-        for bucket in [*self._parameters.buckets]:
-            reached = touched & bucket.mask
-            if reached == bucket.mask:
-                bucket.reached.clear()
-            elif reached:
-                bucket.reached.append(reached)
-                if len(bucket.reached) == _HISTORY:
-                    alike: dict[tuple[bool, ...], list[ParameterState]] = {}
-                    for slot in bucket.slots:
-                        alike.setdefault(tuple(bool(slot.bit & each) for each in bucket.reached), []).append(slot)
-                    self._parameters.buckets.remove(bucket)
-                    bucket.dissolve()
-                    self._parameters.add_buckets([*alike.values()])

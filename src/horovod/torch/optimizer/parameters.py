@@ -27,6 +27,8 @@ from horovod.torch.uncompiled import is_traced, refuse_compiled
 
 _IMPLEMENTATION, _PARAMETERS = attrgetter("_cdata"), itemgetter("params")
 _GONE = "only the optimizer and its hooks call this, and the hooks are removed with the optimizer"
+_HISTORY = 8
+"""After this number of passes that touch only a part of a bucket, the bucket is cut into the parts that passes touch."""
 FROZEN_BYTES = 16 << 20
 """The size of a bucket of frozen parameters, in bytes. It is sent only when some are unfrozen."""
 
@@ -247,11 +249,11 @@ class OptimizerParameters:
         frozen = [slot for slot in new if not slot.parameter.requires_grad]
         groups = self.settings.groups if not self.buckets else None
         if trained:
-            self.add_buckets(cut_buckets(trained, groups, self._bucket_bytes))
+            self._add_buckets(cut_buckets(trained, groups, self._bucket_bytes))
             if self._may_cut_anew():
                 running().buckets_are_tuned = True
         if frozen:
-            self.add_buckets(by_size(frozen, FROZEN_BYTES))
+            self._add_buckets(by_size(frozen, FROZEN_BYTES))
         self.trained = sum(slot.bit for slot in self.slots.values() if slot.parameter.requires_grad)
 
     def _may_cut_anew(self) -> bool:
@@ -274,7 +276,27 @@ class OptimizerParameters:
         self.buckets.clear()
         self._cut()
 
-    def add_buckets(self, cut: list[list[ParameterState]]) -> None:
+    def cut_by_use(self, touched: int) -> None:
+        """Cut buckets of which passes have repeatedly touched only parts, so that each part is sent as soon as it is ready.
+
+        Args:
+            touched: what the latest pass has touched on any rank.
+        """
+        for bucket in [*self.buckets] if self.settings.groups is None else ():
+            reached = touched & bucket.mask
+            if reached == bucket.mask:
+                bucket.reached.clear()
+            elif reached:
+                bucket.reached.append(reached)
+                if len(bucket.reached) == _HISTORY:
+                    alike: dict[tuple[bool, ...], list[ParameterState]] = {}
+                    for slot in bucket.slots:
+                        alike.setdefault(tuple(bool(slot.bit & each) for each in bucket.reached), []).append(slot)
+                    self.buckets.remove(bucket)
+                    bucket.dissolve()
+                    self._add_buckets([*alike.values()])
+
+    def _add_buckets(self, cut: list[list[ParameterState]]) -> None:
         """Add a bucket for each list of slots, which are in no bucket."""
         for members in cut:
             bucket = Bucket(f"{self.name}.{next(self._numbers)}", members)
