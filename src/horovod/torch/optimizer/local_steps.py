@@ -24,7 +24,6 @@ class LocalSteps:
 
     def __init__(self, parameters: LocalParameters, settings: LocalSettings) -> None:
         self.parameters = parameters
-        self._outer = parameters.outer
         self._of_memory = settings.of_memory
         self._attempts = 0
         self._scaler_attempts = False
@@ -32,7 +31,7 @@ class LocalSteps:
     def begin(self) -> None:
         """Called before the wrapped optimizer's step."""
         self.parameters.adopt_changes()
-        self._outer.begin(self._outer.sizes(trained=True))
+        self.parameters.outer.begin(self.parameters.outer.sizes(trained=True))
 
     def end(self) -> None:
         """Called when the wrapped optimizer has made a step."""
@@ -54,18 +53,18 @@ class LocalSteps:
 
     def catch_up(self) -> None:
         """Do what follows each attempted step."""
-        while self._outer.steps < self._attempts:
-            self._outer.after_step()
+        while self.parameters.outer.steps < self._attempts:
+            self.parameters.outer.after_step()
 
     def finish(self) -> None:
         """Give all ranks the average of the hosts' parameters."""
         self.catch_up()
-        self._outer.finish()
+        self.parameters.outer.finish()
 
     def load(self, state_dict: dict[str, Any]) -> None:
         """Replace the outer state and the memory of the compressor by those that ``state_dict`` has."""
-        self._outer.load(state_dict.get(OUTER), self._outer.sizes(trained=False))
-        self._attempts, self._scaler_attempts = self._outer.steps, False
+        self.parameters.outer.load(state_dict.get(OUTER), self.parameters.outer.sizes(trained=False))
+        self._attempts, self._scaler_attempts = self.parameters.outer.steps, False
         memory = state_dict.get(MEMORY)
         if memory is not None:
             load_memory(self.parameters.slots.values(), self._of_memory, memory)
@@ -73,5 +72,5 @@ class LocalSteps:
     def saved(self) -> dict[str, Any]:
         """What :meth:`load` needs, by the keys of ``state_dict()``."""
         self.catch_up()
-        outer, memory = self._outer.state(), saved_memory(self.parameters.slots.values(), self._of_memory)
+        outer, memory = self.parameters.outer.state(), saved_memory(self.parameters.slots.values(), self._of_memory)
         return {key: value for key, value in ((OUTER, outer), (MEMORY, memory)) if value is not None}
