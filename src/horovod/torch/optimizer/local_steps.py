@@ -24,7 +24,7 @@ class LocalSteps:
 
     def __init__(self, parameters: LocalParameters, settings: LocalSettings) -> None:
         self.parameters = parameters
-        self._of_memory = settings.of_memory
+        self._settings = settings
         self._attempts = 0
         self._scaler_attempts = False
 
@@ -67,10 +67,13 @@ class LocalSteps:
         self._attempts, self._scaler_attempts = self.parameters.outer.steps, False
         memory = state_dict.get(MEMORY)
         if memory is not None:
-            load_memory(self.parameters.slots.values(), self._of_memory, memory)
+            load_memory(self.parameters.slots.values(), self._settings.of_memory, memory)
 
     def saved(self) -> dict[str, Any]:
         """What :meth:`load` needs, by the keys of ``state_dict()``."""
         self.catch_up()
-        outer, memory = self.parameters.outer.state(), saved_memory(self.parameters.slots.values(), self._of_memory)
+        outer, memory = (
+            self.parameters.outer.state(),
+            saved_memory(self.parameters.slots.values(), self._settings.of_memory),
+        )
         return {key: value for key, value in ((OUTER, outer), (MEMORY, memory)) if value is not None}
