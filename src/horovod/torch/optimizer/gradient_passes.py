@@ -279,7 +279,7 @@ class GradientPasses(CountedPasses, PassListener):
             assert participant is not None, "an optimizer's part holds both"
             entered = enter(self, participant, task)
             if entered is not None:
-                reference = weakref.ref(entered)  # the same object as long as the pass lives
+                reference = weakref.ref(entered)
                 if reference not in self._passes:
                     self._passes.append(reference)
             self._stays_local = entered is None or self._window + 1 < self.per_step

@@ -117,8 +117,7 @@ class GradientReduction(DistributedPart):
         """
         passes = self.passes
         if not self._skip:
-            if passes.is_paused:
-                passes.refuse_paused("step()")
+            passes.refuse_paused("step()")
             if not passes.scaler_steps:
                 self.complete()
             if not self._looked:
