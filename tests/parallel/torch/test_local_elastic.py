@@ -163,6 +163,9 @@ def test_a_host_with_a_new_rank_takes_the_outer_parameters_and_one_without_a_los
 
             def within(training: LocalTraining) -> None:
                 if launcher.process in (1, 2) and training.state.step == 10:
+                    # Otherwise the first end could make the other go on to the next round.
+                    path.with_name(f"{launcher.process} ends").touch()
+                    await_file(path.with_name(f"{3 - launcher.process} ends"))
                     os.kill(os.getpid(), signal.SIGKILL)
 
             following = launcher.next
