@@ -83,15 +83,16 @@ class Kills:
         """Play it. Raises :class:`KillsError`."""
         strikes = self._strikes()
         lost = [rank for _, ranks in strikes for rank in ranks]
-        steps = STEPS_BETWEEN * (len(strikes) + 2)
+        steps = STEPS_BETWEEN * (len(strikes) + 4)
         process = self._start(steps)
         try:
+            members = self._members(process)
             at = 0
             for number, (how, ranks) in enumerate(strikes):
                 at = max(at, number * STEPS_BETWEEN + self._chance.randint(1, STEPS_BETWEEN))
                 self._await(process, lambda at=at: self._progress() >= at)
                 time.sleep(self._chance.random() * 0.03)  # anywhere in the next steps
-                self._strike(how, ranks)
+                self._strike(how, ranks, members[ranks[0]])
             out, errors = process.communicate(timeout=JOB)
             self._judge(process.returncode, out + errors, sorted({*range(self._ranks)} - {*lost}))
         finally:
@@ -149,14 +150,19 @@ class Kills:
                 raise KillsError(self._text("the job does not go on", "".join(process.communicate(timeout=JOB))))
             time.sleep(0.001)  # less than a step
 
-    def _strike(self, how: str, ranks: list[int]) -> None:
+    def _members(self, process) -> dict[int, elastic_events.Member]:
+        """The processes of the ranks, by the number that each has first. Looking for them takes as long as many steps."""
+        files = [self._folder / f"pid.{rank}" for rank in range(self._ranks)]
+        self._await(process, lambda: all(file.exists() for file in files))
+        found = [elastic_events.member(*each, on_loss_rank.__name__) for each in self._launcher.living().items()]
+        return {each.number: each for each in found if each is not None}
+
+    def _strike(self, how: str, ranks: list[int], first: elastic_events.Member) -> None:
         self.happened.append(f"{how} rank{'s' if len(ranks) > 1 else ''} {ranks} at step {self._progress()}")
         if how == "raise":
             on_loss_rank.write(self._folder / f"raise.{ranks[0]}", "")
             return
-        found = [elastic_events.member(*each, on_loss_rank.__name__) for each in self._launcher.living().items()]
-        [struck] = [each for each in found if each is not None and each.number == ranks[0]]
-        os.kill(struck.agent if how == "host" else struck.pid, SIGNALS.get(how, signal.SIGKILL))
+        os.kill(first.agent if how == "host" else first.pid, SIGNALS.get(how, signal.SIGKILL))
 
     def _judge(self, status: int, said: str, survivors: list[int]) -> None:
         if status:
