@@ -154,6 +154,9 @@ def of_recovery(record: Record) -> Iterator[str]:
     for name, found in record["seconds"].items():
         seconds = sum(median_loss(found).values())
         yield f"| {name} | {continued(name, record['ranks'])} | {seconds:.2f} | {len(found)} |"
+    if limits := [f"{name} with {text}" for name, text in record.get("limits", {}).items() if text]:
+        yield ""
+        yield f"Limits: {'; '.join(limits)}."
 
 
 def of_many_ranks(record: Record) -> Iterator[str]:
