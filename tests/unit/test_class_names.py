@@ -49,14 +49,11 @@ PARTS = {
 }  # fmt: skip
 """Names of modules that parallel folders have for the same part."""
 
-TO_BE_NAMED = {"buckets"}
-"""Names that still mean two things. None may be added."""
-
 
 def test_a_module_name_has_one_meaning() -> None:
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(SOURCE.rglob("*.py")):
         if "_old_paths" not in path.parts:
             found[path.stem].append(str(path.relative_to(SOURCE)))
-    several = {name: files for name, files in found.items() if len(files) > 1 and name not in PARTS | TO_BE_NAMED}
+    several = {name: files for name, files in found.items() if len(files) > 1 and name not in PARTS}
     assert not several, f"a name for two things: {several}"

@@ -1,7 +1,7 @@
 """How an optimizer or a gradient tape reduces gradients: the arguments that all bindings have in common, once they are checked.
 
 A binding's own settings extend :class:`ReductionSettings` with what only its framework has. The checks of single arguments are
-in :mod:`horovod._bindings.reductions`, :mod:`horovod._bindings.buckets` and :mod:`horovod._bindings.scalars`.
+in :mod:`horovod._bindings.reductions`, :mod:`horovod._bindings.bucket_division` and :mod:`horovod._bindings.scalars`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from horovod._bindings.buckets import cut_by_groups
+from horovod._bindings.bucket_division import cut_by_groups
 from horovod._bindings.local_gradients import reduce_shared
 from horovod._bindings.local_variables import LocalVariables
 from horovod._keras.guarding import OptimizerGuard

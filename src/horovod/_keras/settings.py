@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from horovod._bindings.buckets import check_groups, chosen_groups
+from horovod._bindings.bucket_division import check_groups, chosen_groups
 from horovod._bindings.compression import NoneCompressor
 from horovod._bindings.reduction_settings import ReductionSettings
 from horovod._bindings.reductions import check_predivide, reduction

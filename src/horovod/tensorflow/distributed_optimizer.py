@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._bindings.buckets import chosen_groups
+from horovod._bindings.bucket_division import chosen_groups
 from horovod._bindings.reductions import Adasum, Average, reduction
 from horovod._bindings.scalars import positive_whole, whole
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set

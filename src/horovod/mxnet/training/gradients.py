@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod._bindings.buckets import bucket_limit, cut, cut_by_groups
+from horovod._bindings.bucket_division import bucket_limit, cut, cut_by_groups
 from horovod._bindings.optimizer_name import OptimizerName
 from horovod._bindings.reduction_settings import ReductionSettings
 from horovod._bindings.reductions import Average, Sum, check_members, check_predivide

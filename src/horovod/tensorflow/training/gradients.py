@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._bindings.buckets import bucket_limit, check_groups, cut, cut_by_groups
+from horovod._bindings.bucket_division import bucket_limit, check_groups, cut, cut_by_groups
 from horovod._bindings.reduction_settings import ReductionSettings
 from horovod._bindings.reductions import Average, ReductionArguments, Sum, check_members, check_predivide
 from horovod._bindings.scalars import real, whole_if_number

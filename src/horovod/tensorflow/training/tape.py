@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovod._bindings.buckets import chosen_groups
+from horovod._bindings.bucket_division import chosen_groups
 from horovod._bindings.local_variables import checked_layers
 from horovod._bindings.reductions import Average, reduction
 from horovod._bindings.scalars import whole

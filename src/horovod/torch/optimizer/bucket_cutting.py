@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from horovod._bindings.buckets import bucket_limit, cut, cut_by_groups
+from horovod._bindings.bucket_division import bucket_limit, cut, cut_by_groups
 from horovod.torch.optimizer.buckets import ParameterState
 
 

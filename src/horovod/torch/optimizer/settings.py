@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from horovod._bindings.buckets import check_groups, chosen_groups
+from horovod._bindings.bucket_division import check_groups, chosen_groups
 from horovod._bindings.reduction_settings import ReductionSettings
 from horovod._bindings.reductions import check_members, check_predivide, reduction
 from horovod.comm.reduction import ReduceOp
