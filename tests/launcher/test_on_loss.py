@@ -91,6 +91,33 @@ def test_a_rank_that_stops_before_the_others_see_that_it_has_a_result_is_lost(
     assert "0 ends among 2" in ended.stdout and "2 ends among 2" in ended.stdout
 
 
+STOPPED_BY_THE_LOST = """
+import os, signal, time, torch, torch.distributed as dist
+from pathlib import Path
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+Path(f"pid.{rank}").write_text(str(os.getpid()))
+dist.all_reduce(torch.ones(1))
+if rank == 2:
+    os.kill(int(Path("pid.1").read_text()), signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.all_reduce(total := torch.ones(1))
+dist.all_reduce(total)
+print("ends among", dist.get_world_size(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_rank_that_is_stopped_while_another_is_lost_does_not_keep_the_others(
+    launcher: Launcher, tmp_path: Path, installed: str
+) -> None:
+    (tmp_path / "train.py").write_text(STOPPED_BY_THE_LOST)
+    words = ["-np", "4", "--min-np", "2", *GO_ON, "--gloo-timeout-seconds", "2", "python", "train.py"]
+    ended = launcher.run(*words, PYTHONPATH=path(installed))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("ends among 2") == 2, ended.stdout
+
+
 def test_numbers_change_with_the_first_collective_of_those_that_are_left(
     launcher: Launcher, tmp_path: Path, installed: str
 ) -> None:

@@ -19,7 +19,7 @@ from horovod.runner.children import Cleanup, owned
 from horovod.runner.elastic.blacklist import Blacklist
 from horovod.runner.elastic.decisions import StartProcess
 from horovod.runner.elastic.discovery import PERIOD_SECONDS, Discovery
-from horovod.runner.elastic.elastic_policy import ElasticPolicy
+from horovod.runner.elastic.elastic_policy import HUNG_SECONDS, ElasticPolicy
 from horovod.runner.elastic.job_state import JobState, Limits
 from horovod.runner.elastic.supervisor import ElasticSupervisor
 from horovod.runner.errors import UsageError
@@ -280,9 +280,20 @@ def _patience(options: Options, environment: Mapping[str, str]) -> float:
     if options.elastic_timeout is not None:
         return float(options.elastic_timeout)
     text = environment.get(config.ELASTIC_TIMEOUT, "").strip()
+    if not text and _continues(options, environment):  # nobody joins: the job waits only for ranks that are there
+        return _time_limit(options, environment) + HUNG_SECONDS
     try:
         return float(text) if text else PATIENCE_SECONDS
     except ValueError:
         raise UsageError(
             f"environment variable {config.ELASTIC_TIMEOUT}={text!r}: expected a number of seconds"
         ) from None
+
+
+def _time_limit(options: Options, environment: Mapping[str, str]) -> float:
+    """How long the ranks wait for one that does not answer."""
+    asked = options.tunables.get("gloo_timeout_seconds") or environment.get(config.TIMEOUT_SECONDS, "")
+    try:
+        return config.Config.from_env({config.TIMEOUT_SECONDS: str(asked)}).timeout.total_seconds()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
