@@ -57,7 +57,7 @@ class PolicyWorld:
         self.same_state = False
         self.named: Sequence[str] = ()  # the lost ranks that the ranks of the round are told
         self.collectives: dict[int, str] = {}  # by process, what the next failure ends there
-        self.cut: list[tuple[int, int]] = []  # ranks whose hosts could not reach each other in the last round
+        self.cut: tuple[tuple[int, int], ...] = ()  # ranks whose hosts could not reach each other in the last round
         self.hosts(hosts)
 
     def hosts(self, hosts: dict[str, int]) -> None:

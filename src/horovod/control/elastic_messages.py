@@ -10,7 +10,6 @@ process waits for the launcher's messages with a ``Get`` of :func:`news_key`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntFlag
 
 import msgspec
@@ -41,7 +40,7 @@ class ReadyForRound(msgspec.Struct, tag=True, frozen=True):
     """The line of the script whose collective failed; "" if none did."""
     collective: str = ""
     """The operation and the name of the oldest collective that the failure has ended in this process; "" if there was none."""
-    cut: Sequence[tuple[int, int]] = ()
+    cut: tuple[tuple[int, int], ...] = ()
     """Pairs of ranks of that round whose hosts cannot reach each other, so that it could not begin."""
 
 

@@ -39,7 +39,7 @@ class UnreachableError(MeshError):
         pairs: the lowest ranks of each two hosts of which the first cannot reach the second.
     """
 
-    def __init__(self, pairs: Sequence[tuple[int, int]], message: str) -> None:
+    def __init__(self, pairs: tuple[tuple[int, int], ...], message: str) -> None:
         super().__init__(message)
         self.pairs = pairs
 
@@ -104,7 +104,7 @@ def without_unreachable_addresses(endpoints: Sequence[Endpoint], findings: Seque
         if len(lines) > _LONGEST_TABLE:
             lines[_LONGEST_TABLE:] = [f"  ... and {len(lines) - _LONGEST_TABLE} more"]
         raise UnreachableError(
-            pairs,
+            tuple(pairs),
             "Horovod initialization failed: hosts of this job cannot reach each other:\n" + "\n".join(lines) + "\n"
             "Ranks connect by TCP, at ports that the kernel chooses. Open them between these hosts, or choose other networks "
             f"with horovodrun --network-interfaces ({NETWORK_INTERFACE})",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +30,9 @@ _NEGATIVE = "Tensor is a lazily negated view (is_neg()). Call .resolve_neg() on 
 _CONJUGATE = "Tensor is a lazily conjugated view (is_conj()). Call .resolve_conj() on it first."
 _ordinary: set[type] = {torch.Tensor, torch.nn.Parameter}
 """Classes of tensors that have memory of their own."""
+_dispatch_keys: Any = torch._C._dispatch_keys
+_LAZILY_NEGATED: Any = torch._C.DispatchKey.Negative
+_LAZILY_CONJUGATED: Any = torch._C.DispatchKey.Conjugate
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _TORCH_BFLOAT16 = torch.bfloat16
 
@@ -123,9 +127,10 @@ def check(tensor: torch.Tensor) -> DataType:
     data_type = check_kind(tensor)
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
-    if (
-        tensor.numel() < 2 or tensor.dtype.is_complex
-    ):  # others are not contiguous, and the calls let go of the interpreter lock
+    keys = _dispatch_keys(
+        tensor
+    )  # is_neg() and is_conj() let go of the interpreter lock, and groups check many tensors
+    if keys.has(_LAZILY_NEGATED) or keys.has(_LAZILY_CONJUGATED):
         check_sign(tensor)
     return data_type
 

@@ -49,7 +49,7 @@ def test_each_address_of_a_host_that_is_not_reached_says_why(listener: socket.so
     assert findings == [{}, {"a": {"127.0.0.1": "Connection refused", "127.0.0.2": "Connection refused"}}]
     with pytest.raises(UnreachableError) as caught:
         without_unreachable_addresses(endpoints, findings)
-    assert caught.value.pairs == [(1, 0)]
+    assert caught.value.pairs == ((1, 0),)
     assert str(caught.value).splitlines()[:2] == [
         "Horovod initialization failed: hosts of this job cannot reach each other:",
         "  b cannot reach a at any of its addresses: 127.0.0.1 (Connection refused), 127.0.0.2 (Connection refused)",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from horovod._base import config
 from horovod.control import elastic_messages as messages
@@ -97,7 +97,7 @@ class ElasticProcess:
         *,
         keeps_state: bool = False,
         line: str = "",
-        cut: Sequence[tuple[int, int]] = (),
+        cut: tuple[tuple[int, int], ...] = (),
     ) -> None:
         """Wait for the rank in the next round, and put it into the environment.
 

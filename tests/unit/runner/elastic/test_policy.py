@@ -257,7 +257,7 @@ def test_if_hosts_cannot_reach_each_other_the_larger_part_goes_on(
     world.begin()
     world.ready(0, 1, 2, 3, failed=True)
     assert world.policy.round == 2 and not world.killed, "nothing is known yet of a cut"
-    world.cut = [(1, 0)]  # ranks on b and on a
+    world.cut = ((1, 0),)  # ranks on b and on a
     world.ready(0, 1, 2, 3, failed=True)
     assert world.policy.round == 3
     assert world.ranks() == (stay or [0, 1, 2, 3]), "too few ranks are no part that can go on"
