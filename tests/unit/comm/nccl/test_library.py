@@ -105,6 +105,7 @@ def test_the_wheel_beside_pytorch_is_found_first(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libnccl.so.2").touch()
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(library, "_in_use", str)  # PyTorch with CUDA may be loaded
     monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: spec if name == "nvidia.nccl" else None)
     monkeypatch.setattr(library.sys, "prefix", "/conda")
     assert library.find() == str(tmp_path / "lib" / "libnccl.so.2")
@@ -116,6 +117,7 @@ def test_the_library_is_found_where_conda_puts_it_and_where_the_linker_looks(
 ) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libnccl.so.2").touch()
+    monkeypatch.setattr(library, "_in_use", str)
     monkeypatch.setattr(library.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(library.sys, "prefix", str(tmp_path if where == "conda" else "/nowhere"))
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere/else:{tmp_path / 'lib'}")
