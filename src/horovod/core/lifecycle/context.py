@@ -172,7 +172,7 @@ def _start_elastic(
             raise  # a RuntimeError, but of the arguments: another round would fail, too
         except (OSError, RuntimeError) as error:  # TimeoutError is an OSError
             if reason := crash.ending():
-                raise NoNextRound(f"This process ends: {reason}") from error
+                raise NoNextRound(f"Rank {process.rank} takes part in no further round: {reason}.") from error
             cut = error.pairs if isinstance(error, UnreachableError) else ()
             process.next(True, f"Round {process.round} could not begin: {str(error).rstrip('.')}.", cut=cut)
             continue

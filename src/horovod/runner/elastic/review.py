@@ -212,10 +212,13 @@ class Reviewer:
         """If hosts could not reach each other, kill the ranks outside of the part that goes on."""
         job = self._job
         cut, job.cut = job.cut, set()
-        there = [process for process in job.waiting() if process.number in job.wanted()]
+        if not cut or not job.formed:
+            return []
+        wanted = job.wanted()
+        there = [process for process in job.waiting() if process.number in wanted]
         ranks = Counter(process.host for process in there)
         part = connected_part(ranks, cut, job.host_of(0), needs_first=job.limits.needs_first)
-        if not cut or not job.formed or sum(ranks[host] for host in part) < job.least:
+        if sum(ranks[host] for host in part) < job.least:
             return []  # a round that cannot begin is tried again
         job.fruitless = 0
         decisions: list[ElasticDecision] = []

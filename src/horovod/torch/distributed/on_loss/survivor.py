@@ -296,7 +296,7 @@ class Survivor:
         with self._order:
             self._carrier = None
         if why := crash.ending():
-            raise NoNextRound(f"This process ends: {why}")
+            raise NoNextRound(f"Rank {self._shown.index} goes on with no other ranks: {why}.")
         reason = self._latest.membership.generation.stopped or HorovodInternalError("a rank was lost")
         while True:  # each time that they do not meet has cost a rank
             membership, environment = self._next(reason)
