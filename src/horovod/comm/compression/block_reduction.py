@@ -96,9 +96,9 @@ class BlockReduction:
         """Pack this rank's contribution to a piece that another rank owns."""
         values = self._values(piece)
         kept = any(self._errors[run.vector] is not None for run in piece.runs)
-        unpacked = self._coder.pack(values, packed, read=kept)
+        unpacked, finite = self._coder.pack(values, packed, read=kept)
         if kept:
-            self._keep_errors(piece, values, unpacked)
+            self._keep_errors(piece, values, unpacked, finite)
 
     def reduce(self, piece: BlockPiece, contributions: Sequence[Array], packed: Array) -> None:
         """Add the packed contributions of all other ranks to this rank's own blocks, pack the sum, and write the result."""
@@ -107,8 +107,8 @@ class BlockReduction:
         for contribution in contributions:
             self._coder.unpack(contribution, others)
             np.add(values, others, out=values)
-        unpacked = self._coder.pack(values, packed)
-        self._keep_errors(piece, values, unpacked)
+        unpacked, finite = self._coder.pack(values, packed)
+        self._keep_errors(piece, values, unpacked, finite)
         self._write(piece, unpacked)
 
     def finish(self, piece: BlockPiece, packed: Array) -> None:
@@ -132,18 +132,17 @@ class BlockReduction:
             part = flat[run.place : position]
             source = self._source.part(run.vector, run.start, run.stop)
             error = self._error(run)
-            if self._prescale == 1.0 and error is not None and source.dtype == _FLOAT32:
-                np.add(source, error, out=part)
-                continue
-            (widen if source.dtype in HALVES else _cast)(source, part)
-            if self._prescale != 1.0:
-                np.multiply(part, self._prescale, out=part)
+            if source.dtype != _FLOAT32:
+                (widen if source.dtype in HALVES else _cast)(source, part)
+                source = part
+            if self._prescale != 1.0 or error is None:
+                source = np.multiply(source, self._prescale, out=part)
             if error is not None:
-                np.add(part, error, out=part)
+                np.add(source, error, out=part)
         flat[position:] = 0.0
         return values
 
-    def _keep_errors(self, piece: BlockPiece, values: Array, unpacked: Array) -> None:
+    def _keep_errors(self, piece: BlockPiece, values: Array, unpacked: Array, finite: bool) -> None:
         """Keep what packing has rounded away. Blocks that are not finite have no error: it must not reach later steps."""
         block = self._coder.form.block
         flat, rounded = values.reshape(-1), unpacked.reshape(-1)
@@ -153,9 +152,9 @@ class BlockReduction:
                 continue
             part = slice(run.place, run.place + run.stop - run.start)
             np.subtract(flat[part], rounded[part], out=error)
-            lost = np.flatnonzero(np.isnan(rounded[part][::block]))
-            for index in lost.tolist():
-                error[index * block : (index + 1) * block] = 0.0
+            if not finite:
+                for index in np.flatnonzero(np.isnan(rounded[part][::block])).tolist():
+                    error[index * block : (index + 1) * block] = 0.0
 
     def _error(self, run: BlockRun) -> Array | None:
         error = self._errors[run.vector]

@@ -91,14 +91,15 @@ class BlockCoder:
         self.form = form
         self.workspace = Workspace()
 
-    def pack(self, values: Array, packed: Array, read: bool = True) -> Array:
+    def pack(self, values: Array, packed: Array, read: bool = True) -> tuple[Array, bool]:
         """Write ``values`` to ``packed``.
 
         Args:
             read: whether the result is used.
 
         Returns:
-            What :meth:`unpack` will read from it, in scratch memory that the next call overwrites; anything unless ``read``.
+            What :meth:`unpack` will read from it, in scratch memory that the next call overwrites (anything unless ``read``),
+            and whether all of it is finite.
         """
         form, count = self.form, len(values)
         scales, codes = self._parts(packed, count)
@@ -110,14 +111,16 @@ class BlockCoder:
         np.divide(np.float32(form.largest), largest, out=inverses)
         np.multiply(largest, np.float32(1 / form.largest), out=scales)
         usual = (largest >= LEAST) & (largest <= MOST)
-        if not usual.all():
+        all_usual = finite = bool(usual.all())
+        if not all_usual:
             inverses[~usual] = 0.0
             scales[~usual] = np.where(largest[~usual] < LEAST, np.float32(0), np.float32(np.nan))
+            finite = bool((largest <= MOST).all())
         np.multiply(values, inverses[:, None], out=rounded)
         # Rounds to nearest-even, because a sum of this size has no room for a fraction. Leaves no -0.0, which has no code.
         np.add(rounded, _NO_FRACTION, out=rounded)
         np.subtract(rounded, _NO_FRACTION, out=rounded)
-        if not usual.all():
+        if not all_usual:
             rounded[~usual] = 0.0  # an infinite element times 0 is NaN, which has no code
         if form.bits == 8:
             np.copyto(codes, rounded, casting="unsafe")
@@ -129,7 +132,7 @@ class BlockCoder:
             np.copyto(codes.view(np.uint8), pairs, casting="unsafe")
         if read:
             np.multiply(rounded, scales[:, None], out=rounded)
-        return rounded
+        return rounded, finite
 
     def unpack(self, packed: Array, values: Array) -> None:
         """Read ``values`` from ``packed``."""

@@ -22,7 +22,7 @@ def through(form: BlockFormat, values: Array) -> tuple[Array, Array]:
     coder, packed = BlockCoder(form), np.empty(form.nbytes(len(values)), np.uint8)
     read = np.empty_like(values)
     with np.errstate(all="ignore"):  # as on a worker thread
-        sent = coder.pack(values, packed).copy()
+        sent = coder.pack(values, packed)[0].copy()
         BlockCoder(form).unpack(packed, read)
     return sent, read
 
