@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -83,11 +82,6 @@ class LocalSchedule:
     def timing(self) -> tuple[int, int, int]:
         """What must be the same in a checkpoint for the fragments on their way to be of use."""
         return self.every, self.fragments, self.delay
-
-
-def lightest(weights: Iterable[int]) -> int:
-    """The index of the smallest number, the first of several."""
-    return min(enumerate(weights), key=lambda each: (each[1], each[0]))[0]
 
 
 def _whole(name: str, value: SupportsIndex, least: int) -> int:

@@ -7,13 +7,15 @@ is the gradient of an outer step. A binding says how its parameters are read, wr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
 from horovod.comparison.alike import Value
 from horovod.core.errors import HorovodInternalError
-from horovod.local_training.local_schedule import LocalSchedule, lightest
+from horovod.local_training.fragments import divide
+from horovod.local_training.local_schedule import LocalSchedule
 from horovod.local_training.outer_comparison import OuterComparison
 
 Wait = Callable[[], Sequence[Any]]
@@ -115,16 +117,14 @@ class OuterRounds(ABC):
 
         Parameters that are new begin with their present values, which are equal on all ranks.
         """
-        new = [name for name in sizes if name not in self._parameters]
+        new = {name: size for name, size in sizes.items() if name not in self._parameters}
         if not new:
             return
-        weights = [0] * self.schedule.fragments
+        elements = Counter[int]()
         for name, known in self._parameters.items():
-            weights[known.fragment] += sizes.get(name, 0)
-        for name in sorted(new, key=lambda name: -sizes[name]):
+            elements[known.fragment] += sizes.get(name, 0)
+        for name, fragment in divide(new, self.schedule.fragments, elements).items():
             (value,) = map(self.copied, self.local([name]))
-            fragment = lightest(weights)
-            weights[fragment] += sizes[name]
             self._parameters[name] = OuterParameter(fragment, value, value * 0)
 
     def after_step(self) -> None:
@@ -209,11 +209,14 @@ class OuterRounds(ABC):
             return
         self.steps = saved["steps"]
         same = tuple(saved["timing"]) == self.schedule.timing
-        weights = [0] * self.schedule.fragments
-        found = list(saved["parameters"].items())  # in this order parameters are sent, on ranks that load and on others
-        for name, each in found if same else sorted(found, key=lambda pair: -sizes[pair[0]]):
-            fragment = each["fragment"] if same else lightest(weights)
-            weights[fragment] += sizes[name]
+        found = saved["parameters"]
+        fragments = (
+            {name: each["fragment"] for name, each in found.items()}
+            if same
+            else divide({name: sizes[name] for name in found}, self.schedule.fragments)
+        )
+        for name, fragment in fragments.items():  # in this order parameters are sent, on ranks that load and on others
+            each = found[name]
             self._parameters[name] = OuterParameter(fragment, self.copied(each["outer"]), self.copied(each["velocity"]))
         if same:
             self._arriving = {

@@ -12,8 +12,8 @@ from horovod.environments.lsf_hosts import lsf_hosts
 from horovod.runner import children
 from horovod.runner.errors import UsageError
 from horovod.runner.hosts import mpi_operator
-from horovod.runner.hosts.allocation import Allocation, allocation
 from horovod.runner.hosts.slots import MOST_RANKS, HostInfo, parse_host_files, parse_hosts
+from horovod.runner.hosts.slurm_allocation import Allocation, allocation
 from horovod.runner.options import Options
 
 

@@ -18,8 +18,8 @@ from horovod.runner.agent.messages import Prepare
 from horovod.runner.errors import LaunchError
 from horovod.runner.event_loop import Loop
 from horovod.runner.hosts import mpi_operator
-from horovod.runner.hosts.allocation import allocation
 from horovod.runner.hosts.slots import HostInfo
+from horovod.runner.hosts.slurm_allocation import allocation
 from horovod.runner.open_files import HOST, make_room
 from horovod.runner.options import Options
 from horovod.runner.reach import srun, ssh

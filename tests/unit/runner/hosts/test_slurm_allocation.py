@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.runner.hosts.allocation import allocation
 from horovod.runner.hosts.host_sources import SlurmNodes, ThisHost, choose
 from horovod.runner.hosts.slots import HostInfo, get_host_assignments
+from horovod.runner.hosts.slurm_allocation import allocation
 from horovod.runner.options import Options
 
 SALLOC = {  # salloc -N2 -n3, on a login node
