@@ -108,13 +108,13 @@ class PolicyWorld:
                 in_run=number in self.in_run, collective=self.collectives.get(number, "") if failed else "",
                 cut=self.cut,
             )  # fmt: skip
-            self.do(self.policy.told(number, ready))
+            self.do(self.policy.on_message(number, ready))
 
     def connect(self) -> None:
         """The runtimes of the round run, and the states are synchronised."""
         self.have_state |= set(self.assignments)
         for number in self.assignments:
-            self.do(self.policy.told(number, Connected(self.policy.round)))
+            self.do(self.policy.on_message(number, Connected(self.policy.round)))
 
     def begin(self) -> None:
         """All that are alive get ready, and their runtimes run."""

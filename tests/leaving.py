@@ -24,8 +24,8 @@ def departure(binding: str, train: Callable[[int], None], more_on: int) -> list[
     train(2)
     if hvd.rank() == more_on:
         steps = context.running().steps
-        for told in steps.told():
-            steps.of(told.optimizer, told.ranks, told.line).made += 1
+        for sent in steps.sent():
+            steps.of(sent.optimizer, sent.ranks, sent.line).made += 1
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         hvd.shutdown()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from elastic_model.rank import Asks, Calls, Imports, Rank
-from horovod.control.elastic_messages import Leaving, NoRank, RankAssignment, RankFailed, ReadyForRound, Told
+from horovod.control.elastic_messages import Leaving, NoRank, RankAssignment, RankFailed, ReadyForRound, WorkerMessage
 from horovod.core.errors import HorovodInternalError, RankRaisedError
 from horovod.elastic.newest_state import StateReport
 from horovod.runner.agent.messages import Exit
@@ -116,8 +116,10 @@ class World:
         self.exits: dict[int, Exit] = {}  # that the launcher has not seen
         self.ends: dict[int, End] = {}
         self.asked = False
-        self.told: dict[int, deque[Told]] = {}  # in the order in which a process has sent them
-        self.told_aside: list[tuple[int, Told]] = []  # by other threads of a process, which may come at any time
+        self.sent: dict[int, deque[WorkerMessage]] = {}  # in the order in which a process has sent them
+        self.sent_aside: list[
+            tuple[int, WorkerMessage]
+        ] = []  # by other threads of a process, which may come at any time
         self.answers: dict[tuple[int, int], RankAssignment | NoRank] = {}
         self.rounds: dict[int, Round] = {}
         self.news: dict[int, list[int]] = {}
@@ -210,7 +212,7 @@ class World:
 
     def start(self, number: int) -> None:
         host = self.unstarted.pop(number)
-        self.told[number] = deque()
+        self.sent[number] = deque()
         self.ranks[number] = Rank(self, number, host)
 
     def not_started(self, number: int) -> None:
@@ -230,7 +232,7 @@ class World:
             return
         if rank.handles_sigterm and number not in self.terminated and not self.all_ended:
             self.terminated.add(number)
-            self.told_aside.append((number, Leaving(0 if rank.assignment is None else rank.assignment.round)))
+            self.sent_aside.append((number, Leaving(0 if rank.assignment is None else rank.assignment.round)))
         else:
             self.kill(number, Exit(143, signal.SIGTERM))
 
@@ -273,9 +275,9 @@ class World:
 
     # What processes do.
 
-    def tells(self, rank: Rank, told: Told, *, in_order: bool) -> None:
-        self.asked = self.asked or isinstance(told, ReadyForRound)
-        self.told[rank.number].append(told)
+    def tells(self, rank: Rank, message: WorkerMessage, *, in_order: bool) -> None:
+        self.asked = self.asked or isinstance(message, ReadyForRound)
+        self.sent[rank.number].append(message)
 
     def commits(self, rank: Rank) -> None:
         self.trained = True
@@ -309,11 +311,11 @@ class World:
         found += [(f"start {number}", lambda number=number: self.start(number)) for number in self.unstarted]
         found += [(f"exit {number}", lambda number=number: self._exit(number)) for number in self.exits]
         found += [
-            (f"told by {number}", lambda number=number: self._tell(number)) for number, q in self.told.items() if q
+            (f"message of {number}", lambda number=number: self._tell(number)) for number, q in self.sent.items() if q
         ]
         found += [
-            (f"told aside {each}", lambda index=index: self._tell_aside(index))
-            for index, each in enumerate(self.told_aside)
+            (f"message aside {each}", lambda index=index: self._tell_aside(index))
+            for index, each in enumerate(self.sent_aside)
         ]
         for rank in self.ranks.values():
             if not rank.stopped:
@@ -357,7 +359,7 @@ class World:
             return
         culprit, own = found.culprit, rank.assignment.rank
         if culprit is not None and (own in (0, culprit) or culprit == 0):
-            self.told_aside.append((rank.number, RankFailed(found.number, culprit, "failed")))
+            self.sent_aside.append((rank.number, RankFailed(found.number, culprit, "failed")))
         rank.fail(RankRaisedError("an error of the script") if found.raised else HorovodInternalError("a rank failed"))
 
     def _find_stuck(self, rank: Rank, stuck: Rank) -> None:
@@ -373,19 +375,19 @@ class World:
         rank.heard_news += 1
 
     def _exit(self, number: int) -> None:
-        while self.told[number]:  # the launcher takes what it was told first
+        while self.sent[number]:  # the launcher takes the messages first
             self._tell(number)
         self.do(self.policy.ended(number, self.exits.pop(number)))
 
     def _tell(self, number: int) -> None:
-        told = self.told[number].popleft()
-        if isinstance(told, ReadyForRound) and number in self.policy.running:
+        message = self.sent[number].popleft()
+        if isinstance(message, ReadyForRound) and number in self.policy.running:
             self.answers = {key: value for key, value in self.answers.items() if key[0] != number}
-        self.do(self.policy.told(number, told))
+        self.do(self.policy.on_message(number, message))
 
     def _tell_aside(self, index: int) -> None:
-        number, told = self.told_aside.pop(index)
-        self.do(self.policy.told(number, told))
+        number, message = self.sent_aside.pop(index)
+        self.do(self.policy.on_message(number, message))
 
     def fire(self, key: tuple[str, str]) -> None:
         """A timer ends."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from horovod.common import basics
 from horovod.common.elastic import HorovodInternalError, HostsUpdatedInterrupt, ObjectState, Reset, run_fn
 from horovod._bindings.objects import allgather_object, broadcast_object
-from horovod.control.elastic_messages import told_key
+from horovod.control.elastic_messages import message_key
 from horovod.control.mesh import Mesh
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.core.lifecycle.elastic_process import this_process
@@ -52,7 +52,7 @@ def hears_of_hosts():
 put = RendezvousClient.put
 def put_and_note(self, key, value, **options):
     put(self, key, value, **options)  # returns when the launcher has it
-    if key == told_key(int(process)):
+    if key == message_key(int(process)):
         (folder / f"ready.{process}").touch()
 RendezvousClient.put = put_and_note
 

@@ -41,9 +41,9 @@ class OptimizerGuard:
         """:meth:`horovod.comparison.guard.Guard.see`; None if nothing needs gradients."""
         return self._guard.see if self._guard.debugs else None
 
-    def be_named(self, variables: Sequence[Any]) -> str:
-        """As :meth:`horovod.comparison.guard.Guard.be_named`."""
-        return self._guard.be_named(_kind(variables))
+    def choose_name(self, variables: Sequence[Any]) -> str:
+        """As :meth:`horovod.comparison.guard.Guard.choose_name`."""
+        return self._guard.choose_name(_kind(variables))
 
     def check(self, variables: Sequence[Any]) -> None:
         """Compare the ranks. For backends that call Python in each step. Raises as

@@ -73,7 +73,7 @@ def compare(what: Alike, held: Mapping[str, Value], name: str, process_set_id: i
         line: the line of the script that the values belong to.
 
     Returns:
-        Whether nothing is told: all ranks hold the same values, or values that differ only by rounding.
+        Whether nothing is reported: all ranks hold the same values, or values that differ only by rounding.
 
     Raises:
         MismatchError: they differ, and ``HOROVOD_CHECK=error``. All ranks raise it.

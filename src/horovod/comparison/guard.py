@@ -95,7 +95,7 @@ class Guard:
         self._joins = 0
         self._found: set[Alike] = set()  # the same on all ranks, as they get the same answers
 
-    def be_named(self, kind: object) -> str:
+    def choose_name(self, kind: object) -> str:
         """Choose the name of the comparisons, once in each generation. Called where a graph is built, in the order of the
         script, because the operations of a graph run in any order.
 
@@ -135,7 +135,7 @@ class Guard:
         """Compare, at the beginning of a step's reduction. Every member of the process set must call it.
 
         Args:
-            kind: as for :meth:`be_named`.
+            kind: as for :meth:`choose_name`.
             hyperparameters: returns this rank's hyper-parameters.
             parameters: returns samples of this rank's parameters, see :func:`beginnings`.
             names: the names in errors for the labels of ``parameters`` and ``contents``.
@@ -170,7 +170,7 @@ class Guard:
                 each.comparison.gather(each.sent.encode())
             each.tell(None)
         self._steps += 1
-        self.be_named(kind)
+        self.choose_name(kind)
         if compared:
             if every is not None:
                 self._look(every)
@@ -247,7 +247,7 @@ class Guard:
         step, times = self._looked
         self._looked = step, times = self._steps, times + 1 if step == self._steps else 0
         owner = samples.owner(self._name, self._owner)
-        self._applied = [] if owner.told else turns(gradients, owner, step, GRADIENTS, times, step <= _FIRST)
+        self._applied = [] if owner.reported else turns(gradients, owner, step, GRADIENTS, times, step <= _FIRST)
 
     def _look(self, every: LookedAt) -> None:
         """Look at some parameters, whose numbers go with the comparison of hyper-parameters, as do those of gradients of the
@@ -258,7 +258,7 @@ class Guard:
             return
         owner = samples.owner(self._name, self._owner)
         if self._steps == _BEGINNING and Alike.PARAMETERS in self._found:
-            owner.told_parameters = True
+            owner.parameters_reported = True
         parts = parts_of(applied, False)
         if (
             self._steps >= _BEGINNING
@@ -271,11 +271,11 @@ class Guard:
             seen = Seen(len(parts), looks.values.tobytes(), lambda: looks)
             samples.offer(StepLooks(owner, step, every.amount, lambda: seen))
 
-    def _gradients_were_told(self) -> bool:
-        return self._samples is not None and self._samples.owner(self._name, self._owner).told
+    def _gradients_were_reported(self) -> bool:
+        return self._samples is not None and self._samples.owner(self._name, self._owner).reported
 
     def _judge(self, what: Alike, rows: Mapping[int, bytes] | None) -> None:
-        if rows is None or (what is Alike.PARAMETERS and self._gradients_were_told()):
+        if rows is None or (what is Alike.PARAMETERS and self._gradients_were_reported()):
             return
         named = {
             rank: {self._names.get(label, label): text for label, text in alike.decode(row).items()}

@@ -40,16 +40,16 @@ class Owner:
         name: the same on all ranks.
         number: of the name, for tags.
         described: what messages call it.
-        told: the gradients have differed, so nothing more is said in this generation.
-        told_parameters: the parameters have differed, or may: they are compared again after a broadcast.
+        reported: the gradients have differed, so nothing more is said in this generation.
+        parameters_reported: the parameters have differed, or may: they are compared again after a broadcast.
         drift: how far apart parameters were at most, within the tolerance.
     """
 
     name: str
     number: int
     described: str
-    told: bool = False
-    told_parameters: bool = False
+    reported: bool = False
+    parameters_reported: bool = False
     drift: float = 0.0
 
 
@@ -146,7 +146,7 @@ class Samples:
     def parameters_are_comparable(self, owner: Owner) -> bool:
         """Whether an optimizer's parameters must be the same on all ranks at present. After a join they are not, until a
         broadcast."""
-        return not owner.told_parameters and running().joins == _joins_at_broadcast
+        return not owner.parameters_reported and running().joins == _joins_at_broadcast
 
     def offer(self, offer: StepLooks) -> None:
         """Compare an optimizer's looks with the next agreement. Older ones of it that wait are replaced."""
@@ -163,7 +163,7 @@ class Samples:
         """Forget all looks, since all parameters have been replaced, and compare them again."""
         self._offers.clear()
         for owner in self._owners.values():
-            owner.told_parameters, owner.drift = owner.told, 0.0
+            owner.parameters_reported, owner.drift = owner.reported, 0.0
 
     def taken(self) -> SentLooks:
         """What goes with the next agreement, which every member makes that has not joined."""
@@ -245,8 +245,8 @@ class Samples:
     def _mark(self, name: str, gradients: bool) -> None:
         self.drop(name)
         if name in self._owners:
-            self._owners[name].told |= gradients
-            self._owners[name].told_parameters = True
+            self._owners[name].reported |= gradients
+            self._owners[name].parameters_reported = True
 
 
 _NONE = SentLooks()

@@ -3,8 +3,8 @@
 The launcher gives each process a number that never changes and is unique in the job. Ranks change from round to round. A round
 is the rendezvous of certain processes in ``init()``, and the training that follows.
 
-A process sends a message to the launcher with a ``Put`` under :func:`told_key`. The process asks for its rank in the next round
-with :class:`ReadyForRound`, and waits for the answer with a ``Get`` of :func:`answer_key`. During a round, a thread of each
+A process sends a message to the launcher with a ``Put`` under :func:`message_key`. The process asks for its rank in the next
+round with :class:`ReadyForRound`, and waits for the answer with a ``Get`` of :func:`answer_key`. During a round, a thread of each
 process waits for the launcher's messages with a ``Get`` of :func:`news_key`.
 """
 
@@ -14,7 +14,7 @@ from enum import IntFlag
 
 import msgspec
 
-TOLD = "elastic/told/"
+MESSAGES = "elastic/message/"
 """The prefix of the keys under which processes send messages to the launcher. The server does not store them."""
 
 
@@ -78,7 +78,7 @@ ENDING = "elastic/ending"
 """The launcher stores a value under this key when it ends the job. After that, a process that receives SIGTERM need not send
 :class:`Leaving`."""
 
-Told = ReadyForRound | Connected | Returned | RankFailed | Leaving
+WorkerMessage = ReadyForRound | Connected | Returned | RankFailed | Leaving
 
 
 class RankAssignment(msgspec.Struct, tag=True, frozen=True):
@@ -135,8 +135,8 @@ class RoundOver(msgspec.Struct, tag=True, frozen=True):
 News = HostsChanged | RoundOver
 
 
-def told_key(process: int) -> str:
-    return f"{TOLD}{process}"
+def message_key(process: int) -> str:
+    return f"{MESSAGES}{process}"
 
 
 def answer_key(process: int, question: int) -> str:
@@ -158,6 +158,6 @@ def store_prefix(round_number: int) -> str:
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_told = msgspec.msgpack.Decoder(Told).decode
+decode_message = msgspec.msgpack.Decoder(WorkerMessage).decode
 decode_answer = msgspec.msgpack.Decoder(Answer).decode
 decode_news = msgspec.msgpack.Decoder(News).decode

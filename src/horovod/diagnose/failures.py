@@ -60,7 +60,7 @@ def _broken_link(job: DumpedJob, failed: Sequence[RankDump]) -> Finding | None:
     sides: dict[int, list[int]] = {}
     for each in failed:
         sides.setdefault(each.failed_rank, []).append(each.rank)
-    told = " and ".join(
+    losses = " and ".join(
         f"{describe_ranks(ranks)} ({', '.join(sorted({job.host(rank) for rank in ranks}))}) lost rank {rank} ({job.host(rank)})"
         for rank, ranks in sorted(sides.items())
     )
@@ -75,7 +75,7 @@ def _broken_link(job: DumpedJob, failed: Sequence[RankDump]) -> Finding | None:
             else "The network between the hosts is broken"
         )
     waiting = next((f" {describe_waiters(item, longest(job, item))}" for item in job.waiting()), "")
-    text = f"{what}: {told}, and all these ranks run.{waiting} Look at the cable, the switch and the firewall between them."
+    text = f"{what}: {losses}, and all these ranks run.{waiting} Look at the cable, the switch and the firewall between them."
     return Finding("link", lost, text, waiting=sorted(job.dumps))
 
 

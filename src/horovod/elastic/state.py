@@ -29,7 +29,7 @@ def _where_others_are(sync: Callable[[Any], None]) -> Callable[[Any], None]:
         elif guard.alone:
             self.save()
         else:
-            with guard.untold():
+            with guard.unwarned():
                 sync(self)
 
     return wrapper

@@ -23,7 +23,7 @@ class OuterComparison:
     def __init__(self, line: str) -> None:
         self._line = line
         self._generation = -1
-        self._told = False
+        self._reported = False
         self._running: Comparison | HorovodInternalError | None = None
 
     @property
@@ -32,9 +32,9 @@ class OuterComparison:
         generation = running().generation
         if (
             generation != self._generation
-        ):  # what has begun before has failed; a process that has just arrived has told nothing
-            self._generation, self._told, self._running = generation, False, None
-        return is_compared() and not self._told
+        ):  # what has begun before has failed; a process that has just arrived has reported nothing
+            self._generation, self._reported, self._running = generation, False, None
+        return is_compared() and not self._reported
 
     def begin(self, name: str, held: Mapping[str, Value]) -> None:
         """Compare what the ranks hold. All ranks call it after the same outer step, if :attr:`wanted`.
@@ -64,4 +64,4 @@ class OuterComparison:
             raise comparison
         rows = comparison.wait()
         if rows is not None:
-            self._told = tell(Alike.OUTER, {rank: decode(row) for rank, row in rows.items()}, made_at(self._line))
+            self._reported = tell(Alike.OUTER, {rank: decode(row) for rank, row in rows.items()}, made_at(self._line))

@@ -139,7 +139,7 @@ class JaxReducer(Reducer):
         if guard is not None:
             self._uncompared = not held
         if held and guard is not None:
-            guard.be_named(variables)
+            guard.choose_name(variables)
         debugged = bool(held) and guard is not None and guard.see is not None
         whole = [each.value for each in variables] if debugged else []
 
@@ -176,7 +176,7 @@ class JaxReducer(Reducer):
         held = _held(guard, variables) if uncompared else []
         if guard is None or (uncompared and not held):
             return list(gradients)
-        guard.be_named(variables)
+        guard.choose_name(variables)
         chosen = [gradients[position] for position in compared_parameters(range(len(variables)))]
         present = [each for each in chosen if each is not None]
         if not present:

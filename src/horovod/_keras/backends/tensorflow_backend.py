@@ -68,7 +68,7 @@ class TensorFlowReducer(Reducer):
         name = f"{counted(lambda: self._name.of(signature))}.{op.label}"
         guard = None if op == ReduceOp.MAX else self.guard
         if guard is not None:
-            counted(lambda: guard.be_named(variables))
+            counted(lambda: guard.choose_name(variables))
         results = reduce_gradients(
             gradients,
             variables,

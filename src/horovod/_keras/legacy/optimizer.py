@@ -106,7 +106,7 @@ class LegacyDistribution:
         signature = tuple((str(each.dtype), tuple(each.shape.as_list())) for each in variables)
         name = f"Distributed{self._kind}_{counted(lambda: self._name.of(signature))}"
         guard = self.guard
-        counted(lambda: guard.be_named(variables))
+        counted(lambda: guard.choose_name(variables))
         return reduce_gradients(
             gradients,
             variables,

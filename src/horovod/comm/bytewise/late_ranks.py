@@ -27,15 +27,15 @@ class LateRanks:
         self._heard = dict.fromkeys(sockets, 0)
         self._rest = dict.fromkeys(sockets, b"")
         self._gone: set[int] = set()
-        self._told = 0
+        self._announced = 0
         for connection in self._sockets.values():
             connection.setblocking(False)
 
     def tell(self, number: int) -> None:
         """Tell all other ranks, once, that this rank waits in collective ``number``."""
-        if number == self._told:
+        if number == self._announced:
             return
-        self._told = number
+        self._announced = number
         for peer, connection in self._sockets.items():
             try:
                 connection.send(_NOTE.pack(number))  # the kernel takes all eight bytes or none

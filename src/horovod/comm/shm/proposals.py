@@ -99,7 +99,7 @@ class Proposals:
         self._given_up_by = [(peer, word_index(peer, GIVEN_UP)) for peer in self._peers]
         self._slot = 0
         self._concluded = 0  # the outcome of the last try that this rank has concluded itself
-        self._told: dict[int, list[int]] = {peer: [] for peer in self._peers}
+        self._notified: dict[int, list[int]] = {peer: [] for peer in self._peers}
 
     # For every rank.
 
@@ -245,12 +245,12 @@ class Proposals:
         if not success:
             return []
         number = (outcome >> 1) + 1
-        values, told = self._words.values, []
+        values, notified = self._words.values, []
         for peer, given_up in self._given_up_by:
             if values[given_up] == number:
-                self._told[peer].append(number)
-                told.append(peer)
-        return told
+                self._notified[peer].append(number)
+                notified.append(peer)
+        return notified
 
     def give_up(self, peer: int, number: int) -> bool:
         """Handle the message of a peer that has stopped waiting for try ``number``: end the try if it is not over.
@@ -266,8 +266,8 @@ class Proposals:
             raise ValueError(f"try {number} of {over + 1}")
         if number > over:
             self.decide(False)
-        succeeded = number in self._told[peer]
-        self._told[peer] = [each for each in self._told[peer] if each > number]
+        succeeded = number in self._notified[peer]
+        self._notified[peer] = [each for each in self._notified[peer] if each > number]
         return succeeded
 
     def shut(self) -> None:

@@ -66,12 +66,12 @@ class FailedExchange:
 
     Attributes:
         lost: the rank of the launched job for which others waited in vain; -1 if there is none.
-        told, why: what the others were told, and why that rank is to blame.
-        heard: the ranks of the launched job that were told so.
+        error, why: the error of the others, and why that rank is to blame.
+        heard: the ranks of the launched job that got this error.
     """
 
     lost: int
-    told: str
+    error: str
     why: str
     heard: set[int]
 
@@ -121,13 +121,13 @@ def ended_processes_error(
     if in_the_middle:
         why = text_of_loss(first, "the ranks met in init()", f"its process ended ({departed[first]})")
         return f"{call} cannot complete: {why}. Look at the output of {_ranks(ranks)}", why
-    told = (
+    error = (
         f"{call} cannot complete: {_ranks(ranks)} of {group.size} {ended} instead of calling it. Look at the output of "
         f"{_ranks(ranks)}. All ranks must call it, and equally often; to run with only some ranks, list these: "
         f"hvd.init(comm={waiting if len(waiting) <= 16 else '[...]'})"
     )
     reason = f"it ended ({departed[first]}) instead of calling {call}, where {_ranks(waiting)} waited for it"
-    return told, reason
+    return error, reason
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -357,26 +357,27 @@ class RendezvousServer:
             earlier = self._failed.get(key)
             if missing and earlier is not None and {earlier.lost, *earlier.heard} & missing.keys():
                 # It has failed for these ranks, too; or they had come, and have ended because of that.
-                self._fail(key, earlier.lost, earlier.told, earlier.why, earlier.heard)
+                self._fail(key, earlier.lost, earlier.error, earlier.why, earlier.heard)
             elif missing:
-                told, why = ended_processes_error(group, missing, in_the_middle=key.startswith(f"{REACHABILITY}/"))
-                self._fail(key, next(iter(missing)), told, why)
+                error, why = ended_processes_error(group, missing, in_the_middle=key.startswith(f"{REACHABILITY}/"))
+                self._fail(key, next(iter(missing)), error, why)
 
     def _fail(
-        self, key: str, lost: int, told: str, why: str, heard: Collection[int] = (), timed_out: bool = False
+        self, key: str, lost: int, error: str, why: str, heard: Collection[int] = (), timed_out: bool = False
     ) -> None:
-        """End an exchange, whose ranks are ``told`` so.
+        """End an exchange: all its ranks raise an error.
 
         Args:
             lost: the rank of the launched job for which they waited.
+            error: the text of the error.
             why: why that rank is to blame.
-            heard: ranks that were told so before.
+            heard: ranks that got this error before.
         """
         group = self._rendezvous_groups.pop(key)
         with self._lock:
-            self._failed[key] = FailedExchange(lost, told, why, {*heard, *group.present()})
+            self._failed[key] = FailedExchange(lost, error, why, {*heard, *group.present()})
         for waiting in list(group.clients.values()):
-            self._answer(waiting, Refusal(told, timed_out))
+            self._answer(waiting, Refusal(error, timed_out))
 
     def _refuse_over(self) -> None:
         """End the exchanges of rounds that are over."""

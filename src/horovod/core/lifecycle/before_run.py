@@ -29,7 +29,7 @@ class BeforeRun:
 
     def __init__(self, alone: bool, rank: int) -> None:
         self.alone = alone
-        self._told = rank != 0
+        self._warned = rank != 0
 
     def __call__(self, operation: int) -> None:
         """A collective is about to be submitted. Raises RuntimeError if no other rank takes part."""
@@ -47,9 +47,9 @@ class BeforeRun:
 
     def tell(self, what: str) -> None:
         """Warn, once, that ``what`` is called in front of ``hvd.elastic.run``."""
-        if self._told:
+        if self._warned:
             return
-        self._told = True
+        self._warned = True
         _log.warning(
             "%s at %s comes before hvd.elastic.run. In a process that joins this job later, no other rank takes part in a "
             "collective there: broadcasts of parameters and of optimizer state do nothing, since hvd.elastic.run gives the "
@@ -60,10 +60,10 @@ class BeforeRun:
         )
 
     @contextmanager
-    def untold(self) -> Iterator[None]:
+    def unwarned(self) -> Iterator[None]:
         """A block whose collectives the script does not call by itself: they are no reason to warn."""
-        told, self._told = self._told, True
+        warned, self._warned = self._warned, True
         try:
             yield
         finally:
-            self._told = told
+            self._warned = warned

@@ -23,7 +23,7 @@ from horovod.control.elastic_messages import (
     RankFailed,
     ReadyForRound,
     Returned,
-    Told,
+    WorkerMessage,
 )
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import RendezvousError
@@ -220,15 +220,15 @@ class ElasticProcess:
         except (RendezvousError, OSError):
             return False
 
-    def tell(self, told: Told) -> None:
+    def tell(self, message: WorkerMessage) -> None:
         try:
             with self.connect(2.0) as client:
-                self._tell(client, told)
+                self._tell(client, message)
         except (RendezvousError, OSError) as error:
-            _log.debug("this process could not tell the launcher %s: %s", told, error)
+            _log.debug("this process could not tell the launcher %s: %s", message, error)
 
-    def _tell(self, client: RendezvousClient, told: Told) -> None:
-        client.put(messages.told_key(self.number), messages.encode(told))
+    def _tell(self, client: RendezvousClient, message: WorkerMessage) -> None:
+        client.put(messages.message_key(self.number), messages.encode(message))
 
 
 class _Listener:

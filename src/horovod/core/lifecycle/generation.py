@@ -136,7 +136,7 @@ class Generation:
         self._others: OtherProcesses | None = None
         self.abandoned = False
         self._sockets: list[Connection] = []
-        self._crash_is_told = self._all_hear_of_crash = False
+        self._crash_is_reported = self._all_hear_of_crash = False
         self.guard: Callable[[int], None] | None = None
 
     def __repr__(self) -> str:
@@ -403,9 +403,9 @@ class Generation:
 
     def crashed(self, reason: str) -> None:
         """Tell all ranks that an error ends this process, unless they know. Any thread."""
-        if self._crash_is_told:
+        if self._crash_is_reported:
             return
-        self._crash_is_told = True
+        self._crash_is_reported = True
         if self.identity.size > 1 and self.stopped is None:
             self._all_hear_of_crash = True
             self.watch.report(self.identity.rank, reason, cause=RAISED)
@@ -435,7 +435,7 @@ class Generation:
         deadline = time.monotonic() + self.config.timeout.total_seconds()
         compared = self.config.check != "off" and not reason
         left = reason or "it left the job (hvd.shutdown() or the end of its script)"
-        made, steps = (self.steps.describe(), self.steps.told()) if compared else ("", [])
+        made, steps = (self.steps.describe(), self.steps.sent()) if compared else ("", [])
         for group, worker in self.workers.items():
             worker.leave(f"{left}{made}", () if group else steps)
         for worker in self.workers.values():

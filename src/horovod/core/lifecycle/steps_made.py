@@ -69,7 +69,7 @@ class StepCounts:
         for count, _, _ in self._counts.values():
             count.made = 0
 
-    def told(self) -> list[StepsMade]:
+    def sent(self) -> list[StepsMade]:
         """The counts as sent to the other ranks."""
         return [
             StepsMade(name, ranks, count.made, line, calls)
@@ -78,7 +78,7 @@ class StepCounts:
 
     def describe(self) -> str:
         """The numbers of steps as the end of the sentence "rank N has left ..."."""
-        made = sorted([each for each in self.told() if each.steps], key=lambda each: each.calls)
+        made = sorted([each for each in self.sent() if each.steps], key=lambda each: each.calls)
         if not made:
             return ""
         shown = ", ".join(f"{_number(each)} of {_counted(each)}" for each in made[:_SHOWN])
@@ -92,7 +92,7 @@ class StepCounts:
         Optimizers and groups that only one of the two ranks has are not compared.
         """
         theirs = {(each.optimizer, each.ranks): each.steps for each in first.steps}
-        differing = [each for each in self.told() if theirs.get((each.optimizer, each.ranks), each.steps) != each.steps]
+        differing = [each for each in self.sent() if theirs.get((each.optimizer, each.ranks), each.steps) != each.steps]
         if not differing:
             return ""
         calls = all(each.calls for each in differing)

@@ -20,7 +20,7 @@ from horovod.runner.agent.messages import Closed, Ended, Exit, NotStarted, Outpu
 from horovod.runner.event_loop import Loop
 
 _END_SECONDS = 10.0
-"""How long the launcher may take to be told that this rank has ended."""
+"""How long it may take to tell the launcher that this rank has ended."""
 
 
 class NotWanted(Exception):
@@ -61,21 +61,21 @@ class RankOfOwnProcess:
     def end(self, end: Exit) -> None:
         """Tell the launcher how the rank's work has ended. The process may go on."""
         self._program.end_rank(end)
-        self._program.told.wait(_END_SECONDS)
+        self._program.end_reported.wait(_END_SECONDS)
 
     def _run(self) -> None:
         try:
             self._program.run()
         finally:
             self._variables.put(None)
-            self._program.told.set()
+            self._program.end_reported.set()
 
 
 class _Program(AgentProgram):
     """The agent, on a thread of its own.
 
     Attributes:
-        told: set once the launcher has been told that the rank has ended, or is gone.
+        end_reported: set once the launcher knows that the rank has ended, or the launcher is gone.
     """
 
     def __init__(self, reader: int, writer: int, begin: Callable[[Mapping[str, str]], object]) -> None:
@@ -84,7 +84,7 @@ class _Program(AgentProgram):
         self._rank: _OwnProcess | None = None
         self._end: Exit | None = None
         self._ended = WakeUp()
-        self.told = threading.Event()
+        self.end_reported = threading.Event()
         self._loop.watch(self._ended.fileno(), self._tell_end)
 
     def end_rank(self, end: Exit) -> None:
@@ -100,7 +100,7 @@ class _Program(AgentProgram):
         self._ended.clear()
         if self._rank is not None and self._end is not None:
             self._rank.work_ended(self._end)
-        self.told.set()
+        self.end_reported.set()
 
     def _on_congestion(self, congested: bool) -> None:
         pass  # it sends no output of the rank

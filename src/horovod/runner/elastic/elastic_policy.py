@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
-from horovod.control.elastic_messages import Connected, Leaving, RankFailed, ReadyForRound, Returned, Told
+from horovod.control.elastic_messages import Connected, Leaving, RankFailed, ReadyForRound, Returned, WorkerMessage
 from horovod.runner.agent.messages import Exit
 from horovod.runner.elastic.decisions import ElasticDecision, EndRound, KillProcess, StopProcess
 from horovod.runner.elastic.job_state import (
@@ -91,7 +91,7 @@ class ElasticPolicy(Policy):
             decisions += [*following, Say(message + more)]
         return decisions
 
-    def told(self, number: int, told: Told) -> list[ElasticDecision]:
+    def on_message(self, number: int, message: WorkerMessage) -> list[ElasticDecision]:
         """A process has sent a message to the launcher."""
         job = self._job
         process = job.processes.get(number)
@@ -99,44 +99,44 @@ class ElasticPolicy(Policy):
             return []
         decisions: list[ElasticDecision] = []
         slots_changed = False
-        if isinstance(told, ReadyForRound):
+        if isinstance(message, ReadyForRound):
             if isinstance(job.phase, Ending):
-                return dismiss(process, told.question, job.phase.why, job_ends=True)
+                return dismiss(process, message.question, job.phase.why, job_ends=True)
             if isinstance(process.state, Dismissed):
-                return dismiss(process, told.question, "it has no rank in the job any more", job_ends=False)
-            kept = told.round if told.keeps_state else None
+                return dismiss(process, message.question, "it has no rank in the job any more", job_ends=False)
+            kept = message.round if message.keeps_state else None
             was, process.state = (
                 process.state,
-                WaitingForRound(told.question, kept, told.line, told.reason, told.collective),
+                WaitingForRound(message.question, kept, message.line, message.reason, message.collective),
             )
-            process.has_state, process.in_run = told.has_state, told.in_run
-            if told.round == job.round:
-                job.cut |= {frozenset(map(job.host_of, pair)) for pair in told.cut}
-            job.has_state = job.has_state or told.has_state
+            process.has_state, process.in_run = message.has_state, message.in_run
+            if message.round == job.round:
+                job.cut |= {frozenset(map(job.host_of, pair)) for pair in message.cut}
+            job.has_state = job.has_state or message.has_state
             if not job.asked:
                 job.asked = True
                 for early in job.early.values():
                     job.blacklist.remove(early.host)
                     decisions += self._say_early(early)
             if isinstance(was, Training) and was.round == job.round:
-                decisions += self._leave_round(told.reason)
-            if told.final and not isinstance(job.phase, Finishing):
-                return decisions + self._reviewer.stop(told.reason)
-        elif isinstance(told, Connected):
-            if told.round != job.round:
+                decisions += self._leave_round(message.reason)
+            if message.final and not isinstance(job.phase, Finishing):
+                return decisions + self._reviewer.stop(message.reason)
+        elif isinstance(message, Connected):
+            if message.round != job.round:
                 return []
             process.trained = job.formed = True
-            process.in_run = process.in_run or told.in_run
+            process.in_run = process.in_run or message.in_run
             if job.connected:
                 return []
             job.connected, job.fruitless = True, 0
             slots_changed = job.limits.continues  # those that have not come yet come too late
-        elif isinstance(told, Returned):
-            process.commits = told.commits
+        elif isinstance(message, Returned):
+            process.commits = message.commits
             return []
-        elif isinstance(told, RankFailed):
-            decisions += self._on_rank_failed(told)
-        elif isinstance(told, Leaving):
+        elif isinstance(message, RankFailed):
+            decisions += self._on_rank_failed(message)
+        elif isinstance(message, Leaving):
             process.leaving = slots_changed = True
         return decisions + self._review(slots_changed=slots_changed)
 
@@ -215,14 +215,14 @@ class ElasticPolicy(Policy):
 
     # Reactions to a single event.
 
-    def _on_rank_failed(self, told: RankFailed) -> list[ElasticDecision]:
+    def _on_rank_failed(self, message: RankFailed) -> list[ElasticDecision]:
         job = self._job
-        number = job.ranks.get(told.rank)
-        if told.round != job.round or number is None:
+        number = job.ranks.get(message.rank)
+        if message.round != job.round or number is None:
             return []
-        decisions = self._leave_round(f"rank {told.rank} failed: {told.reason}")
+        decisions = self._leave_round(f"rank {message.rank} failed: {message.reason}")
         if number in job.processes and isinstance(job.processes[number].state, Training):
-            decisions += self._reviewer.wake(f"hung {number} {told.round}", HUNG_SECONDS)
+            decisions += self._reviewer.wake(f"hung {number} {message.round}", HUNG_SECONDS)
         return decisions
 
     def _on_end(self, process: JobProcess) -> list[ElasticDecision]:

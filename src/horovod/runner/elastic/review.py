@@ -287,8 +287,8 @@ class Reviewer:
             return [*decisions, begin]
         hosts = len({process.machine for process in ready})
         message = f"horovodrun: round {job.round} begins with {count(len(ready), 'rank')} on {count(hosts, 'host')}"
-        told = [Say(f"horovodrun: {goes_on}")] if goes_on else []
-        return [*decisions, *told, Say(message), begin]
+        survived = [Say(f"horovodrun: {goes_on}")] if goes_on else []
+        return [*decisions, *survived, Say(message), begin]
 
     def _wait(self) -> list[ElasticDecision]:
         """There are too few processes: wait if more can come, otherwise stop the job."""

@@ -13,7 +13,15 @@ from functools import partial
 import msgspec
 
 from horovod.control import elastic_messages as messages
-from horovod.control.elastic_messages import HostsChanged, News, NoRank, RankAssignment, ReadyForRound, RoundOver, Told
+from horovod.control.elastic_messages import (
+    HostsChanged,
+    News,
+    NoRank,
+    RankAssignment,
+    ReadyForRound,
+    RoundOver,
+    WorkerMessage,
+)
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.wakeup import WakeUp
 from horovod.runner.agent.base import Agent
@@ -89,10 +97,10 @@ class ElasticSupervisor(Supervisor):
         self._decided: deque[tuple[object, ...]] = deque()
         self._carrying_out = False
         self._lock = threading.Lock()
-        self._told: list[tuple[int, Told]] = []
+        self._received: list[tuple[int, WorkerMessage]] = []
         self._wake_up = WakeUp()
-        loop.watch(self._wake_up.fileno(), self._on_told)
-        server.pass_on(messages.TOLD, self._hear)
+        loop.watch(self._wake_up.fileno(), self._on_wake_up)
+        server.pass_on(messages.MESSAGES, self._hear)
 
     def run_elastic(self, hosts: Sequence[HostInfo]) -> Outcome:
         """Run the job to its end.
@@ -141,31 +149,31 @@ class ElasticSupervisor(Supervisor):
 
     def _hear(self, key: str, value: bytes) -> None:
         """Take a message of a process. Runs on the server's thread."""
-        number = key.removeprefix(messages.TOLD)
+        number = key.removeprefix(messages.MESSAGES)
         try:
-            told = messages.decode_told(value)
+            message = messages.decode_message(value)
         except msgspec.DecodeError:
             return  # not written by the runtime of this version
         if number.isdecimal():
             with self._lock:
-                self._told.append((int(number), told))
+                self._received.append((int(number), message))
             self._wake_up.set()
 
-    def _on_told(self) -> None:
+    def _on_wake_up(self) -> None:
         self._wake_up.clear()
-        self._take_told()
+        self._take_messages()
 
-    def _take_told(self) -> None:
+    def _take_messages(self) -> None:
         with self._lock:
-            told, self._told = self._told, []
-        for number, each in told:
+            received, self._received = self._received, []
+        for number, each in received:
             if isinstance(each, ReadyForRound) and number in self._elastic.running:
                 self._forget_answer(number)
                 self._questions[number] = each.question
-            self._do(self._elastic.told(number, each))
+            self._do(self._elastic.on_message(number, each))
 
     def _on_end(self, number: int, end: Exit) -> None:
-        self._take_told()  # the process sent its messages before it ended
+        self._take_messages()  # the process sent its messages before it ended
         self._home.pop(number, None)
         self._forget_answer(number)
         super()._on_end(number, end)

@@ -40,7 +40,7 @@ def of_sources(sources: Sequence[Any], process_set: ProcessSet) -> StepWatch | N
         names |= guard.names_of_all([f"variable {each.name}" for each in variables])
     kind = (len(variables), tuple(str(each.shape) for each in chosen))
 
-    counted(lambda: own.be_named(kind))
+    counted(lambda: own.choose_name(kind))
 
     def samples() -> dict[str, Value]:
         return guard.beginnings([tf.reshape(each, [-1])[: guard.ELEMENTS].numpy() for each in chosen])

@@ -51,7 +51,7 @@ def _carry_out(
     if guard is None or not _in_constructor():
         return operation(*arguments, **options)
     if not guard.alone:
-        with guard.untold():
+        with guard.unwarned():
             return operation(*arguments, **options)
     handle = Handle()
     handle.complete()

@@ -181,9 +181,9 @@ class GradientReduction(DistributedPart):
         owner = samples.owner(rounds.name, made_at(rounds.line))
         if own:
             samples.drop(rounds.name)
-        elif not owner.told:
+        elif not owner.reported:
             if not steps and not rounds.check.same_beginning:
-                owner.told_parameters = True
+                owner.parameters_reported = True
             alike = rounds.check.same_numbers and samples.parameters_are_comparable(owner)
             rounds.sampler.take(samples, owner, steps, reduced & ~passes.covered, alike)
 

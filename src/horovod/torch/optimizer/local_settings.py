@@ -70,7 +70,7 @@ def meet(settings: LocalSettings) -> bool:
     guard = before_run()
     if guard is not None and guard.alone:
         return False
-    with guard.untold() if guard is not None else nullcontext():
+    with guard.unwarned() if guard is not None else nullcontext():
         _agree(settings)
         host_process_set()
     return True

@@ -22,7 +22,7 @@ from horovod.control.elastic_messages import (
     RankAssignment,
     ReadyForRound,
     RoundOver,
-    Told,
+    WorkerMessage,
 )
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.messages import RendezvousError
@@ -42,18 +42,18 @@ class Launcher:
     """The other side."""
 
     def __init__(self) -> None:
-        self.told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[WorkerMessage] = queue.SimpleQueue()
         self.server = RendezvousServer(SECRET)
-        self.server.pass_on(messages.TOLD, self._hear)
+        self.server.pass_on(messages.MESSAGES, self._hear)
         self.server.start()
 
     def _hear(self, key: str, value: bytes) -> None:
-        assert key == messages.told_key(NUMBER)
-        self.told.put(messages.decode_told(value))
+        assert key == messages.message_key(NUMBER)
+        self.received.put(messages.decode_message(value))
 
     def answer(self, answer: messages.Answer) -> ReadyForRound:
         """Wait for the question, and answer it."""
-        ready = self.told.get(timeout=SECONDS)
+        ready = self.received.get(timeout=SECONDS)
         assert isinstance(ready, ReadyForRound)
         self.server.put(messages.answer_key(NUMBER, ready.question), messages.encode(answer))
         return ready
@@ -101,7 +101,7 @@ def test_a_place_that_was_asked_for_before_init_is_the_one_that_init_uses(launch
     assert launcher.answer(assignment(2)) == ReadyForRound(1, 1, True, "rank 3 failed")
     running.results()
     process.take_rank()  # does not ask
-    assert launcher.told.empty()
+    assert launcher.received.empty()
 
 
 def test_a_process_says_which_collective_has_failed_once_and_learns_who_is_lost(launcher: Launcher) -> None:
@@ -135,7 +135,7 @@ def test_a_process_that_is_not_needed_ends_well(launcher: Launcher) -> None:
 def test_a_launcher_that_is_gone_ends_the_job(launcher: Launcher) -> None:
     process = launcher.process()
     running = ConcurrentCalls(process.take_rank)
-    launcher.told.get(timeout=SECONDS)
+    launcher.received.get(timeout=SECONDS)
     launcher.server.stop()
     with pytest.raises(NoNextRound, match="could not ask the launcher"):
         running.results()
@@ -200,10 +200,10 @@ def test_a_process_asked_to_end_tells_the_launcher_unless_the_job_ends(launcher:
     process = launcher.process()
     enter(launcher, process, 1)
     assert process.leave()
-    assert launcher.told.get(timeout=SECONDS) == Leaving(1)
+    assert launcher.received.get(timeout=SECONDS) == Leaving(1)
     launcher.server.put(messages.ENDING, b"")
     assert not process.leave()
-    assert launcher.told.empty()
+    assert launcher.received.empty()
 
 
 def test_nothing_accumulates_over_many_rounds(launcher: Launcher) -> None:

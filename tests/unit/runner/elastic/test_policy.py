@@ -43,7 +43,7 @@ def test_a_failure_that_would_come_again_ends_the_job_for_all(first: int) -> Non
     for number in (first, *others):
         world.asked[number] += 1
         world.do(
-            world.policy.told(
+            world.policy.on_message(
                 number, ReadyForRound(world.asked[number], 1, True, "Mismatched shapes", final=number == first)
             )
         )
@@ -65,7 +65,7 @@ def test_one_line_says_who_was_lost_and_where_the_others_were_and_the_job_keeps_
     assert world.named == [f"in round 1 {lost}"], "the ranks of the next round know it"
     world.collectives.clear()
     world.connect()
-    world.do(world.policy.told(0, RankFailed(2, 2, "it is stopped")))
+    world.do(world.policy.on_message(0, RankFailed(2, 2, "it is stopped")))
     world.ready(0, failed=True)
     world.end(1, Exit(1))
     world.wake("hung 2 2")
@@ -205,7 +205,7 @@ def test_when_all_hosts_are_replaced_at_once_the_state_is_handed_on() -> None:
 def test_a_rank_that_is_told_to_end_leaves_without_an_error() -> None:
     world = PolicyWorld({"a": 3}, least=2)
     world.begin()
-    world.do(world.policy.told(1, Leaving(1)))
+    world.do(world.policy.on_message(1, Leaving(1)))
     assert world.announced == HostUpdateResult.removed
     world.ready(0, 1, 2)
     assert world.ranks() == [0, 2]
@@ -268,7 +268,7 @@ def test_if_hosts_cannot_reach_each_other_the_larger_part_goes_on(
 def test_a_rank_that_is_stuck_is_ended_if_it_does_not_come_by_itself() -> None:
     world = PolicyWorld({"a": 3}, least=2)
     world.begin()
-    world.do(world.policy.told(0, RankFailed(1, 1, "does not answer")))
+    world.do(world.policy.on_message(0, RankFailed(1, 1, "does not answer")))
     world.ready(0, 2, failed=True)
     world.wake("hung 1 1")
     assert set(world.alive) == {0, 2}
@@ -278,7 +278,7 @@ def test_a_rank_that_is_stuck_is_ended_if_it_does_not_come_by_itself() -> None:
 def test_a_rank_that_was_accused_and_comes_is_not_ended() -> None:
     world = PolicyWorld({"a": 3}, least=2)
     world.begin()
-    world.do(world.policy.told(0, RankFailed(1, 1, "its connection broke")))
+    world.do(world.policy.on_message(0, RankFailed(1, 1, "its connection broke")))
     world.ready(0, 1, 2, failed=True)
     world.wake("hung 1 1")
     assert world.ranks() == [0, 1, 2]
@@ -387,7 +387,7 @@ def test_a_rank_lost_in_an_earlier_round_does_not_fail_a_job_that_ends_well() ->
 def test_a_rank_that_ends_well_before_others_have_finished_fails_the_job(asks_first: bool) -> None:
     world = PolicyWorld({"a": 3}, least=1)
     world.begin()
-    world.do(world.policy.told(0, Returned(1, 10)))
+    world.do(world.policy.on_message(0, Returned(1, 10)))
     if asks_first:
         world.ready(1, failed=True)
         assert not world.dismissed, "it may yet be a loss"
@@ -417,7 +417,7 @@ def test_a_rank_that_ends_well_after_it_has_asked_for_another_round_has_not_fini
 def test_a_rank_that_was_told_to_end_and_finishes_first_has_done_its_work() -> None:
     world = PolicyWorld({"a": 1})
     world.begin()
-    world.do(world.policy.told(0, Leaving(1)))
+    world.do(world.policy.on_message(0, Leaving(1)))
     world.end(0, Exit(0))
     assert not (world.policy.undecided or world.policy.stopped or world.policy.first_failure)
 
@@ -460,7 +460,7 @@ def test_a_new_process_that_ends_well_before_it_comes_to_the_others_ends_no_job(
     world.in_run |= {0, 1}
     world.ready(0, 1)
     world.connect()
-    world.do(world.policy.told(3, Connected(2, in_run=True)))
+    world.do(world.policy.on_message(3, Connected(2, in_run=True)))
     world.in_run.add(3)
     world.end(2, Exit(0))
     assert "Process 2 (rank 2, on b) ended with exit code 0 before it came to hvd.elastic.run. No new" in world.said

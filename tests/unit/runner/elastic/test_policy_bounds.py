@@ -64,7 +64,7 @@ def test_the_time_to_wait_for_ranks_does_not_end_a_round_that_runs() -> None:
     world.hosts({"a": 2, "b": 1, "c": 2})
     world.ready(3, 4)
     world.connect()
-    world.do(world.policy.told(3, Leaving(2)))
+    world.do(world.policy.on_message(3, Leaving(2)))
     assert world.announced
     for reason in ("patience 1", "late 1"):
         world.wake(reason)
@@ -89,7 +89,7 @@ def test_the_time_to_wait_begins_anew_after_there_were_enough() -> None:
 def test_the_only_rank_with_the_state_passes_it_on_before_it_ends() -> None:
     world = PolicyWorld({"a": 1, "b": 1}, least=1, start=1, most=1)
     world.begin()
-    world.do(world.policy.told(0, Leaving(1)))
+    world.do(world.policy.on_message(0, Leaving(1)))
     assert world.announced == HostUpdateResult.removed
     world.ready(0, keep=True)
     assert world.policy.round == 1, "a round of itself alone would be interrupted at once, again and again"
@@ -103,7 +103,7 @@ def test_the_only_rank_with_the_state_passes_it_on_before_it_ends() -> None:
 def test_the_only_rank_of_fixed_hosts_that_is_told_to_end_may_save_its_state() -> None:
     world = PolicyWorld({"a": 1}, least=1, fixed=True)
     world.begin()
-    world.do(world.policy.told(0, Leaving(1)))
+    world.do(world.policy.on_message(0, Leaving(1)))
     world.ready(0, keep=True)
     assert world.dismissed == {0: True}
     assert world.policy.stopped == "0 ranks of at least 1 are left, and no more can be started"
@@ -112,7 +112,7 @@ def test_the_only_rank_of_fixed_hosts_that_is_told_to_end_may_save_its_state() -
 def test_a_rank_that_is_told_to_end_goes_although_too_few_are_left() -> None:
     world = PolicyWorld({"a": 1, "b": 1}, least=2)
     world.begin()
-    world.do(world.policy.told(1, Leaving(1)))
+    world.do(world.policy.on_message(1, Leaving(1)))
     world.ready(0, 1, keep=True)
     assert world.dismissed == {1: False}, "process 0 has the state"
     assert "1 rank of at least 2 is left; waiting for more" in world.said
@@ -209,7 +209,7 @@ def test_a_job_that_waits_says_for_what_and_only_once() -> None:
 def test_a_host_that_gets_no_new_processes_after_a_rank_of_it_was_told_to_end_is_named() -> None:
     world = PolicyWorld({"a": 1, "b": 1})
     world.begin()
-    world.do(world.policy.told(1, Leaving(1)))
+    world.do(world.policy.on_message(1, Leaving(1)))
     world.ready(0, 1, keep=True)
     world.end(1, Exit(0))
     assert "Process 1 (on b) has left, as it was asked to. No new processes are started on b." in world.said
