@@ -134,18 +134,18 @@ def main() -> None:
 
 def watched_calls() -> list[tuple[bool, int, list[int]]]:
     """A list that gets every call that is handed out: whether it averages gradients, its elements, the ranks that made it."""
-    from horovod.torch.distributed.on_loss.kept_call import KeptCall
+    from horovod.torch.distributed.on_loss.repeatable_call import RepeatableCall
 
     found: list[tuple[bool, int, list[int]]] = []
-    hand_out = KeptCall.hand_out
+    hand_out = RepeatableCall.hand_out
 
-    def watching(call: KeptCall) -> None:
+    def watching(call: RepeatableCall) -> None:
         assert call.carrier is not None
         elements = sum(each.array.size for each in call.inputs or call.outputs)
         found.append((call.averages, elements, list(call.carrier.origins)))
         hand_out(call)
 
-    KeptCall.hand_out = watching  # type: ignore[method-assign]  # to watch it
+    RepeatableCall.hand_out = watching  # type: ignore[method-assign]  # to watch it
     return found
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from horovod.check_gpu import sections
-from horovod.runner import check_gpu
-from horovod.runner.check_gpu import SECTIONS, Facts, check, plan_of, report
+from horovod.runner import gpu_report
+from horovod.runner.gpu_report import SECTION_SETTINGS, Facts, check, plan_of, report
 from launcher.harness import Launcher
 
 RANK = Path(__file__).resolve().parents[1] / "check_gpu_rank.py"
@@ -18,8 +18,8 @@ CARD = Facts(("a stand-in",), "2.13.0, built for CUDA 13", 23203, "/lib/libnccl.
 
 
 def test_every_section_has_its_limit_and_all_fit_into_five_minutes_of_a_usual_machine() -> None:
-    assert set(sections.SECTIONS) == set(SECTIONS)
-    assert all(section.seconds <= check_gpu.SECONDS / 3 for section in SECTIONS.values())
+    assert set(sections.SECTIONS) == set(SECTION_SETTINGS)
+    assert all(section.seconds <= gpu_report.SECONDS / 3 for section in SECTION_SETTINGS.values())
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,10 @@ if sys.argv[1] == "results": raise ArithmeticError("the sum is wrong")
 if sys.argv[1] == "operations": time.sleep(1000)
 print("passed:", sys.argv[1])
 """
-    limits = {name: SECTIONS[name]._replace(seconds=6.0) for name in ("results", "operations", "capture", "latency")}
-    monkeypatch.setattr(check_gpu, "SECTIONS", limits)
+    limits = {
+        name: SECTION_SETTINGS[name]._replace(seconds=6.0) for name in ("results", "operations", "capture", "latency")
+    }
+    monkeypatch.setattr(gpu_report, "SECTION_SETTINGS", limits)
     plan, found = check(Facts(torch="2.13"), (sys.executable, "-c", program), lambda line: None)
     text = report(Facts(torch="2.13"), plan, found)
     assert found["results"].verdict == "FAILED: ArithmeticError: the sum is wrong"
@@ -75,5 +77,5 @@ def test_the_command_on_a_machine_without_a_gpu(
     done = launcher.run("--check-gpu", "engine", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1, done.stderr
     assert "There is no GPU that PyTorch can use here" in done.stdout and "engine: passed" in done.stdout
-    text = (tmp_path / check_gpu.REPORT).read_text()
+    text = (tmp_path / gpu_report.REPORT).read_text()
     assert "2 ranks; tensors on cpu travel through host memory" in text and f"PyTorch: {torch.__version__}" in text

@@ -98,7 +98,7 @@ FOLDERS: Mapping[str, Layers] = {
         {"arguments", "flight_recorders", "policy", "reach", "rendezvous_server", "worker_environment"},
         {"hosts", "output"},
         {"config_file", "dry_run", "help_text", "options"},
-        {"agent", "check_build", "check_gpu", "run_task", "tunables"},
+        {"agent", "check_build", "gpu_report", "run_task", "tunables"},
         {"open_files"},
         {"compute_service", "errors", "event_loop", "machine", "probes", "remote_call", "signals"},
         {"children", "timeout"},

@@ -6,12 +6,12 @@ import os
 import sys
 
 from horovod._base import config
-from horovod.runner import check_gpu
+from horovod.runner import gpu_report
 
 
 def main(arguments: list[str]) -> int:
     if config.RANK not in os.environ:
-        return check_gpu.main(arguments)
+        return gpu_report.main(arguments)
     from horovod.check_gpu import sections
 
     sections.run(arguments[0])

@@ -24,7 +24,7 @@ from horovod._base import config
 from horovod.check_gpu import speed
 from horovod.comm.nccl import library
 from horovod.core.lifecycle import context
-from horovod.runner.check_gpu import PASSED
+from horovod.runner.gpu_report import PASSED
 
 
 def run(name: str, device: torch.device | None = None) -> None:
@@ -365,4 +365,4 @@ SECTIONS: dict[str, Callable[[torch.device], None]] = {
         compiled,
     )
 }  # fmt: skip
-"""By name; :data:`horovod.runner.check_gpu.SECTIONS` has their limits."""
+"""By name; :data:`horovod.runner.gpu_report.SECTION_SETTINGS` has their time limits."""

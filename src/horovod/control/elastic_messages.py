@@ -4,8 +4,8 @@ The launcher gives each process a number that never changes and is unique in the
 is the rendezvous of certain processes in ``init()``, and the training that follows.
 
 A process sends a message to the launcher with a ``Put`` under :func:`message_key`. The process asks for its rank in the next
-round with :class:`ReadyForRound`, and waits for the answer with a ``Get`` of :func:`answer_key`. During a round, a thread of each
-process waits for the launcher's messages with a ``Get`` of :func:`news_key`.
+round with :class:`ReadyForRound`, and waits for the answer with a ``Get`` of :func:`answer_key`. During a round, a thread of
+each process waits for the launcher's messages with a ``Get`` of :func:`news_key`.
 """
 
 from __future__ import annotations

@@ -62,9 +62,9 @@ def run_commandline(arguments: Sequence[str] | None = None) -> int:
         if options.check_build:
             return _check_build()
         if options.check_gpu:
-            from horovod.runner.check_gpu import main as check_gpu
+            from horovod.runner import gpu_report
 
-            return check_gpu(options.command)
+            return gpu_report.main(options.command)
         if options.dump is not None:
             return _dump(options.dump)
         if options.top is not None:

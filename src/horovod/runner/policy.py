@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from horovod.control.processes import STOPPED
+from horovod.runner.agent.grace_period import GRACE_SECONDS
 from horovod.runner.agent.messages import Exit
-from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.output.outcome import ReportedFailure
 
 _REPORTED_SECONDS = 1.0

@@ -14,6 +14,7 @@ from functools import partial
 from horovod.runner import open_files
 from horovod.runner.agent.agent_processes import STREAMS
 from horovod.runner.agent.base import Agent
+from horovod.runner.agent.grace_period import GRACE_SECONDS
 from horovod.runner.agent.messages import (
     AgentEvent,
     Closed,
@@ -27,7 +28,6 @@ from horovod.runner.agent.messages import (
     Signalled,
     Stopped,
 )
-from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.errors import LaunchError
 from horovod.runner.event_loop import Loop
 from horovod.runner.output import standard_input

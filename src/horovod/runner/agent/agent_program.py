@@ -18,6 +18,7 @@ from horovod.control.dial import Address, dial_until, set_keepalive
 from horovod.control.rendezvous.messages import PURPOSE
 from horovod.control.secret import decode_secret
 from horovod.runner.agent.base import Agent, HostFacts
+from horovod.runner.agent.grace_period import GRACE_SECONDS
 from horovod.runner.agent.messages import (
     GREETING,
     AgentEvent,
@@ -36,7 +37,6 @@ from horovod.runner.agent.messages import (
     decode_order,
     encode,
 )
-from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.agent.stream import MessageStream
 from horovod.runner.event_loop import Loop
 from horovod.runner.machine import usable_cores

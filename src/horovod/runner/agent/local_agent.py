@@ -16,9 +16,9 @@ from horovod.runner import open_files
 from horovod.runner.agent import process_tree
 from horovod.runner.agent.agent_processes import STREAMS, StartedProcess
 from horovod.runner.agent.base import Agent, HostFacts, Report
+from horovod.runner.agent.grace_period import GRACE_SECONDS
 from horovod.runner.agent.guardian import Guardian
 from horovod.runner.agent.messages import Closed, Ended, InputConsumed, NotStarted, OutputData, ProcessPlan, Stopped
-from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.children import owned
 from horovod.runner.errors import LaunchError
 from horovod.runner.event_loop import Loop

@@ -16,8 +16,8 @@ import signal
 import time
 from collections.abc import Callable, Collection
 
-GRACE_SECONDS = 3.0
-"""Time between SIGTERM and SIGKILL."""
+from horovod.runner.agent.grace_period import GRACE_SECONDS
+
 _AFTER_KILL_SECONDS = 1.0
 
 

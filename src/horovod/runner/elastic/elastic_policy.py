@@ -1,7 +1,7 @@
 """The policy of an elastic job, whose hosts and processes change while it runs. Pure: events in, decisions out.
 
 Processes have numbers, which they keep; ranks are assigned anew in each round. The policy records each event in the state of
-the job (:mod:`horovod.runner.elastic.job_state`), and then has the whole job reviewed (:mod:`horovod.runner.elastic.review`).
+the job (:mod:`horovod.runner.elastic.job_state`), and then reconciles the whole job (:mod:`horovod.runner.elastic.reconciler`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from horovod.runner.elastic.job_state import (
     WaitingForRound,
 )
 from horovod.runner.elastic.phases import Early, Ending, Finishing, Gathering, Running, count
-from horovod.runner.elastic.review import Reviewer, dismiss
+from horovod.runner.elastic.reconciler import Reconciler, dismiss
 from horovod.runner.hosts.slots import HostInfo
 from horovod.runner.output.outcome import ReportedFailure
 from horovod.runner.policy import FirstFailure, Policy, Say
@@ -43,14 +43,14 @@ class ElasticPolicy(Policy):
     with exit code 0 by itself, no further round begins. The job has succeeded if all ranks of that round end in this way.
 
     Args:
-        job: its state, which only this policy and its reviewer change.
+        job: its state, which only this policy and its reconciler change.
         batch_job: as for :class:`~horovod.runner.policy.Policy`.
     """
 
     def __init__(self, job: JobState, batch_job: str = "") -> None:
         super().__init__(None, batch_job)
         self._job = job
-        self._reviewer = Reviewer(job)
+        self._reconciler = Reconciler(job)
 
     @property
     def running(self) -> frozenset[int]:
@@ -78,7 +78,7 @@ class ElasticPolicy(Policy):
     def hosts_found(self, hosts: Iterable[HostInfo]) -> list[ElasticDecision]:
         """The discovery has found the hosts that are available now."""
         self._job.update_hosts(hosts)
-        return self._review()
+        return self._reconcile()
 
     def host_signalled(self, names: Iterable[str], number: int) -> list[ElasticDecision]:
         """The agent of a host got a signal that asks it to end: the host and its processes are about to be lost."""
@@ -121,7 +121,7 @@ class ElasticPolicy(Policy):
             if isinstance(was, Training) and was.round == job.round:
                 decisions += self._leave_round(message.reason)
             if message.final and not isinstance(job.phase, Finishing):
-                return decisions + self._reviewer.stop(message.reason)
+                return decisions + self._reconciler.stop(message.reason)
         elif isinstance(message, Connected):
             if message.round != job.round:
                 return []
@@ -138,7 +138,7 @@ class ElasticPolicy(Policy):
             decisions += self._on_rank_failed(message)
         elif isinstance(message, Leaving):
             process.leaving = slots_changed = True
-        return decisions + self._review(slots_changed=slots_changed)
+        return decisions + self._reconcile(slots_changed=slots_changed)
 
     def ended(self, number: int, end: Exit, reported: ReportedFailure | None = None) -> list[ElasticDecision]:
         job = self._job
@@ -161,12 +161,12 @@ class ElasticPolicy(Policy):
         if job.has_rank(number) and not isinstance(process.state, WaitingForRound):
             decisions += self._leave_round(f"{job.describe(process)} has ended with exit code {end}", lost=True)
         if end.code and not dismissed and not job.has_state and not job.lost_all() and job.all_failed():
-            return decisions + self._reviewer.stop("all processes have failed")
-        return decisions + self._review()
+            return decisions + self._reconciler.stop("all processes have failed")
+        return decisions + self._reconcile()
 
     def woken(self, reason: str, reported: ReportedFailure | None = None) -> list[ElasticDecision]:
         job = self._job
-        self._reviewer.woken(reason)
+        self._reconciler.woken(reason)
         if self.ending:
             return []
         kind, *arguments = reason.split()
@@ -197,17 +197,17 @@ class ElasticPolicy(Policy):
             waits = "the job has failed, and waits" if isinstance(job.phase, Finishing) else "the next round waits"
             decisions.append(Say(f"horovodrun: {waits} for {', '.join(map(job.describe, slow))}"))
         elif kind == "slots" and not job.started:
-            return self._reviewer.stop(job.too_few_slots())
+            return self._reconciler.stop(job.too_few_slots())
         elif kind == "patience" and job.short and job.shortages == int(arguments[0]):
-            return self._reviewer.stop(job.too_few())
-        return decisions + self._review()
+            return self._reconciler.stop(job.too_few())
+        return decisions + self._reconcile()
 
-    def _review(self, *, slots_changed: bool = True) -> list[ElasticDecision]:
+    def _reconcile(self, *, slots_changed: bool = True) -> list[ElasticDecision]:
         """The decisions that follow from the state of the job."""
         if self.ending:
             return []
         before = self._job.round
-        decisions = self._reviewer(slots_changed=slots_changed)
+        decisions = self._reconciler(slots_changed=slots_changed)
         if self._job.round != before:
             self.exits.clear()  # of processes that ended long ago
             self.first_failure = None
@@ -222,7 +222,7 @@ class ElasticPolicy(Policy):
             return []
         decisions = self._leave_round(f"rank {message.rank} failed: {message.reason}")
         if number in job.processes and isinstance(job.processes[number].state, Training):
-            decisions += self._reviewer.wake(f"hung {number} {message.round}", HUNG_SECONDS)
+            decisions += self._reconciler.wake(f"hung {number} {message.round}", HUNG_SECONDS)
         return decisions
 
     def _on_end(self, process: JobProcess) -> list[ElasticDecision]:
@@ -284,7 +284,7 @@ class ElasticPolicy(Policy):
         if seconds is None:
             return f" No new processes are started on {host}.", []
         message = f" No new processes are started on {host} for {seconds:.3g} seconds."
-        return message, self._reviewer.wake(f"cooldown {host}", seconds)
+        return message, self._reconciler.wake(f"cooldown {host}", seconds)
 
     def _leave_round(self, reason: str, *, lost: bool = False) -> list[ElasticDecision]:
         """End the running round: all its ranks will ask for a rank in the next one, or end."""
@@ -295,8 +295,8 @@ class ElasticPolicy(Policy):
         job.phase = Gathering(job.round)
         decisions: list[ElasticDecision] = [EndRound(job.round, reason)]
         if job.fruitless >= MOST_FRUITLESS_ROUNDS:
-            return decisions + self._reviewer.stop(f"{job.fruitless} rounds in a row could not begin. {reason}")
-        return decisions + self._reviewer.await_ranks()
+            return decisions + self._reconciler.stop(f"{job.fruitless} rounds in a row could not begin. {reason}")
+        return decisions + self._reconciler.await_ranks()
 
     def _give_up_late(self, late: Iterable[JobProcess]) -> list[ElasticDecision]:
         """Kill the ranks of the last round that neither come to the next one nor end: the others have waited long enough."""

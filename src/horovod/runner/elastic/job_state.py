@@ -1,6 +1,6 @@
 """The state of an elastic job: its hosts, its processes, and what each process and the whole job are doing. Pure.
 
-The policy records each event in this state; :mod:`horovod.runner.elastic.review` reads the state and decides what follows.
+The policy records each event in this state; :mod:`horovod.runner.elastic.reconciler` reads the state and decides what follows.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from horovod.control.elastic_messages import (
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.wakeup import WakeUp
 from horovod.runner.agent.base import Agent
+from horovod.runner.agent.grace_period import GRACE_SECONDS
 from horovod.runner.agent.local_agent import LocalAgent
 from horovod.runner.agent.messages import AgentEvent, AgentReady, Closed, Exit, NotStarted, Refused, Signalled
-from horovod.runner.agent.process_tree import GRACE_SECONDS
 from horovod.runner.children import owned
 from horovod.runner.elastic.decisions import (
     BeginRound,

@@ -24,7 +24,7 @@ from horovod.torch.distributed.flat_tensors import flat
 from horovod.torch.distributed.futures import present
 from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.on_loss import refusals
-from horovod.torch.distributed.on_loss.kept_call import KeptCall
+from horovod.torch.distributed.on_loss.repeatable_call import RepeatableCall
 from horovod.torch.distributed.on_loss.survivor import Survivor
 from horovod.torch.distributed.submission import MOVED, Submitter, called_by_python, calling_file
 from horovod.torch.distributed.work import Finish, HorovodWork
@@ -40,7 +40,7 @@ _LATER, _SUM = SimpleNamespace(asyncOp=True), ReductionArguments(ReduceOp.SUM)
 class KeptWork(HorovodWork):
     """A work whose end shows the script the ranks that have carried the call out."""
 
-    def __init__(self, call: KeptCall, survivor: Survivor, *arguments: Any) -> None:
+    def __init__(self, call: RepeatableCall, survivor: Survivor, *arguments: Any) -> None:
         super().__init__(call.shown, *arguments)
         self._number = call.number
         self._survivor = survivor
@@ -161,7 +161,7 @@ class ContinuingSubmitter(Submitter):
                 f"number {origins[root]} has it now. Under --on-loss continue such a number is refused; {instead}."
             )
         call = survivor.submit(
-            lambda number: KeptCall(
+            lambda number: RepeatableCall(
                 number, what, caller(), operation, inputs, outputs, reduction, root, splits, allocate,
                 described, origins, self.index, survivor, survivor.call_ended, averages, new_outputs, of_first,
             )

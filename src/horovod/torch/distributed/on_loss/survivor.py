@@ -37,7 +37,7 @@ from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.on_loss import samplers
 from horovod.torch.distributed.on_loss.call_log import CallLog
 from horovod.torch.distributed.on_loss.carrier import Carrier, met
-from horovod.torch.distributed.on_loss.kept_call import KeptCall
+from horovod.torch.distributed.on_loss.repeatable_call import RepeatableCall
 
 _log = logging.getLogger("horovod.torch")
 _c10d: Any = torch.distributed.distributed_c10d
@@ -73,7 +73,7 @@ class Survivor:
         self._time_limit = time_limit
         self._tell = shown
         self._log = CallLog()
-        self._calls: deque[KeptCall] = deque()  # those that were not handed out
+        self._calls: deque[RepeatableCall] = deque()  # those that were not handed out
         self._order = threading.RLock()  # completions may be called while a call is submitted
         """Held while a call is made, so that all calls reach a carrier in the order of their numbers. Guards the carrier, the
         log and the calls."""
@@ -107,7 +107,7 @@ class Survivor:
         """By rank, as the script sees the ranks, the rank that the process had first."""
         return self._shown.origins
 
-    def submit(self, make: Callable[[int], KeptCall]) -> KeptCall:
+    def submit(self, make: Callable[[int], RepeatableCall]) -> RepeatableCall:
         """Take a call of the script.
 
         Args:
@@ -185,7 +185,7 @@ class Survivor:
 
     # Any thread.
 
-    def call_ended(self, call: KeptCall) -> None:
+    def call_ended(self, call: RepeatableCall) -> None:
         """A carrier has ended a call."""
         with self._order:
             self._publish()
@@ -226,7 +226,7 @@ class Survivor:
             calls = self._take(self._log.agreed(carrier.lowest(self._log.completed)))
         self._hand_out(calls)
 
-    def _take(self, numbers: range) -> list[KeptCall]:
+    def _take(self, numbers: range) -> list[RepeatableCall]:
         """Remove the calls that are handed out now from those that were not. With ``_order`` held."""
         return [self._calls.popleft() for _ in numbers]
 
@@ -350,7 +350,7 @@ class Survivor:
         with self._wake:
             self._wake.notify()
 
-    def _hand_out(self, calls: Sequence[KeptCall]) -> None:
+    def _hand_out(self, calls: Sequence[RepeatableCall]) -> None:
         for call in calls:
             assert call.carrier is not None
             latest = self._news[-1][1] if self._news else self._shown

@@ -55,11 +55,11 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _PREFIX = re.compile(r"^\[\d+\]<std(out|err)>:", re.MULTILINE)
 
 
-class Section(NamedTuple):
-    """One section.
+class SectionSettings(NamedTuple):
+    """How one section runs.
 
     Attributes:
-        seconds: its limit.
+        seconds: its time limit.
         on_cpus: whether it shows anything on CPUs.
         environment: variables of its ranks.
         loses: a rank of it ends, so the job is to fail.
@@ -71,20 +71,20 @@ class Section(NamedTuple):
     loses: bool = False
 
 
-SECTIONS = {
-    "engine": Section(45),
-    "results": Section(40),
-    "operations": Section(40, environment={config.DYNAMIC_PROCESS_SETS: "1"}),
-    "beside_torch": Section(60),
-    "capture": Section(40, on_cpus=False),
-    "memory": Section(40, on_cpus=False),
-    "batchnorm": Section(30),
-    "latency": Section(40),
-    "process_group": Section(40),
-    "wrapped": Section(40),
-    "late": Section(60, on_cpus=False, environment={config.TIMEOUT_SECONDS: "4"}),
-    "dies": Section(40, loses=True),
-    "compiled": Section(90, on_cpus=False),
+SECTION_SETTINGS = {
+    "engine": SectionSettings(45),
+    "results": SectionSettings(40),
+    "operations": SectionSettings(40, environment={config.DYNAMIC_PROCESS_SETS: "1"}),
+    "beside_torch": SectionSettings(60),
+    "capture": SectionSettings(40, on_cpus=False),
+    "memory": SectionSettings(40, on_cpus=False),
+    "batchnorm": SectionSettings(30),
+    "latency": SectionSettings(40),
+    "process_group": SectionSettings(40),
+    "wrapped": SectionSettings(40),
+    "late": SectionSettings(60, on_cpus=False, environment={config.TIMEOUT_SECONDS: "4"}),
+    "dies": SectionSettings(40, loses=True),
+    "compiled": SectionSettings(90, on_cpus=False),
 }
 """In the order in which they run: what tells most comes first."""
 
@@ -201,7 +201,7 @@ def check(
     """
     plan, found = plan_of(facts), dict[str, SectionResult]()
     end = time.monotonic() + seconds
-    for name, section in SECTIONS.items():
+    for name, section in SECTION_SETTINGS.items():
         if only and name not in only:
             continue
         left = end - time.monotonic()
@@ -218,7 +218,7 @@ def check(
 _LAUNCH = "import sys; from horovod.runner.launch import run_commandline; sys.exit(run_commandline())"
 
 
-def _run(name: str, section: Section, plan: Plan, command: Sequence[str], seconds: float) -> SectionResult:
+def _run(name: str, section: SectionSettings, plan: Plan, command: Sequence[str], seconds: float) -> SectionResult:
     begin = time.monotonic()
     environment = {**os.environ, **plan.environment, **section.environment, "PYTHONUNBUFFERED": "1"}
     words = [sys.executable, "-c", _LAUNCH, "-np", str(plan.ranks), *command, name]
@@ -306,11 +306,13 @@ def _answer(question: Sequence[str]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Returns 0 if no section failed, and there is a GPU."""
     parser = argparse.ArgumentParser(prog="horovodrun --check-gpu", description=__doc__)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)} (default: all)")
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTION_SETTINGS)} (default: all)"
+    )
     parser.add_argument("--output", type=Path, default=Path(REPORT), help=f"the file of the report (default: {REPORT})")
     options = parser.parse_args(list(arguments))
-    if unknown := [name for name in options.sections if name not in SECTIONS]:
-        parser.error(f"there is no section {unknown[0]!r}; there are {', '.join(SECTIONS)}")
+    if unknown := [name for name in options.sections if name not in SECTION_SETTINGS]:
+        parser.error(f"there is no section {unknown[0]!r}; there are {', '.join(SECTION_SETTINGS)}")
     facts = ask_torch()
     if not facts.torch:
         print(f"{facts.where}. This check needs PyTorch: pip install 'horovod[torch]'", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""Reviews a whole elastic job after each event, and decides what follows. Pure.
+"""Compares an elastic job as it is with what it should be, after each event, and decides what to do. Pure.
 
-The review decides which processes are not needed any more, where new ones can be started, whether a round can begin, whether
-the running round must be interrupted, and whether the job is over.
+It decides which processes are not needed any more, where new ones can be started, whether a round can begin, whether the
+running round must be interrupted, and whether the job is over.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SILENT_SECONDS = 5.0
 """How long a job that has not begun to train waits before the launcher says for what."""
 
 
-class Reviewer:
+class Reconciler:
     """Reads and changes the state of a job, and says what to do.
 
     Args:
@@ -55,7 +55,7 @@ class Reviewer:
         """Look at the whole job.
 
         Args:
-            slots_changed: whether processes may have got, or lost, their slots. If not, the review skips the slots, which
+            slots_changed: whether processes may have got, or lost, their slots. If not, this skips the slots, which
                 saves time when hundreds of ranks come at once.
         """
         if isinstance(self._job.phase, Ending):

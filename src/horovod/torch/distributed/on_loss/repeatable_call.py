@@ -28,7 +28,7 @@ _REPEATABLE = {"all_reduce", "allreduce_coalesced", "reduce", "broadcast", "barr
 
 
 @dataclass(eq=False)
-class KeptCall:
+class RepeatableCall:
     """One call.
 
     Args:
@@ -66,7 +66,7 @@ class KeptCall:
     origins: tuple[int, ...]
     own_index: int
     driver: Driver
-    ended: Callable[[KeptCall], None]
+    ended: Callable[[RepeatableCall], None]
     averages: bool = False
     new_outputs: bool = False
     of_first: bool = False
