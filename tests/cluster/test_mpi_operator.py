@@ -67,4 +67,4 @@ def test_a_pod_that_is_not_there_is_named(cluster: Cluster, pod: dict[str, str])
     (cluster.folder / "hostfile").write_text("hostA slots=1\njob-worker-7 slots=1\n")
     status, _, err = run(cluster, pod, "-np", "2", "true")
     assert status == 1
-    assert "job-worker-7  there is no such pod, or not any more (Error from server (NotFound)" in err
+    assert "job-worker-7  the pod does not exist, or no longer exists (Error from server (NotFound)" in err

@@ -235,7 +235,7 @@ def _waits_for_a_script(world: World) -> bool:
 
 def _check_end(world: World) -> None:
     job = world.job
-    if world.policy.stopped.startswith("no rank is left"):
+    if world.policy.stopped.startswith("no remaining rank"):
         left = [rank.number for rank in world.ranks.values() if rank.rounds and not rank.stopped]
         assert not left or world.all_ended, f"{left} have the state"
     assert not any(isinstance(each.state, WaitingForRound) for each in job.processes.values()) or world.all_ended

@@ -53,5 +53,5 @@ def test_a_job_is_tuned_and_the_next_one_knows(launcher: Launcher, tmp_path: Pat
     assert f"(kept in {kept})" in first
     assert len((tmp_path / "trials.csv").read_text().splitlines()) >= 1 + 5 + 1
     _, again = run(launcher, *flags, "python", script, **env)
-    assert "autotuning uses what an earlier run has found" in again
+    assert "autotuning uses the settings that an earlier run found" in again
     assert "autotuning is over" not in again

@@ -65,7 +65,7 @@ print("passed:", sys.argv[1])
     plan, found = check(Facts(torch="2.13"), (sys.executable, "-c", program), lambda line: None)
     text = report(Facts(torch="2.13"), plan, found)
     assert found["results"].verdict == "FAILED: ArithmeticError: the sum is wrong"
-    assert found["operations"].verdict == "FAILED: not over after 6 seconds"
+    assert found["operations"].verdict == "FAILED: did not finish within 6 seconds"
     assert found["capture"].verdict == "left out: there is no GPU" and found["latency"].verdict == "passed"
     assert all(f"{name:>14}: {outcome.verdict}" in text for name, outcome in found.items())
 

@@ -51,7 +51,7 @@ def test_a_process_that_joins_takes_over_every_state(launcher: Launcher, tmp_pat
         assert len(set(flat[1])) == 1 and flat[1][0] > 0, "at the beginning of its last round"
         assert set(flat[2]) == {step}
     assert len({step for _, step, *_ in results.values()}) == 1
-    warned = errors.count("comes before hvd.elastic.run")
+    warned = errors.count("is called before hvd.elastic.run")
     assert warned == (way in ("torch", "tensorflow")), "only of what the script calls itself"
 
 
@@ -119,7 +119,7 @@ def test_a_process_that_joins_and_does_not_come_to_the_others_ends_alone(
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("END 2") == 2
     line = f"broadcast at {tmp_path}/train.py:{LINE}"
-    assert ended.stderr.count(f"{line} comes before hvd.elastic.run.") == 1
+    assert ended.stderr.count(f"{line} is called before hvd.elastic.run.") == 1
     if how == "calls":
         assert f"[2]<stderr>:RuntimeError: {line}: no other rank takes part." in ended.stderr
         assert "Process 2 (rank 2, on localhost) exit with status code 1. No new processes" in ended.stderr
@@ -181,7 +181,7 @@ def test_a_process_that_joins_makes_no_group_of_some_ranks_before_it_comes_to_th
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("END 2") == 2
     line = f"torch.distributed.new_group() at {tmp_path}/train.py:{LINE_OF_GROUP}"
-    assert ended.stderr.count(f"{line} comes before hvd.elastic.run.") == 1
+    assert ended.stderr.count(f"{line} is called before hvd.elastic.run.") == 1
     assert f"[2]<stderr>:[rank2]: RuntimeError: {line}: no other rank takes part." in ended.stderr
 
 

@@ -342,7 +342,7 @@ def test_ranks_that_end_while_they_should_go_on_are_named(launcher: Launcher, tm
     ("arguments", "text"),
     [
         (["-np", "2"], "--on-loss continue is for elastic jobs; give --min-np"),
-        (["--host-discovery-script", "true", "--min-np", "1"], "refuses --host-discovery-script"),
+        (["--host-discovery-script", "true", "--min-np", "1"], "does not support --host-discovery-script"),
     ],
 )
 def test_jobs_that_cannot_go_on_are_refused(launcher: Launcher, arguments: list[str], text: str) -> None:

@@ -112,7 +112,7 @@ def test_a_rank_that_does_not_come_is_an_error_after_the_limit(pool: RankPool, n
         rank = Rank(*arguments)
         if rank.rank == 1:
             return
-        with pytest.raises(DeviceFailure, match=r"still busy after the limit; a rank did not make this call"):
+        with pytest.raises(DeviceFailure, match=r"did not finish within the time limit: a rank did not make this call"):
             rank.create(seconds=2)
 
     pool.run(check, nccl, str(tmp_path))

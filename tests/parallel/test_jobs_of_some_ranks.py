@@ -151,7 +151,7 @@ def test_a_second_init_with_other_ranks_changes_nothing_and_says_so(ranks: Ranks
     pool = ranks(2)
     assert pool.run(job) == [[2, 2], [2, 2]]
     for rank in range(2):
-        assert "Horovod runs already, on other ranks than those of comm" in pool.output(rank)
+        assert "Horovod already runs with ranks other than those of comm" in pool.output(rank)
 
 
 def test_mpi4py_is_not_imported_unless_the_script_does(ranks: Ranks) -> None:

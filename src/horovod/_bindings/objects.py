@@ -41,7 +41,7 @@ class _Failed:
         try:
             text = str(error)
         except Exception:  # the type alone must do
-            text = "an exception without a text"
+            text = "an exception without a message"
         self.reason = f"{type(error).__name__}: {text}, at {caller()}"
 
 

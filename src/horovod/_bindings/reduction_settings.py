@@ -84,13 +84,13 @@ class ReductionSettings:
         if not is_initialized():
             warnings.warn(
                 f"A distributed optimizer is loaded as {kind}, which trains alone, because Horovod is not initialised. To "
-                "train with other ranks, call hvd.init() before, or hvd.DistributedOptimizer(optimizer, ...) afterwards.",
+                "train with other ranks, call hvd.init() first, or hvd.DistributedOptimizer(optimizer, ...) afterwards.",
                 stacklevel=3,
             )
             return False
         if self.process_set.process_set_id is None:
             raise ValueError(
-                f"the distributed optimizer that is loaded was made for the ranks {self.process_set.ranks}; register this "
+                f"the loaded distributed optimizer was made for the ranks {self.process_set.ranks}; register this "
                 "process set first (hvd.add_process_set), or save the state of the optimizer instead"
             )
         return True

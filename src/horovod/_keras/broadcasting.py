@@ -114,8 +114,8 @@ class BroadcastGlobalVariables:
 
 
 _LATE = (
-    "The variables {names}{more} were made in the first batch, so the ranks computed it with different values, and begin with "
-    "equal ones only now. Build the model before fit(), with model.build(input_shape) or by calling it on a batch."
+    "The variables {names}{more} were made in the first batch, so the ranks computed it with different values, and have equal "
+    "ones only now. Build the model before fit(), with model.build(input_shape) or by calling it on a batch."
 )
 _ALONE = (
     "The optimizer of the model, {name}, is not distributed, so each rank trains alone. Wrap it with hvd.DistributedOptimizer "

@@ -150,13 +150,15 @@ class Tuner:
         if kept is not None and kept.fit == fit and kept.finished:
             self._kept, self._over = kept, True
             self._change(kept.settings)
-            self._records.say(f"autotuning uses what an earlier run has found: {self._describe(space, kept.settings)}")
+            self._records.say(
+                f"autotuning uses the settings that an earlier run found: {self._describe(space, kept.settings)}"
+            )
             return
         if kept is not None and kept is not self._remembered and kept.fit == fit:
             self._start = adapted(kept.settings, job.initial, job.explicit, job.engines)
         elif kept is not None and kept is not self._remembered:
             self._records.say(
-                f"autotuning does not use the settings that are kept: they were found for another job "
+                f"autotuning ignores the saved settings: they were found for a different job "
                 f"({fit.differences(kept.fit)})"
             )
         self._search = Search(space, self._start, job.initial, job.trials if space.choices else 0, job.noise)

@@ -95,7 +95,7 @@ def results(device: torch.device) -> None:
             right = torch.allclose(found.cpu().double(), wanted.double(), rtol=2e-2)
             require(right, f"the sum of {dtype} with the factor {factor:g} is wrong")
             every = hvd.allgather(found.cpu().reshape(1, -1))
-            require(all(torch.equal(each, every[0]) for each in every), f"ranks have other bits of {dtype}")
+            require(all(torch.equal(each, every[0]) for each in every), f"the ranks' results differ in {dtype}")
     say("sums with factors are right in four types, with the same bits on all ranks")
 
 
@@ -249,7 +249,7 @@ def compiled(device: torch.device) -> None:
         step(torch.full((8, 256), float(hvd.rank() + turn), device=device)).square().mean().backward()
         optimizer.step()
     weights = hvd.allgather(torch.cat([p.detach().flatten() for p in model.parameters()]).reshape(1, -1)).cpu()
-    require(all(torch.equal(each, weights[0]) for each in weights), "ranks have other weights")
+    require(all(torch.equal(each, weights[0]) for each in weights), "the ranks have different weights")
     require(bool(torch.isfinite(weights).all()), "weights are not finite")
     say("torch.compile with CUDA graphs: all ranks have the same weights")
 
@@ -302,7 +302,7 @@ def process_group(device: torch.device) -> None:
             trained(batch.to(device)).square().mean().backward()
             optimizer.step()
     near = [torch.allclose(p, q, atol=1e-5) for p, q in zip(model.module.parameters(), alone.parameters(), strict=True)]
-    require(all(near), "DDP trained other weights than one process")
+    require(all(near), "DDP's weights differ from those of one process")
     dist.destroy_process_group()
     say("torch.distributed's calls are right, and DDP trains as one process does")
 
@@ -347,7 +347,7 @@ def dies(device: torch.device) -> None:
         for turn in range(1000):
             hvd.allreduce_(x, name=f"x{turn}")
             wait_for(device)
-        require(False, "the others were not told")
+        require(False, "the other ranks raised no error")
     except hvd.HorovodInternalError as error:
         message = str(error)
     print(f"after {time.monotonic() - begin:.1f} seconds: {message[:160]}", flush=True)

@@ -33,7 +33,7 @@ class DeviceFacts:
 
     gpus: tuple[str, ...] = ()
     missing: str = (
-        "the framework hands over no device memory: only horovod.torch, horovod.tensorflow and horovod.keras on JAX do"
+        "the framework passes no device memory: only horovod.torch, horovod.tensorflow and horovod.keras on JAX do"
     )
 
 

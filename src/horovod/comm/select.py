@@ -103,7 +103,7 @@ def _outside(name: str) -> Engine | None:
             return _Unusable(name, f"{offered.value} cannot be loaded: {type(error).__name__}: {error}")
         if isinstance(made, Engine) and made.name == name:
             return made
-        return _Unusable(name, f"{offered.value}, the entry point of the engine {name}, is no Engine of that name")
+        return _Unusable(name, f"{offered.value}, the entry point of the engine {name}, is not an Engine of that name")
     return None
 
 

@@ -287,22 +287,22 @@ def _spread(values: Sequence[float]) -> float:
 
 _GRADIENTS = (
     "The gradients of the ranks differ after they were reduced,",
-    "Something has changed them on some ranks between the reduction and the step: a clip, noise or a division by what each "
-    "rank has for itself, NaNs that one rank removes, or a rank's own gradient written over a reduced one. Change gradients "
-    "alike on all ranks: allreduce the norm, the count or the seed first, and clip only parameters of the optimizer, after "
-    "synchronize() if a rank may make no backward pass.",
+    "Something has changed them on some ranks between the reduction and the step: clipping, noise or a division by a value of "
+    "each rank's own, NaNs that one rank removes, or a rank's own gradient written over a reduced one. Change gradients in "
+    "the same way on all ranks: allreduce the norm, the count or the seed first, and clip only parameters of the optimizer, "
+    "after synchronize() if a rank may make no backward pass.",
 )
 _PARAMETERS = (
-    "The parameters of the ranks have come apart",
+    "The parameters of the ranks have diverged",
     "Something has changed them, their reduced gradients or the optimizer's state, on some ranks: a checkpoint that only they "
     "have loaded, units that were reset, state that was cleared, or a change that depends on a rank's own loss. Make such "
-    "changes on all ranks, or "
-    "call hvd.broadcast_parameters and hvd.broadcast_optimizer_state after them. Parameters that each rank is to have for "
-    "itself, such as experts, must not be averaged: register them as local, or give them a plain optimizer of their own.",
+    "changes on all ranks, or call hvd.broadcast_parameters and hvd.broadcast_optimizer_state after them. Parameters that each "
+    "rank should have for itself, such as experts, must not be averaged: register them as local, or give them a plain "
+    "optimizer of their own.",
 )
 _DRIFT = (
-    "The parameters of the ranks slowly drift apart, as seen",
-    "Processors that round differently do this. Call hvd.broadcast_parameters from time to time, for example in each epoch.",
+    "The parameters of the ranks slowly diverge, as seen",
+    "Processors that round differently cause this. Call hvd.broadcast_parameters from time to time, for example in each epoch.",
 )
 
 

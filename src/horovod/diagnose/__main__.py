@@ -20,10 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 if the files cannot be read or written."""
     parser = argparse.ArgumentParser(
         prog="python -m horovod.diagnose",
-        description="Says what happened in a job, from what its ranks have written down.",
+        description="Explains what happened in a job, from the files that its ranks wrote.",
     )
     parser.add_argument(
-        "folder", nargs="+", type=Path, help="what the ranks wrote to; several of one job, such as one of each host"
+        "folder",
+        nargs="+",
+        type=Path,
+        help="the folder the ranks wrote to; several for one job, such as one from each host",
     )
     parser.add_argument("--json", action="store_true", help="print the diagnosis as JSON, for tools (docs/diagnose.md)")
     parser.add_argument(
@@ -33,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--pytorch",
         type=Path,
         metavar="DIR",
-        help="write what the ranks did as PyTorch's flight recorder does, one file a rank",
+        help="write what the ranks did in the format of PyTorch's flight recorder, one file for each rank",
     )
     asked = parser.parse_args(arguments)
     try:

@@ -142,7 +142,7 @@ def _row(job: DumpedJob, rank: int) -> tuple[str, ...]:
         waiting = next(each for each in dump.collectives if each.ended is None and each.name == summary.waits_for)
         which = f" (the {ordinal(waiting.occurrence)} of that name)" if waiting.occurrence > 1 else ""
         lines.append(
-            f"{'inside' if waiting.order else 'waits for'} '{waiting.name}'{which} since "
+            f"has {'been inside' if waiting.order else 'waited for'} '{waiting.name}'{which} for "
             f"{duration(summary.waited_seconds or 0.0)}, submitted at {waiting.call_site}"
         )
     elif summary.last:

@@ -220,8 +220,8 @@ def _deadlock(
             key = (item.process_set, item.name) if isinstance(item, Submitted) else (-1 - rank, item.view)
             grouped.setdefault(key, ([], item, missing))[0].append(rank)
     lines = [
-        f"No rank can continue: for {seconds:.0f} seconds every rank has waited for what another rank has not called, and "
-        "that one waits, too:"
+        f"No rank can continue: for {seconds:.0f} seconds every rank has waited for a collective that another rank has not "
+        "called, and that rank waits, too:"
     ]
     shown = list(grouped.values())
     for ranks, item, missing in shown[:SHOWN]:

@@ -126,8 +126,9 @@ class ComputeClient:
             registered = _claim(store, f"dispatcher/{dispatcher_id}", dispatcher_address)
         if registered != dispatcher_address:
             raise ValueError(
-                f"dispatcher {dispatcher_id} is registered at {registered} already, not at {dispatcher_address}: a compute job "
-                "takes each of its dispatchers once. Start a new one for each training job that brings its dispatchers"
+                f"dispatcher {dispatcher_id} is registered at {registered} already, not at {dispatcher_address}: each "
+                f"dispatcher of a compute job registers only once. Start a new compute job for each training job that runs "
+                f"its own dispatchers"
             )
         _log.log(self._level, "dispatcher %d is at %s", dispatcher_id, dispatcher_address)
 

@@ -154,8 +154,8 @@ def plan_of(facts: Facts) -> Plan:
         return Plan(
             ranks,
             {},
-            "There is no GPU that PyTorch can use here. What CPUs can run, two ranks run on CPUs: that shows whether the "
-            "installation works, and nothing about GPUs.",
+            "There is no GPU that PyTorch can use here. Two ranks run the sections that work on CPUs: this shows whether the "
+            "installation works, but nothing about GPUs.",
         )
     if not facts.nccl:
         return Plan(ranks, {}, f"NCCL cannot be used, so tensors travel through host memory: {facts.where}")
@@ -165,7 +165,7 @@ def plan_of(facts: Facts) -> Plan:
         return Plan(
             ranks,
             {**nccl, SEVERAL_RANKS: "1"},
-            "Two ranks share the one GPU by NCCL and take turns: this shows results, errors and the host's costs, and no "
+            "Two ranks share the one GPU by NCCL and take turns: this shows results, errors and the host's costs, but no "
             "bandwidth.",
         )
     return Plan(
@@ -230,7 +230,7 @@ def _run(name: str, section: SectionSettings, plan: Plan, command: Sequence[str]
         try:
             job.wait(seconds)
         except subprocess.TimeoutExpired:
-            late = f"FAILED: not over after {seconds:.0f} seconds"
+            late = f"FAILED: did not finish within {seconds:.0f} seconds"
         finally:
             _end(job)
         output.seek(0)

@@ -110,7 +110,7 @@ def check_sum(variables: Sequence[Any], process_set: ProcessSet, since: int) -> 
             name = getattr(variable, "path", None) or getattr(variable, "name", "a variable")
             raise ValueError(
                 f"the gradient of {name} has been reduced already, in a different function from the one that applies it; "
-                "DistributedOptimizer(op=hvd.Sum) would add it up over the ranks once more, and multiply it by their number. "
+                "DistributedOptimizer(op=hvd.Sum) would sum it over the ranks again, which multiplies it by their number. "
                 "Reduce and apply in one function, or use one of them: tf.GradientTape with the distributed optimizer, or "
                 "DistributedGradientTape with the original optimizer"
             )

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m horovod.timeline",
         description="Sums up a timeline: time by phase, operation, tensor and rank, bandwidth, and which rank is slow.",
     )
-    parser.add_argument("file", type=Path, help="what --timeline-filename or hvd.start_timeline named")
+    parser.add_argument("file", type=Path, help="the file that --timeline-filename or hvd.start_timeline named")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw ranks over time into this file (.png, .svg or .pdf)"
     )

@@ -51,9 +51,9 @@ def load(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise TimelineError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise TimelineError(f"{path} is not JSON, so it is no timeline: {error}") from error
+        raise TimelineError(f"{path} is not JSON, so it is not a timeline: {error}") from error
     if not isinstance(events, list) or not all(isinstance(each, dict) for each in events):
-        raise TimelineError(f"{path} is not a timeline that Horovod has written (it is no list of events)")
+        raise TimelineError(f"{path} is not a timeline that Horovod has written (it is not a list of events)")
     return events
 
 

@@ -212,8 +212,8 @@ def test_wrong_arguments_change_nothing(ranks: Ranks) -> None:
         own, other = member.handle(), listed[member.rank - 1]
         for uuid, handles, said in [
             (1, [own, other, own], "more than once"),
-            (2, [own, "gloo:1:2:3"], "no handle"),
-            (3, [own, "horovod"], "no handle"),
+            (2, [own, "gloo:1:2:3"], "not a handle"),
+            (3, [own, "horovod"], "not a handle"),
             (4, [other], "not one of the 1"),
             (5, [], "not one of the 0"),
         ]:

@@ -676,7 +676,7 @@ def test_more_ranks_than_devices_travel_through_host_memory(job: Job) -> None:
             assert hvd.allreduce(made(LATE, (2,)), op=hvd.Sum).tolist() == [6.0, 9.0] and calls() == []
             hvd.shutdown()
             os.environ["HOROVOD_GPU_OPERATIONS"] = "nccl"
-            with pytest.raises(RuntimeError, match=r"3 ranks of host .* share 2 GPUs.*NCCL wants one GPU for each"):
+            with pytest.raises(RuntimeError, match=r"3 ranks of host .* share 2 GPUs.*NCCL needs one GPU for each"):
                 hvd.init()
         finally:
             os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"

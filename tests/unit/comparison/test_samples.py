@@ -214,7 +214,7 @@ def test_parameters_that_drift_apart_slowly_are_only_warned_of(monkeypatch: pyte
         texts = agree(ranks, monkeypatch)
         if any(texts):
             break
-    assert "slowly drift apart" in "".join(texts) and "HOROVOD_CHECK=off" in "".join(texts)
+    assert "slowly diverge" in "".join(texts) and "HOROVOD_CHECK=off" in "".join(texts)
 
 
 def test_what_changes_at_once_is_no_drift(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_what_changes_at_once_is_no_drift(monkeypatch: pytest.MonkeyPatch) -> No
         for rank in ranks:
             offered(rank, "net", step, 0.25 + rank.number * (1e-7 if step < 4 else 0.1), parameter=True)
         texts = agree(ranks, monkeypatch)
-    assert "have come apart in step 4" in texts[0] and texts[0] == texts[1]
+    assert "have diverged in step 4" in texts[0] and texts[0] == texts[1]
 
 
 @given(st.integers(0, 10**6))

@@ -276,8 +276,8 @@ def test_the_message_names_ranks_collectives_and_lines() -> None:
     found = looked(DeadlockDetector(3, 5), *[[waits(0, "a"), waits(1, "b"), waits(2, "a")]] * 3)
     assert found is not None and found.certain and found.blamed == 1 and found.name == "a"
     assert found.text == (
-        "No rank can continue: for 19 seconds every rank has waited for what another rank has not called, and that one waits, "
-        "too:\nranks 0, 2: a, submitted as allreduce at train.py:0; rank 1 has not called it\n"
+        "No rank can continue: for 19 seconds every rank has waited for a collective that another rank has not called, and "
+        "that rank waits, too:\nranks 0, 2: a, submitted as allreduce at train.py:0; rank 1 has not called it\n"
         "rank 1: b, submitted as allreduce at train.py:1; ranks 0, 2 have not called it\n"
         "They are called in another order, under other names, or by ranks that take different paths through the script."
     )

@@ -39,7 +39,8 @@ def shard_dataset(
     if shuffle is not False:
         if mine is None and shuffle is True:
             raise ValueError(
-                "shuffle=True needs to know the number of samples; say how many to draw from: shuffle=10_000"
+                "shuffle=True needs the number of samples, which is not known; pass the size of the shuffle buffer: "
+                "shuffle=10_000"
             )
         dataset = dataset.shuffle(mine if shuffle is True else shuffle, seed=_seed(seed, rank))
     if batch_size is not None:
@@ -53,15 +54,15 @@ def _share(dataset: Any, rank: int, size: int, uneven: Uneven) -> int | None:
     """The number of this rank's samples. None if it is not known and not needed."""
     samples = int(dataset.cardinality())
     if samples == tf.data.INFINITE_CARDINALITY:
-        raise ValueError("the data set has no end: call shard() first, and repeat() on what it returns")
+        raise ValueError("the data set is infinite: call shard() first, and repeat() on its result")
     if samples != tf.data.UNKNOWN_CARDINALITY:
         return share(samples, rank, size, uneven)
     if uneven == "keep":
         return None
     raise ValueError(
         "the number of samples is not known, as after filter(), interleave() or from_generator(), so the ranks cannot be "
-        "given equal parts. If you know it: dataset.apply(tf.data.experimental.assert_cardinality(samples)). For files, "
-        "deal the list of files instead, and repeat(); see docs/data.md"
+        "given equal parts. If you know it: dataset.apply(tf.data.experimental.assert_cardinality(samples)). For files, shard "
+        "the list of files instead, and repeat(); see docs/data.md"
     )
 
 
@@ -87,8 +88,8 @@ def _check_order(dataset: Any) -> None:
             seeds = [getattr(found, name, None) for name in ("_seed", "_seed2")]
             if all(seed is not None and int(seed) == 0 for seed in seeds):
                 raise ValueError(
-                    "the data set is shuffled before it is dealt, in another order on every rank, so that samples would "
-                    "come on several ranks or on none. Deal first: shard(dataset, shuffle=True); and for files: "
+                    "the data set is shuffled before it is sharded, in a different order on every rank, so some samples would "
+                    "be on several ranks, and others on none. Shard first: shard(dataset, shuffle=True); and for files: "
                     "tf.data.Dataset.list_files(pattern, shuffle=False)"
                 )
         waiting.extend(found._inputs() if hasattr(found, "_inputs") else ())

@@ -68,8 +68,8 @@ def shard(
         return shard_dataset(data, rank, size, batch_size, shuffle, seed, uneven, drop_remainder)
     if batch_size is not None or shuffle is not False or seed is not None:
         raise ValueError(
-            "arrays are divided as they are: leave out batch_size, shuffle and seed, and let fit(x, y, batch_size=..., "
-            "shuffle=True) make batches; or pass a tf.data.Dataset"
+            "arrays are divided without shuffling or batching: leave out batch_size, shuffle and seed, and let "
+            "fit(x, y, batch_size=..., shuffle=True) make batches; or pass a tf.data.Dataset"
         )
     return shard_arrays(data, rank, size, uneven)
 

@@ -51,7 +51,7 @@ def steps(samples: int, batch_size: int, drop_remainder: bool) -> int:
     found = samples // batch_size if drop_remainder else -(-samples // batch_size)
     if not found:
         raise ValueError(
-            f"a rank's {samples} samples are less than one batch of {batch_size}, and drop_remainder=True leaves them out; "
+            f"a rank's {samples} samples are fewer than one batch of {batch_size}, and drop_remainder=True leaves them out; "
             "lower batch_size, which counts the samples of one rank"
         )
     return found

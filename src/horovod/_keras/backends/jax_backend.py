@@ -108,7 +108,7 @@ class JaxReducer(Reducer):
         if self._settings.op == ReduceOp.SUM:
             raise ValueError(
                 "hvd.reduce_gradients has reduced gradients in a different function from the one that applies them; "
-                "DistributedOptimizer(op=hvd.Sum) would add them up over the ranks once more. Reduce and apply in one function"
+                "DistributedOptimizer(op=hvd.Sum) would sum them over the ranks again. Reduce and apply in one function"
             )
         return [Arrival.UNKNOWN] * len(gradients)
 

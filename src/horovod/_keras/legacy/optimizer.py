@@ -137,7 +137,7 @@ class LegacyDistribution:
             if before and self._reduction.op == Sum:
                 raise ValueError(
                     "DistributedGradientTape has reduced these gradients already, and this optimizer with "
-                    "backward_passes_per_step > 1 and op=hvd.Sum would add them up over the ranks once more; pass it a "
+                    "backward_passes_per_step > 1 and op=hvd.Sum would sum them over the ranks again; pass it a "
                     "tf.GradientTape"
                 )
             result = self._aggregation.compute_gradients(gradients, variables)

@@ -23,7 +23,7 @@ SERVES_SEVERAL = (2, 30, 0)
 """The oldest NCCL that serves several ranks on one GPU."""
 
 ONE_EACH = (
-    "NCCL wants one GPU for each rank, and takes slices of one GPU (MIG) for the same GPU: start at most as many ranks as "
+    "NCCL needs one GPU for each rank, and counts MIG slices of one GPU as the same GPU: start at most as many ranks as "
     f"there are GPUs, or, with NCCL 2.30 or newer, set {SEVERAL_RANKS}=1"
 )
 """Advice to users if several ranks share a GPU."""

@@ -257,7 +257,8 @@ class CommHandle:
             now = time.monotonic()
             if now > deadline:
                 raise NcclError(
-                    f"{call}: NCCL is still busy after the limit; a rank did not make this call, or the ranks cannot reach one "
+                    f"{call}: NCCL did not finish within the time limit: a rank did not make this call, or the ranks cannot "
+                    f"reach one "
                     "another (NCCL_DEBUG=INFO shows the network interfaces that NCCL uses, NCCL_SOCKET_IFNAME chooses one)"
                 )
             if now < yields_until:  # NCCL sends no notification, so it must be polled

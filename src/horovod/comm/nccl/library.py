@@ -309,7 +309,7 @@ def loaded() -> Nccl:
     path = find()
     if not path:
         raise OSError(
-            f"libnccl.so.2 was not found in {', '.join(map(str, _folders()))}, nor where the system keeps its libraries: pip "
+            f"libnccl.so.2 was not found in {', '.join(map(str, _folders()))}, nor in the system's library folders: pip "
             "install nvidia-nccl-cu12 (or nvidia-nccl-cu13, to match PyTorch's CUDA), or install the system's package "
             "libnccl2, or set LD_LIBRARY_PATH to its folder; for ROCm, librccl.so comes with PyTorch"
         )

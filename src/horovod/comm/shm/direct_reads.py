@@ -71,7 +71,7 @@ def exchange_rank_infos(rank: int, exchange: ExchangeFunction) -> list[int] | No
     process = os.getpid() if cross_memory.available else 0
     cross_memory.permit_siblings()
     cards = exchange(np.array([process, address_of(token), *token], np.uintp))
-    obstacle = "" if process else "the system has no call for it"
+    obstacle = "" if process else "the system does not support it"
     found = np.empty_like(token)
     for peer, card in enumerate(cards):
         if not process or peer == rank:

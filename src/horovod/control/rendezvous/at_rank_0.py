@@ -150,7 +150,7 @@ class RendezvousAtRank0(Rendezvous):
         deadline = time.monotonic() + seconds
         server = members.index(0) if members else 0
         key = b"" if directory.port else make_secret()
-        port, reason = 0, "it has not said where it listens"
+        port, reason = 0, "it has not published its address"
         if rank == server and self._may_be_served and self._is_served(min(deadline, time.monotonic() + _LOOK_SECONDS)):
             server = -1
 

@@ -50,7 +50,9 @@ class Client:
         except OSError as error:
             if copy >= 0:
                 os.close(copy)
-            raise PMIError(f"{DESCRIPTOR}={descriptor} is no socket of the process manager: {error.strerror}") from None
+            raise PMIError(
+                f"{DESCRIPTOR}={descriptor} is not a socket of the process manager: {error.strerror}"
+            ) from None
         self._received = b""
         self._rounds = 0
         try:

@@ -40,8 +40,8 @@ class BeforeRun:
         if self.alone:
             raise RuntimeError(
                 f"{what} at {caller()}: no other rank takes part. This process has joined a running job, whose ranks are in "
-                "hvd.elastic.run, and has not come there yet. Call collectives in the training function; what all ranks need "
-                "at the start belongs into the state, which hvd.elastic.run gives to new processes"
+                "hvd.elastic.run, and has not reached it yet. Call collectives in the training function; what all ranks need "
+                "at the start belongs in the state, which hvd.elastic.run gives to new processes"
             )
         self.tell(what)
 
@@ -51,9 +51,9 @@ class BeforeRun:
             return
         self._warned = True
         _log.warning(
-            "%s at %s comes before hvd.elastic.run. In a process that joins this job later, no other rank takes part in a "
+            "%s at %s is called before hvd.elastic.run. In a process that joins this job later, no other rank takes part in a "
             "collective there: broadcasts of parameters and of optimizer state do nothing, since hvd.elastic.run gives the "
-            "process the state of the others, and every other collective raises an error. Take the line out, or move it into "
+            "process the state of the others, and every other collective raises an error. Remove the line, or move it into "
             "the training function.",
             what,
             caller(),

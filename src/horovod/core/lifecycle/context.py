@@ -87,7 +87,7 @@ def init(
         sets = list(process_sets)
         if _running is not None and _running.process == os.getpid():
             if comm is not None and choose(comm, _running.world.launched) != _running.world:
-                _log.warning("Horovod runs already, on other ranks than those of comm; call hvd.shutdown() first")
+                _log.warning("Horovod already runs with ranks other than those of comm; call hvd.shutdown() first")
             _asked_for = _asked_for or foundation is None
             if foundation is None and _running.config.on_loss != "end":
                 raise ValueError(_NOT_BY_SCRIPT)
@@ -123,7 +123,8 @@ def _prepare_to_go_on(process: ElasticProcess | None, foundation: Foundation | N
         raise ValueError(_NOT_BY_SCRIPT)
     if process is None:
         raise ValueError(
-            f"Horovod initialization failed: {ON_LOSS}={GOES_ON} needs horovodrun with --min-np, which decides who goes on: "
+            f"Horovod initialization failed: {ON_LOSS}={GOES_ON} needs horovodrun with --min-np, which decides which ranks "
+            f"continue: "
             "horovodrun -np 4 --min-np 2 --on-loss continue python train.py"
         )
     process.in_run = True

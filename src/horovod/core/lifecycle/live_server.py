@@ -182,9 +182,9 @@ def _remove_left_socket(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise FileExistsError("what stands there is not a socket; remove it, or name another path")
+        raise FileExistsError("the path exists and is not a socket; remove it, or name another path")
     if found.st_uid != os.getuid():
-        raise FileExistsError("the socket that stands there is another user's; name another path")
+        raise FileExistsError("the socket there belongs to another user; name another path")
     with contextlib.suppress(ConnectionRefusedError), socket.socket(socket.AF_UNIX) as other:
         other.settimeout(_SECONDS)
         other.connect(str(path))

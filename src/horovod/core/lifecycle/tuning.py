@@ -88,7 +88,7 @@ class _Files:
             return kept.read(self._file)
         except (OSError, KeptFileError) as error:
             self._foreign = bool(self._config.autotune_file) and isinstance(error, KeptFileError)
-            _log.warning("autotuning cannot use what an earlier run has kept: %s", error)
+            _log.warning("autotuning cannot use the settings that an earlier run saved: %s", error)
             return None
 
     def keep(self, found: Kept) -> None:
@@ -98,7 +98,7 @@ class _Files:
         try:
             kept.write(self._file, found)
         except OSError as error:
-            _log.warning("autotuning cannot keep its choice (%s): name another file with %s", error, AUTOTUNE_FILE)
+            _log.warning("autotuning cannot save its choice (%s): name another file with %s", error, AUTOTUNE_FILE)
 
     def trial(self, settings: TunedSettings, score: float) -> None:
         if self._log is None:

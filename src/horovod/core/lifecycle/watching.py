@@ -193,7 +193,7 @@ class Watching:
             return encode(self._reporter.standing())
         except Exception:  # a bug here must not end a job
             self._reporter = None
-            _log.exception("rank %d cannot say what it waits for, so a deadlock is not found", self._rank)
+            _log.exception("rank %d cannot report what it waits for, so deadlocks are not detected", self._rank)
             return b""
 
     def _standing_came(self, rank: int, body: bytes, asked: float) -> float | None:

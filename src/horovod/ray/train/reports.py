@@ -43,7 +43,7 @@ class ElasticReports(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray has 
         if self._left_out:
             if self._said != process.round:
                 self._said = process.round
-                _log.warning("ray.train.report is left out while %d of %d workers train", size, workers)
+                _log.warning("ray.train.report is skipped while %d of %d workers train", size, workers)
             return
         reports = of_ray.report_call_index
         with _released_when_over(process):
@@ -54,7 +54,7 @@ class ElasticReports(DistributedTrainFnUtils):  # type: ignore[misc]  # Ray has 
         """Warn if Ray has no report of what the training function has ended with. Called when it has returned."""
         if self._left_out:
             _log.warning(
-                "the last ray.train.report was left out, so Ray's result is that of an earlier one, or None: before the last "
+                "the last ray.train.report was skipped, so Ray's result is that of an earlier one, or None: before the last "
                 "report, wait in hvd.elastic.run until all workers train, as examples/ray_train_elastic.py does"
             )
 

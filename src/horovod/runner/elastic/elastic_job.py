@@ -88,7 +88,8 @@ class ElasticJob(Job):
         self._needs_first = config.goes_on(_asked(options, environment), [config.GOES_ON])
         if self._continues and self._changes:
             raise UsageError(
-                "--on-loss continue refuses --host-discovery-script, since nobody joins such a job: name the hosts with -H, or "
+                "--on-loss continue does not support --host-discovery-script, because no rank can join such a job: name the "
+                "hosts with -H, or "
                 "use hvd.elastic.run"
             )
         self._patience = _patience(options, environment)

@@ -242,7 +242,7 @@ class ElasticPolicy(Policy):
         if isinstance(process.state, Starting):
             when = "before it called hvd.init()"
         elif isinstance(process.state, Training):
-            when = "before it came to hvd.elastic.run" if job.connected else f"while round {job.round} began"
+            when = "before it reached hvd.elastic.run" if job.connected else f"while round {job.round} began"
         rank, unfinished = job.rank_of(process.number), ()
         if isinstance(process.state, WaitingForRound) and rank is not None:
             unfinished = ((rank, process.state.describe()),)

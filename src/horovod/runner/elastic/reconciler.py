@@ -190,7 +190,7 @@ class Reconciler:
         waiting, wanted = job.waiting(), job.wanted()
         have_state = [process for process in waiting if process.has_state]
         if not have_state and (job.has_state or job.lost_all()):
-            return self.stop("no rank is left that has the state of the job")
+            return self.stop("no remaining rank has the state of the job")
         if job.lost_first():
             return self.stop(
                 "rank 0 was lost, and --on-loss continue cannot go on without it; --on-loss continue-any can"

@@ -92,7 +92,7 @@ class Outcome:
         if self.unheard:
             lines.append(
                 f"horovodrun: {', '.join(self.unheard)} did not confirm that the job has ended there; the agent there ends "
-                f"what is left by itself, within {UNHEARD_SECONDS:g} seconds"
+                f"the remaining processes by itself, within {UNHEARD_SECONDS:g} seconds"
             )
         if self.interrupted:
             lines.append(f"horovodrun: ended by {signal.Signals(self.interrupted).name}")

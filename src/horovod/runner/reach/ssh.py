@@ -36,16 +36,16 @@ must not be imported from the working directory: it is the user's home, which ma
 
 _EXPLANATIONS: tuple[tuple[str, str], ...] = (
     (r"could not resolve hostname", "its name is unknown: is it spelled correctly?"),
-    (r"remote host identification has changed", "its host key is not the one that is known here; if that is "
-     "right, remove the old one with ssh-keygen -R"),
+    (r"remote host identification has changed", "its host key differs from the known one; if that is expected, remove the old "
+    "key with ssh-keygen -R"),
     (r"host key verification failed", "its host key is not trusted: connect to it once by hand"),
     (r"identity file .* not accessible|load key ", "the key of --ssh-identity-file cannot be read"),
     (r"permission denied", "it does not accept the key: ssh must work without a password; choose a key with -i"),
     (r"connection refused", "nothing listens at its ssh port: does sshd run there, at that port (-p)?"),
     (r"no route to host|network is unreachable", "there is no route to it"),
     (r"timed out", "it does not answer: is it switched on, and reachable from here?"),
-    (r"\(notfound\): pods", "there is no such pod, or not any more"),
-    (r"container not found|is not running|unable to upgrade connection", "its pod does not run, or not yet"),
+    (r"\(notfound\): pods", "the pod does not exist, or no longer exists"),
+    (r"container not found|is not running|unable to upgrade connection", "its pod does not run, or does not run yet"),
     (r"\(forbidden\)", "the launcher's service account may not run commands in pods: it needs the right to create pods/exec"),
     (r"no python3 on the path", "there is no Python: neither the launcher's interpreter nor a python3 on the PATH"),
     (r"no module named '?horovod", "Horovod is not installed for its Python"),

@@ -123,7 +123,7 @@ class ScriptedMembers:
             raise RuntimeError(f"{CALL}: the handle {twice[0]} is listed more than once.")
         foreign = [each for each in handles if not each.startswith(f"{NAME}:") or each.count(":") != 3]
         if foreign:
-            raise RuntimeError(f'{CALL}: {foreign[0]!r} is no handle of a group of the back end "{NAME}".')
+            raise RuntimeError(f'{CALL}: {foreign[0]!r} is not a handle of a group of the back end "{NAME}".')
         if self.handle not in handles:
             raise RuntimeError(
                 f"{CALL}: the handle of this process, {self.handle}, is not one of the {len(handles)} that are listed. Call "

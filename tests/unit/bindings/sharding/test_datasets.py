@@ -116,14 +116,14 @@ def test_what_cannot_be_counted_cannot_be_dealt_evenly() -> None:
 
 def test_what_is_too_small_or_too_large() -> None:
     for data, told in (
-        (tf.data.Dataset.range(5).repeat(), r"has no end: call shard\(\) first, and repeat\(\) on what it returns"),
+        (tf.data.Dataset.range(5).repeat(), r"is infinite: call shard\(\) first, and repeat\(\) on its result"),
         (tf.data.Dataset.range(0), "the data set is empty"),
         (tf.data.Dataset.range(3), "3 samples are too few for 4 ranks"),
     ):
         for rank in range(4):
             with pytest.raises(ValueError, match=told):
                 dealt(data, rank, 4)
-    with pytest.raises(ValueError, match="a rank's 2 samples are less than one batch of 3"):
+    with pytest.raises(ValueError, match="a rank's 2 samples are fewer than one batch of 3"):
         dealt(tf.data.Dataset.range(8), 0, 4, 3, drop_remainder=True)
 
 
@@ -137,7 +137,7 @@ def test_a_data_set_in_an_order_of_its_own_is_refused(tmp_path: Path) -> None:
         tf.data.Dataset.zip((tf.data.Dataset.range(8), tf.data.Dataset.range(8).shuffle(2))),
         tf.data.Dataset.list_files(pattern),
     ):
-        with pytest.raises(ValueError, match="in another order on every rank"):
+        with pytest.raises(ValueError, match="in a different order on every rank"):
             dealt(wrong, 0, 2)
     found = [numbers(dealt(tf.data.Dataset.list_files(pattern, shuffle=False), rank, 2)) for rank in range(2)]
     assert [[Path(each.decode()).name for each in part] for part in found] == [["a", "c"], ["b", "d"]]

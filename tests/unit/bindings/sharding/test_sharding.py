@@ -63,7 +63,7 @@ def test_steps_count_the_last_batch_unless_it_is_left_out() -> None:
     assert steps(10, 4, True) == 2
     assert steps(8, 4, False) == steps(8, 4, True) == 2
     assert steps(3, 4, False) == 1
-    with pytest.raises(ValueError, match="3 samples are less than one batch of 4"):
+    with pytest.raises(ValueError, match="3 samples are fewer than one batch of 4"):
         steps(3, 4, True)
 
 
@@ -131,9 +131,9 @@ def test_arguments_that_do_not_fit() -> None:
         ({"shuffle": 0}, "shuffle=0: expected"),
         ({"shuffle": -1}, "shuffle=-1: expected"),
         ({"drop_remainder": True}, "drop_remainder=True needs a batch_size"),
-        ({"batch_size": 2}, "arrays are divided as they are"),
-        ({"shuffle": True}, "arrays are divided as they are"),
-        ({"seed": 1}, "arrays are divided as they are"),
+        ({"batch_size": 2}, "arrays are divided without shuffling or batching"),
+        ({"shuffle": True}, "arrays are divided without shuffling or batching"),
+        ({"seed": 1}, "arrays are divided without shuffling or batching"),
     ):
         with pytest.raises(ValueError, match=told):
             shard(x, **wrong)

@@ -119,7 +119,7 @@ def test_another_protocol_is_an_error_with_the_answer(hydra: Hydra, answer: str)
 def test_a_descriptor_that_is_no_socket_is_an_error() -> None:
     reader, writer = os.pipe()
     try:
-        with pytest.raises(PMIError, match=f"PMI_FD={reader} is no socket"):
+        with pytest.raises(PMIError, match=f"PMI_FD={reader} is not a socket"):
             Client(reader, time.monotonic() + SECONDS)
     finally:
         os.close(reader)

@@ -106,7 +106,7 @@ def test_metrics_do_not_replace_a_socket_of_another_user(tmp_path: Path) -> None
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
     os.chown(path, 65534, 65534)
-    with pytest.raises(MetricsAddressError, match="another user's"):
+    with pytest.raises(MetricsAddressError, match="another user"):
         LiveServer(lambda: b"", str, f"unix:{path}")
     assert path.is_socket()
 

@@ -334,7 +334,7 @@ def test_nothing_is_left_of_the_state_when_all_are_lost() -> None:
     world.begin()
     world.end(0)
     world.end(1)
-    assert world.policy.stopped == "no rank is left that has the state of the job"
+    assert world.policy.stopped == "no remaining rank has the state of the job"
     assert not world.policy.undecided
 
 
@@ -463,7 +463,7 @@ def test_a_new_process_that_ends_well_before_it_comes_to_the_others_ends_no_job(
     world.do(world.policy.on_message(3, Connected(2, in_run=True)))
     world.in_run.add(3)
     world.end(2, Exit(0))
-    assert "Process 2 (rank 2, on b) ended with exit code 0 before it came to hvd.elastic.run. No new" in world.said
+    assert "Process 2 (rank 2, on b) ended with exit code 0 before it reached hvd.elastic.run. No new" in world.said
     world.ready(0, 1, 3, failed=True)
     world.connect()
     assert world.ranks() == [0, 1, 3]

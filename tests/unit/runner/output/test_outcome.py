@@ -84,7 +84,7 @@ def test_a_rank_that_is_lost_with_its_host_says_so_rather_than_what_others_saw_o
     lost = Exit(255, reason="the agent of b is lost")
     outcome = Outcome(culprit=2, exit=lost, location="b, local rank 0", reason="its connections closed", unheard=["b"])
     assert outcome.describe().splitlines() == [
-        "horovodrun: b did not confirm that the job has ended there; the agent there ends what is left by itself, "
+        "horovodrun: b did not confirm that the job has ended there; the agent there ends the remaining processes by itself, "
         "within 20 seconds",
         "horovodrun: the job failed. Rank 2 failed first (b, local rank 0).",
         "Reason: the agent of b is lost",

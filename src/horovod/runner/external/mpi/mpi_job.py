@@ -49,7 +49,8 @@ class MpiJob(ExternalJob):
         for name in self._elsewhere:
             if self._hosts[name].user:
                 raise UsageError(
-                    f"{self._hosts[name].login}: mpirun takes no users; say in ssh's configuration which user logs in there"
+                    f"{self._hosts[name].login}: mpirun accepts no user names; set the user for that host in ssh's "
+                    f"configuration"
                 )
         self._mpi = kinds.find(environment)
         self._launch = self._plan()
