@@ -4,7 +4,7 @@
 
 The lines with numbers make it a distributed program. The data are the 1,797 digits of 8 x 8 pixels that come with
 scikit-learn, so nothing is downloaded. ``--data PATH.npz`` reads other data: arrays ``x`` (images, height, width), from 0 to
-255, and ``y`` (labels from 0), of which the last fifth is for testing.
+255, and ``y`` (labels from 0). The last fifth of the samples is for testing.
 
 Needs the extras ``mxnet`` and ``examples``. Takes less than a minute on two cores.
 """

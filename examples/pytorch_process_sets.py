@@ -60,7 +60,7 @@ def main() -> None:
             optimizer.step()
         with torch.no_grad():
             opinion = model(images[TRAINING:]).softmax(dim=1)
-        # Over all ranks: the average of the models' predictions is that of the ensemble.
+        # Over all ranks: the average of the models' predictions is the ensemble's prediction.
         vote = hvd.allreduce(opinion, name="vote")
         report = [accuracy(opinion, labels[TRAINING:])] if members.rank() == 0 else []
         alone = [right for each in hvd.allgather_object(report) for right in each]
@@ -77,7 +77,7 @@ def join_a_team() -> tuple[int, hvd.ProcessSet]:
     if hvd.size() == 1:
         return 0, hvd.global_process_set
     middle = hvd.size() // 2
-    # Every rank must add every set, also those of which it is not a member.
+    # Every rank must add every set, also those that it does not belong to.
     halves = [hvd.add_process_set(range(middle)), hvd.add_process_set(range(middle, hvd.size()))]
     team = int(hvd.rank() >= middle)
     return team, halves[team]

@@ -21,7 +21,7 @@ loader = torch.utils.data.DataLoader(training, batch_size=32, sampler=sampler)
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05 * hvd.size(), momentum=0.9)  # 3: the batch grew
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())  # 4: gradients are averaged
-hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # 5: all begin alike
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)  # 5: all begin with the same weights
 
 for epoch in range(5):
     sampler.set_epoch(epoch)  # another order in each epoch

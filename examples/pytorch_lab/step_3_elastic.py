@@ -28,7 +28,7 @@ state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)  # 2:
 first_rank = hvd.rank()
 
 
-@hvd.elastic.run  # 3: called again when ranks were lost or came; it gives all of them one state, so there is no broadcast
+@hvd.elastic.run  # 3: called again after ranks were lost or added; it gives all of them one state, so there is no broadcast
 def train(state):
     while state.epoch < 5:
         for number, (images, labels) in enumerate(loader):

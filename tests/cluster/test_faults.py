@@ -290,9 +290,7 @@ def test_a_cable_between_hosts_whose_ranks_are_behind_relays_is_told_by_the_rank
     cluster.hosts.await_nothing(LOST_AFTER_SECONDS + ENDING_SECONDS)
     said = [(cluster.folder / f"{rank}.txt").read_text() for rank in range(5)]
     # Whether the kernel gives the connection up first, or rank 0 its questions, is a matter of moments.
-    silent = (
-        r"failed: (its host is silent on the connection from \S+ to \S+|it does not answer any more: .* is unreachable)"
-    )
+    silent = r"failed: (its host is silent on the connection from \S+ to \S+|it no longer answers: .* is unreachable)"
     assert re.match(rf"Horovod: rank [12] \(host hostB, process \d+\) {silent}", said[0]), said[0]
     for text in said[1:]:
         assert re.match(rf"Horovod: rank 0 \(host hostA, process \d+\) {silent}", text), text

@@ -113,7 +113,7 @@ def test_a_rank_that_is_stopped(pools: Pools) -> None:
             others = [rank for rank in range(SIZE) if rank != victim]
             calls.append((victim, made[-1].start(work, victim, signal.SIGSTOP, ranks=others)))
         for victim, call in calls:
-            check(victim, call.results(LIMIT), "it does not answer any more: its process is stopped")
+            check(victim, call.results(LIMIT), "it no longer answers: its process is stopped")
     finally:
         for pool in made:
             pool.close()
@@ -127,7 +127,7 @@ def test_a_host_whose_relays_are_both_stopped(ranks: Callable[..., RankPool]) ->
     survivors = [rank for rank in range(SIZE) if rank not in (2, 3)]
     found = dict(zip(survivors, pool.start(work, 2, signal.SIGSTOP, ranks=survivors).results(LIMIT), strict=True))
     for rank, reason in {0: "unreachable", 1: "unreachable", 4: "stopped", 5: "stopped"}.items():
-        named = rf"Horovod: rank [23] \(host b, process \d+\) failed: it does not answer any more: .*{reason}"
+        named = rf"Horovod: rank [23] \(host b, process \d+\) failed: it no longer answers: .*{reason}"
         assert re.match(named, found[rank].text), found[rank].text
     assert found[0].text == found[1].text
     assert [each.left for each in found.values()] == [[]] * 4

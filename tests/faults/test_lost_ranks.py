@@ -190,7 +190,7 @@ def settings(engine: str, timeout: str = TIMEOUT) -> dict[str, str]:
 
 
 ENDED = r"its process ended|the connection to it was lost"
-SILENT = r"it does not answer any more"
+SILENT = r"it no longer answers"
 
 
 NOT_ENDED = " The engine gloo has not ended an operation in time, "

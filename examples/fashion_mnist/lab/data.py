@@ -167,7 +167,7 @@ def _fashion_mnist() -> tuple[Any, str]:
     before = socket.getdefaulttimeout()
     with (folder / "fashion-mnist.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        socket.setdefaulttimeout(10)  # Keras sets no timeout, and would wait for ever
+        socket.setdefaulttimeout(10)  # Keras sets no timeout, and would wait forever
         try:
             return keras.datasets.fashion_mnist.load_data(), ""
         except Exception as error:  # Keras raises no other class if a download fails

@@ -35,7 +35,7 @@ SUSPICIOUS_CHECKS = 2
 """The same number while a rank is suspected to have failed."""
 
 UNRESPONSIVE = (
-    "it does not answer any more: its process is stopped, starved or swapped out, or its host is unreachable. No other "
+    "it no longer answers: its process is stopped, starved or swapped out, or its host is unreachable. No other "
     "rank on its host answers, so the cause is not known"
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 KILLED = "its process ended without hvd.shutdown(): it crashed, was killed, or its host went away"
-STOPPED = "it does not answer any more: its process is stopped (SIGSTOP, Ctrl-Z)"
+STOPPED = "it no longer answers: its process is stopped (SIGSTOP, Ctrl-Z)"
 
 
 def own_process_namespace() -> str:

@@ -127,7 +127,8 @@ def _concluded(name: str, told: Mapping[int, TouchedGradients], ranks: int) -> C
 
 _STEPS = (
     "All ranks must make the same backward passes for each step: as many microbatches, and as many calls of a closure, whose "
-    "optimizer must decide alike on all ranks. A pass that only one rank makes, for example for diagnostics, belongs inside "
+    "optimizer must take the same decisions on all ranks. A pass that only one rank makes, for example for diagnostics, "
+    "belongs inside "
     "optimizer.no_sync(), with zero_grad() after it. If one rank skips a step, for example because its loss is not finite, "
     "all must skip it; allreduce the condition first."
 )
