@@ -17,9 +17,7 @@ training = torch.utils.data.TensorDataset(x[:1437], y[:1437])
 sampler = torch.utils.data.DistributedSampler(training)  # 2
 loader = torch.utils.data.DataLoader(training, batch_size=32, sampler=sampler)
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
-model = torch.nn.parallel.DistributedDataParallel(
-    model
-)  # 3: averages gradients, and makes all begin with the same weights
+model = torch.nn.parallel.DistributedDataParallel(model)  # 3: averages gradients; all begin with the same weights
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05 * dist.get_world_size(), momentum=0.9)  # 4
 
 for epoch in range(5):
