@@ -124,7 +124,7 @@ def test_a_process_that_joins_and_does_not_come_to_the_others_ends_alone(
         assert f"[2]<stderr>:RuntimeError: {line}: no other rank takes part." in ended.stderr
         assert "Process 2 (rank 2, on localhost) exit with status code 1. No new processes" in ended.stderr
     else:
-        assert "Process 2 (rank 2, on localhost) ended with exit code 0 before it came to hvd.elastic" in ended.stderr
+        assert "Process 2 (rank 2, on localhost) ended with exit code 0 before it reached hvd.elastic" in ended.stderr
 
 
 GROUPS = """

@@ -381,7 +381,7 @@ def test_ranks_share_a_gpu_if_it_is_the_same_whatever_its_number(
 
     for found, forced in job(2, check):
         assert found == engine
-        told = "share 1 GPU, and NCCL wants one GPU for each rank, and takes slices of one GPU (MIG) for the same GPU"
+        told = "share 1 GPU, and NCCL needs one GPU for each rank, and counts MIG slices of one GPU as the same GPU"
         assert forced == engine if engine else told in forced
 
 

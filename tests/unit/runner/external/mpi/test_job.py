@@ -73,5 +73,7 @@ def test_a_job_on_this_host_alone_passes_nothing_on(tmp_path: Path) -> None:
 
 def test_users_on_hosts_are_refused(tmp_path: Path) -> None:
     environment = {**OWN, **fake_mpirun(tmp_path, HYDRA)}
-    with pytest.raises(UsageError, match="alice@far: mpirun takes no users; say in ssh's configuration"):
+    with pytest.raises(
+        UsageError, match="alice@far: mpirun accepts no user names; set the user for that host in ssh's configuration"
+    ):
         MpiJob(options("-H", "alice@far:3"), environment)
