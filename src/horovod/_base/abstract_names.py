@@ -1,7 +1,7 @@
 """Names of abstract Unix sockets, which leave no file behind.
 
-Every local user can bind every free name. So names end in drawn characters, which nobody can take before, and whoever looks for
-a socket tries each that begins as it should. Both ends check that the other one runs as the same user
+Every local user can bind every free name. So names end in drawn characters, which no process can take first, and a process
+that looks for a socket tries each that begins as it should. Both ends check that the other one runs as the same user
 (:func:`horovod.control.connection.is_same_user`).
 """
 

@@ -1,4 +1,4 @@
-"""Connections between two hosts of which one is silent. Engines and control connections report it with the same text.
+"""Connections between two hosts when one host is silent. Engines and control connections report it with the same text.
 
 A host acknowledges data for its processes even while they are busy or stopped. If nothing is acknowledged, the network between
 the two addresses is broken or the host is gone; the process at the other end is not the cause.

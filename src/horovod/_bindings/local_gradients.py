@@ -1,4 +1,7 @@
-"""Gradients of which each rank keeps some and the ranks reduce the others. The same in every binding."""
+"""Gradients of a model with parts that each rank trains alone: a rank keeps those of its part; the ranks reduce the others.
+
+The same in every binding.
+"""
 
 from __future__ import annotations
 

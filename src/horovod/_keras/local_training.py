@@ -117,7 +117,7 @@ class LocalTraining:
 
     Every rank must pass it, and train the same number of batches. At the end of ``fit`` all ranks have the average of the
     hosts' trainable variables. Between averages hosts differ, and so do other variables, such as running statistics. In each
-    round of an elastic job it begins anew, with the variables of the job's state and without outer momentum.
+    round of an elastic job it starts again, with the variables of the job's state and without outer momentum.
 
     Args:
         every: the number of batches between two averages of a variable.
@@ -161,7 +161,7 @@ class LocalTraining:
         return self._rounds.state()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Load an outer state before ``fit``, on all ranks. None: begin anew.
+        """Load an outer state before ``fit``, on all ranks. None: start again.
 
         Raises:
             ValueError: the model has other variables. It is raised when ``fit`` begins.

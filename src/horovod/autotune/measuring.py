@@ -14,7 +14,7 @@ MEASUREMENTS = 5
 """The number of measurements in one trial."""
 
 _MOST_NAMES = 100_000
-"""The most names in a measurement, after which it begins anew: names that come only once must not fill the memory."""
+"""The most names in a measurement, after which it starts again: names that come only once must not fill the memory."""
 
 
 class Meter:

@@ -71,7 +71,7 @@ class Tuner:
 
     Args:
         remembered: what this process knows from an earlier generation.
-        recuts: whether an optimizer of this process cuts its buckets anew when asked to; asked once tensors are known.
+        recuts: whether an optimizer of this process cuts its buckets again when asked to; asked once tensors are known.
 
     Attributes:
         due: the settings that the next order must carry; None: none.

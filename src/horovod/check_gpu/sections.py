@@ -335,7 +335,7 @@ def late(device: torch.device) -> None:
 
 
 def dies(device: torch.device) -> None:
-    """Rank 1 ends; the others are told which, and their device goes on."""
+    """Rank 1 ends; the others raise an error that names it, and their device continues."""
     x = torch.ones(4, device=device)
     hvd.allreduce_(x, name="first")
     wait_for(device)

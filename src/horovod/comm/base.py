@@ -136,7 +136,7 @@ class Communicator(ABC):
 
     compresses: bool = False
     """Whether compressed allreduces use :meth:`allreduce_compressed`. Between ranks of one host, and in the memory of devices,
-    they are carried out as if nobody had asked for compression."""
+    they are carried out as if compression had not been requested."""
 
     compared: bool = False
     """Whether the core has compared compressed and other allreduces of this communicator."""

@@ -1,7 +1,7 @@
-"""Compares what the ranks hold and must hold alike. All comparisons of ranks are made here, for every framework.
+"""Compares values that must be the same on all ranks. All comparisons of ranks are made here, for every framework.
 
     comparison          compares bytes: one small request, and a second one only if they differ
-    alike               what must be alike, and what is said and raised if it is not
+    alike               what must be the same, and the warnings and errors if it is not
     precision           how far apart values may be that processors round differently
     samples             a few numbers of each step, which go with other agreements
     agreed              which variables the ranks have

@@ -1,5 +1,5 @@
-"""Samples of gradients and parameters that the ranks compare while they train. A comparison may miss a difference, but a
-difference that it tells is one.
+"""Samples of gradients and parameters that the ranks compare while they train. A comparison may miss a difference, but every
+difference that it reports is real.
 
 Every few steps each rank looks at some tensors: a *look* is an element, a mean and a root mean square of a part of
 one tensor. A digest of what it has seen goes with the next agreement of the ranks (:mod:`horovod.comparison.comparison`).
@@ -61,7 +61,7 @@ class StepLooks(NamedTuple):
         step: the number of the step, from 1.
         tensors: the number of tensors of the optimizer.
         read: returns what was seen; None if it is not there yet. Called at the agreement.
-        late: whether it is read from a device: at the agreement after the next one, so that nobody waits for it.
+        late: whether it is read from a device: at the agreement after the next one, so that no rank waits for it.
     """
 
     owner: Owner
@@ -178,7 +178,7 @@ class Samples:
             due.append(waiting.pop(0))
             if not waiting:
                 del self._offers[name]
-        if len(due) > 1:  # if not all fit, some are drawn: by their numbers of tensors, and alike on all ranks
+        if len(due) > 1:  # if not all fit, some are drawn: by their numbers of tensors, in the same way on all ranks
             due.sort(key=_turn)
         found: list[tuple[StepLooks, Seen]] = []
         amount = 0

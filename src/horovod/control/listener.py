@@ -46,7 +46,7 @@ class ConnectionListener:
     Args:
         welcome: called with each authenticated connection.
         expected: the most connections that may come from one address at a time. If more are in their handshake, the oldest
-            of that address is dropped: so a stranger keeps nobody at other addresses waiting.
+            of that address is dropped: so a stranger does not keep clients at other addresses waiting.
         preface: sent on every new connection before the handshake. It must fit into a socket's buffer: a few KiB at most.
     """
 

@@ -9,8 +9,8 @@ The receiver hashes what arrives. So a message that was changed, repeated, dropp
 it came from has a wrong digest, and so has every later one. The length has a digest of its own, because the receiver waits for
 as many bytes as it says. Messages are not encrypted.
 
-Without a key there are no digests: ``length (4)  message``. That is for connections that nobody outside this host can reach,
-and for streams that another program protects, such as ssh.
+Without a key there are no digests: ``length (4)  message``. That is for connections that cannot be reached from outside this
+host, and for streams that another program protects, such as ssh.
 """
 
 from __future__ import annotations

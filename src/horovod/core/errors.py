@@ -23,7 +23,7 @@ class HorovodInternalError(RuntimeError):
         ranks: the global ranks that the failure concerns, ascending; empty if they are not known.
         tensor: the name of the tensor or the request; "" if the failure concerns none.
         call_sites: by global rank, the line of the script that submitted the request, or that the rank is at; without ranks
-            of which the line is not known.
+            whose line is not known.
         reason: the cause in one sentence.
     """
 

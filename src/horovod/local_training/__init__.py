@@ -1,4 +1,4 @@
-"""Local training: the ranks of each host train together, and the hosts meet rarely. Nothing here knows a framework.
+"""Local training: the ranks of each host train together, and the hosts rarely exchange parameters. It depends on no framework.
 
     outer_sgd         the optimizer that steps with the averaged changes of the hosts
     local_schedule    the checked arguments, and which fragment is sent or arrives after which step

@@ -14,7 +14,7 @@ from horovod.core.lifecycle.context import running
 class OuterComparison:
     """The comparison of one optimizer's outer parameters: each fragment right after its outer step.
 
-    A comparison begins when a fragment is applied, and its result is read when the next one is, so nobody waits for it.
+    A comparison begins when a fragment is applied, and its result is read when the next one is, so no rank waits for it.
 
     Args:
         line: the line of the script that made the optimizer.
@@ -47,7 +47,7 @@ class OuterComparison:
             self._running = Comparison(f"{name}.outer", encode(held), 0, self._line)
         except (
             HorovodInternalError
-        ) as error:  # perhaps another rank has ended after its last step: then nobody reads it
+        ) as error:  # perhaps another rank has ended after its last step: then no rank reads it
             self._running = error
 
     def finish(self) -> None:

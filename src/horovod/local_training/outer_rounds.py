@@ -184,9 +184,9 @@ class OuterRounds(ABC):
         }
 
     def load(self, saved: Mapping[str, Any] | None, sizes: Mapping[str, int]) -> None:
-        """Replace everything by a saved state. None: start anew with the parameters of the next step.
+        """Replace everything by a saved state. None: start again with the parameters of the next step.
 
-        With other numbers of steps, fragments or delay than those that the state was saved with, fragments are cut anew, and
+        With other numbers of steps, fragments or delay than those that the state was saved with, fragments are cut again, and
         those that were on their way miss their round.
 
         Args:
@@ -248,7 +248,7 @@ class OuterRounds(ABC):
             wait = self.start(f"{self.name}.outer.{fragment}", names, self._changes(names))
         except (
             HorovodInternalError
-        ) as error:  # perhaps another rank has ended after its last step: then nobody needs it
+        ) as error:  # perhaps another rank has ended after its last step: then no rank needs it
             wait = partial(_fail, error)
         self._arriving[fragment] = SentFragment(names, wait)
 

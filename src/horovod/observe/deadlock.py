@@ -61,7 +61,7 @@ class Expected(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):
-    """A rank of which every thread waits.
+    """A rank whose threads all wait.
 
     Attributes:
         progress: a number that is another one if anything has happened since.
@@ -69,7 +69,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
         orders: by process set, how many collectives it has begun to carry out; the same on all ranks that have the same orders.
         submitted, expected: what is not done.
         sent, arrived: by global rank, how many parts of messages and answers were sent to it, and have arrived from it.
-        doubtful: the lines of threads of which it is not known whether they wait. With any, the job is not ended.
+        doubtful: the lines of threads that may or may not wait. With any, the job is not ended.
         unconnected: the ranks to which it has messages that wait for a connection.
         listens: whether it takes connections for messages: not before its first message.
     """

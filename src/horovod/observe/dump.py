@@ -74,7 +74,7 @@ class CollectiveRecord(msgspec.Struct, frozen=True):
 
 
 class ProcessSetState(msgspec.Struct, frozen=True):
-    """A process set of which the rank is a member.
+    """A process set that the rank belongs to.
 
     Attributes:
         ranks: its members' global ranks.

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 MOST_NAMES = 1 << 16
-"""How many names are counted before counting begins anew: a script that never repeats a name must not fill the memory."""
+"""How many names are counted before counting starts again: a script that never repeats a name must not fill the memory."""
 
 
 class Record(msgspec.Struct, eq=False, gc=False):

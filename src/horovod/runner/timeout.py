@@ -6,7 +6,7 @@ import time
 
 
 class TimeoutException(TimeoutError):
-    """A wait took too long; the message says for what, and what to do."""
+    """A wait took too long; the message says what it waited for, and what to do."""
 
 
 class Timeout:

@@ -111,7 +111,7 @@ class LocalGradientAggregationHelper:
         return results
 
     def _enter_generation(self) -> Any:
-        """Begin anew in the first pass of a generation. Returns a tensor that is ready once this is done."""
+        """Start again in the first pass of a generation. Returns a tensor that is ready once this is done."""
         generation = generation_op()
 
         def begin() -> Any:

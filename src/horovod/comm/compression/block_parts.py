@@ -1,7 +1,7 @@
 """Which blocks of which vectors belong to which rank, and how they are cut into pieces. Pure.
 
-Every vector has blocks of its own, which begin at its first element, and its blocks are dealt to the ranks by themselves. So
-the result for a vector does not depend on the vectors beside which it travels.
+Every vector has blocks of its own, which begin at its first element, and its blocks are distributed to the ranks separately. So
+the result for a vector does not depend on the vectors that travel with it.
 """
 
 from __future__ import annotations

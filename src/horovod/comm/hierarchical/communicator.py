@@ -44,7 +44,7 @@ from horovod.comm.tuned import TunedSettings
 PIECE_BYTES = 8 << 20
 """Bytes of a piece: the part of a batch that takes the three steps together."""
 COMPRESSED_PIECE_BYTES = 16 << 20
-"""The same for a compressed batch, of which a quarter or an eighth travels between the hosts."""
+"""The same for a compressed batch: a quarter or an eighth of it travels between the hosts."""
 
 PieceT = TypeVar("PieceT")
 ShareT = TypeVar("ShareT")

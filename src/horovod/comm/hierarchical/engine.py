@@ -21,7 +21,7 @@ BETWEEN = ("tcp", "gloo", "mpi", "ccl")
 
 
 class HierarchicalEngine(Engine):
-    """Serves ranks of several hosts, of which some have several ranks."""
+    """Serves ranks of several hosts, some of which have several ranks."""
 
     name: ClassVar[str] = "hierarchical"
 

@@ -34,7 +34,7 @@ from horovod.comm.lasting import lasting_list
 from horovod.comm.mpi.start import MpiThread
 
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID")
-"""Environment variables of which an MPI launcher sets at least one. If none is set, initialising MPI would make a world of this
+"""Environment variables; an MPI launcher sets at least one of them. If none is set, initialising MPI would make a world of this
 process alone, or end the process."""
 
 NOT_LAUNCHED = "its process was not started by an MPI launcher: start the job with mpirun, mpiexec or srun"

@@ -11,7 +11,7 @@ calls. :meth:`NcclCommunicator.follow` names the work that must come before; wor
 **Two communicators never deadlock.** A kernel of NCCL occupies the device until all ranks of its communicator have started
 theirs. If one rank began X before Y and another Y before X, both could wait forever. That does not happen: on each rank one
 thread, that of the global process set, makes the calls of all communicators, in the order in which one coordinator, that of the
-global process set, decided them. Each rank carries out that order without the collectives that it is no part of. Take the
+global process set, decided them. Each rank carries out that order without the collectives that it takes no part in. Take the
 unfinished collective that the coordinator decided first: on each of its ranks all earlier ones are finished, so it is at the
 head of the stream on all of its ranks, and finishes. So none waits forever.
 

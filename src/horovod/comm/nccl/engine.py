@@ -1,4 +1,4 @@
-"""Chooses and builds the engine ``nccl``: for ranks with a GPU each, if their framework hands over device memory."""
+"""Chooses and builds the engine ``nccl``: for ranks with a GPU each, if their framework gives access to device memory."""
 
 from __future__ import annotations
 

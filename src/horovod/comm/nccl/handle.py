@@ -11,7 +11,7 @@ take long, so a separate thread calls it, without the lock.
 
 **Late writes of NCCL.** NCCL writes the address of a new communicator when it has made it, which may be after the caller has
 given up; ``ncclCommSplit`` writes on ranks without a part, too. So the memory for the address is freed only when the state has
-told that the call is over, or when ``ncclCommAbort`` has returned, which ends the call. The abort then also ends a part that
+shown that the call is over, or when ``ncclCommAbort`` has returned, which ends the call. The abort then also ends a part that
 a split has made meanwhile: after the communicator that was split, since NCCL writes into the part when that is aborted.
 """
 

@@ -271,7 +271,8 @@ class Proposals:
         return succeeded
 
     def shut(self) -> None:
-        """Close the fast path, and end the present try if a peer takes part in it: so no rank waits for the leader in vain."""
+        """Close the fast path, and end the present try if a peer takes part in it: so no rank waits for a leader that does not
+        answer."""
         if self._words.values[self._closed]:
             return
         self._words.values[self._closed] = 1

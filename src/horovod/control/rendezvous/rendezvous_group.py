@@ -65,7 +65,7 @@ class FailedExchange:
     """An exchange that has failed, and was not repeated with success.
 
     Attributes:
-        lost: the rank of the launched job for which others waited in vain; -1 if there is none.
+        lost: the rank of the launched job for which others waited until they failed; -1 if there is none.
         error, why: the error of the others, and why that rank is to blame.
         heard: the ranks of the launched job that got this error.
     """

@@ -187,8 +187,8 @@ class RendezvousServer:
         self._wake_up.set()
 
     def awaited_in_vain(self) -> tuple[int, str] | None:
-        """The rank for which others waited in vain, with the reason; None if there is none. Exchanges that were repeated with
-        success do not count."""
+        """The rank for which others waited until they failed, with the reason; None if there is none. Exchanges that were
+        repeated with success do not count."""
         with self._lock:
             return next(((failed.lost, failed.why) for failed in self._failed.values() if failed.lost >= 0), None)
 

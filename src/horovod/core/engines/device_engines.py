@@ -1,9 +1,9 @@
-"""The communicators for device memory: one a group of ranks, built at the first decision on a collective of that group.
+"""The communicators for device memory: one for each group of ranks, built at the first decision on a collective of that group.
 
 All of them belong to the worker thread of the global process set: requests on device memory of all sets go through its
-coordinator, so each rank calls its device communicators in one order, the same on all ranks but for what does not concern it.
-:mod:`horovod.comm.nccl.communicator` explains why this keeps communicators from waiting for one another. It also lets all ranks
-take part when one is built, over the engine for host memory.
+coordinator, so each rank calls its device communicators in one order, the same on all ranks, except for collectives that do
+not concern it. :mod:`horovod.comm.nccl.communicator` explains why this keeps communicators from waiting for one another. It
+also lets all ranks take part when one is built, over the engine for host memory.
 """
 
 from __future__ import annotations

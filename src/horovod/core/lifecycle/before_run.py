@@ -2,9 +2,9 @@
 
 A process that joins a running job meets the other ranks in ``hvd.elastic.run`` and nowhere else: there they synchronise the
 state before any other collective. So until it gets there, broadcasts of parameters and of optimizer state, and the
-synchronisation of a state, leave its own values, which ``hvd.elastic.run`` overwrites, and every other collective raises. In a
-first round all ranks are in front of ``hvd.elastic.run``, and their collectives work; one warning on rank 0 says what they will
-do in a process that joins later.
+synchronisation of a state, leave its own values, which ``hvd.elastic.run`` overwrites, and every other collective raises. In
+the first round no rank has reached ``hvd.elastic.run``, so these collectives work; one warning on rank 0 says what they do in
+a process that joins later.
 """
 
 from __future__ import annotations

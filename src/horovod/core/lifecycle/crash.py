@@ -1,8 +1,8 @@
 """Finds the error that ends this process, an uncaught exception or a status other than 0, for the other ranks.
 
-An interpreter that ends waits first for threads of the script, and for its atexit functions, which may take for ever. So the
-error is told before that (:func:`watch`). No hook of the interpreter is replaced before the script's main thread has ended, so
-hooks that the script installs run as they would without Horovod.
+An interpreter that ends waits first for threads of the script, and for its atexit functions, which may take forever. So the
+error is reported before that (:func:`watch`). No hook of the interpreter is replaced before the script's main thread has
+ended, so hooks that the script installs run as they would without Horovod.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def failed_collective() -> HorovodInternalError | None:
 
 
 class ExitWithStatus(SystemExit):
-    """What ``sys.exit`` raises. It notes when the interpreter itself asks for the status: then nobody has caught it."""
+    """What ``sys.exit`` raises. It notes when the interpreter itself asks for the status: then the script has not caught it."""
 
     line = ""
 

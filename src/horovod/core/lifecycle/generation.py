@@ -94,7 +94,7 @@ class Generation:
         placement: the cores that this rank's worker threads run on.
         mpi: the ranks' numbers in MPI, for engines on MPI.
         device_engine: the engine that moves the memory of GPUs; "" if tensors are staged in host memory.
-        buckets_are_tuned: an optimizer of this process cuts its buckets anew when autotuning asks for other sizes.
+        buckets_are_tuned: an optimizer of this process cuts its buckets again when autotuning asks for other sizes.
         steps: the numbers of steps that the optimizers of this rank have made.
         joins: the number of times that all ranks have joined; after each, all count calls and steps from 0 again.
         freed, changes: process set ids to use again, and how often sets were added or removed.
@@ -494,7 +494,7 @@ class Generation:
         return len(set(Counter(endpoint.host for endpoint in self._endpoints).values())) <= 1
 
     def all_joined(self) -> None:
-        """Start counting unnamed calls anew: until now the ranks may have made different numbers of them.
+        """Start counting unnamed calls from 0 again: until now the ranks may have made different numbers of them.
 
         Called on every rank, by the thread that has joined.
         """

@@ -1,6 +1,6 @@
 """Numbers the process sets that were passed to ``init()``, in the same way on every rank.
 
-A set is a list of ranks, the same on every rank; or an mpi4py communicator, of which each rank passes its own: each colour of a
+A set is a list of ranks, the same on every rank; or an mpi4py communicator: each rank passes its own, and each colour of a
 ``Split`` becomes a set. Numbers are 1, 2, ...: first the communicators in the order of the list, the groups of each in
 ascending order, then the lists of ranks.
 """

@@ -1,7 +1,7 @@
 """Protects pickled objects on the data plane, whose connections between hosts carry no digests.
 
-A pickle can make its reader run any code. So each carries a digest under a key that only the ranks of this job can derive, and
-is decoded only if the digest is right::
+A pickle can make its reader run any code. So each pickle carries a digest under a key that only the ranks of this job can
+derive, and is decoded only if the digest is right::
 
     pickle  number (8, big-endian)  digest (32)
 

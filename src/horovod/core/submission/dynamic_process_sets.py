@@ -89,7 +89,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def add_apart(context: Generation, wanted: Sequence[ProcessSet]) -> None:
-    """Register process sets of which no two have a rank in common, in one exchange however many they are.
+    """Register process sets that have no ranks in common, in one exchange however many they are.
 
     Every rank of the job must call it, with the same sets in the same order. The errors are those of :func:`add_process_set`.
 

@@ -187,7 +187,7 @@ def _looked_at(arrays: Mapping[str, Any]) -> LookedAt:
         if array.context.device_type != "cpu" or array.stype != "default":
             return None
         begin, apart = part_of(array.size, place)
-        copied = array.reshape(-1)[begin::apart].copy()  # by the engine, which nobody waits for here
+        copied = array.reshape(-1)[begin::apart].copy()  # by the engine, which no code waits for here
         return TensorPart(f"parameter {name}", np.dtype(array.dtype).name, copied.asnumpy)
 
     return LookedAt(len(in_order), part)

@@ -3,7 +3,7 @@
 
     train_settings      what a user may set
     backend             called by Ray's controller when workers start and end: a job of fixed size
-    elastic_backend     the same for an elastic job, of which Ray replaces single workers
+    elastic_backend     the same for an elastic job, in which Ray replaces single workers
     train_job           the launcher of an elastic job, on a thread of Ray's controller
     in_worker           what runs in Ray's workers around the training function
     reports             ``ray.train.report`` while ranks are lost

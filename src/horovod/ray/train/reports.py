@@ -1,6 +1,6 @@
 """``ray.train.report`` in an elastic job.
 
-A report is a barrier of all of Ray's workers. While one is being replaced, nobody can pass it, and Ray's controller takes no
+A report is a barrier of all of Ray's workers. While one is being replaced, no worker can pass it, and Ray's controller takes no
 results. So reports of fewer ranks are left out, and ranks that wait in one when a rank is lost are released.
 """
 

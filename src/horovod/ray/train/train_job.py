@@ -69,7 +69,7 @@ class JoiningWorkers(ChangingHosts):
         return connection
 
     def close(self) -> None:
-        """Close the connections that nobody has taken, also later: those workers are told that the job has ended."""
+        """Close the connections that nobody has taken, also later: those workers learn that the job has ended."""
         with self._lock:
             self._closed = True
             left, self._connections = list(self._connections.values()), {}
@@ -156,7 +156,7 @@ class RunningJob:
         return self._job.lost()
 
     def add(self, members: Iterable[JoiningWorker]) -> None:
-        """Let workers join. If the job has ended, they are told so."""
+        """Let workers join. If the job has ended, they learn that."""
         self._members.add(members)
 
     def _run(self) -> None:

@@ -12,7 +12,7 @@ _MOST_CHOICES = 12
 def connected_part(
     ranks: Mapping[str, int], cut: Collection[frozenset[str]], first: str, *, needs_first: bool
 ) -> set[str]:
-    """The hosts with the most ranks all of which reach each other.
+    """The largest set of hosts, by ranks, that all reach each other.
 
     Args:
         ranks: by host, how many ranks it has.

@@ -281,7 +281,7 @@ def _patience(options: Options, environment: Mapping[str, str]) -> float:
     if options.elastic_timeout is not None:
         return float(options.elastic_timeout)
     text = environment.get(config.ELASTIC_TIMEOUT, "").strip()
-    if not text and _continues(options, environment):  # nobody joins: the job waits only for ranks that are there
+    if not text and _continues(options, environment):  # no rank can join: the job waits only for ranks that are there
         return _time_limit(options, environment) + HUNG_SECONDS
     try:
         return float(text) if text else PATIENCE_SECONDS

@@ -1,6 +1,6 @@
 """The policy of an elastic job, whose hosts and processes change while it runs. Pure: events in, decisions out.
 
-Processes have numbers, which they keep; ranks are assigned anew in each round. The policy records each event in the state of
+Processes have numbers, which they keep; ranks are assigned again in each round. The policy records each event in the state of
 the job (:mod:`horovod.runner.elastic.job_state`), and then reconciles the whole job (:mod:`horovod.runner.elastic.reconciler`).
 """
 

@@ -340,7 +340,7 @@ class JobState:
         return f"{self.how_many()}, and no more can be started{where}"
 
     def awaited(self) -> str:
-        """The text that says for what a job waits before it begins to train."""
+        """The text that says what a job waits for before it begins to train."""
         if self.started:
             return f"waiting for at least {self.least} ranks; {count(len(self.waiting()), 'rank')} there"
         hosts = self.usable_hosts()

@@ -37,7 +37,7 @@ SLOW_SECONDS = 30.0
 MOST_LOST = 8
 """How many lost ranks are named to the ranks of a round."""
 SILENT_SECONDS = 5.0
-"""How long a job that has not begun to train waits before the launcher says for what."""
+"""How long a job that has not begun to train waits before the launcher says what it waits for."""
 
 
 class Reconciler:
@@ -97,7 +97,7 @@ class Reconciler:
         return decisions + ([] if job.over else self.wake("ending", FINAL_WORDS_SECONDS))
 
     def _stop_unwanted(self) -> list[ElasticDecision]:
-        """End processes that have not trained and are not to have a rank in the job any more."""
+        """End processes that have not trained and should no longer have a rank in the job."""
         decisions: list[ElasticDecision] = []
         wanted = self._job.wanted()
         for process in self._job.processes.values():
@@ -235,7 +235,7 @@ class Reconciler:
         limits = self._job.limits
         ready = [process for process in waiting if process.number in wanted]
         least = self._job.least
-        if len(ready) < least:  # processes on withdrawn hosts take part as long as too few are left without them
+        if len(ready) < least:  # processes on withdrawn hosts take part while too few are left without them
             kept = [each for each in waiting if each.number not in wanted and not each.leaving]
             ready += sorted(kept, key=lambda each: not each.has_state)[: least - len(ready)]
         if ready and not any(process.has_state for process in ready):
@@ -306,7 +306,7 @@ class Reconciler:
         return decisions
 
     def _say_soon(self) -> list[ElasticDecision]:
-        """Say later for what a job waits that has not begun to train, unless the user has been told."""
+        """Say later what a job that has not begun to train waits for, unless that has been said."""
         return [] if self._job.said == self._job.awaited() else self.wake("silent 0", SILENT_SECONDS)
 
     def _finish(self, phase: Finishing) -> list[ElasticDecision]:
@@ -332,7 +332,7 @@ class Reconciler:
         return decisions
 
     def await_ranks(self) -> list[ElasticDecision]:
-        """Wait, not for ever, for the ranks of a round that others have left because of a failure."""
+        """Wait, for a limited time, for the ranks of a round that others have left because of a failure."""
         job = self._job
         return self.wake(f"slow {job.round}", SLOW_SECONDS) + self.wake(f"late {job.round}", job.limits.patience)
 

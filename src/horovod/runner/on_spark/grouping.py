@@ -26,7 +26,7 @@ class Attendance(msgspec.Struct, frozen=True):
     gpus: list[str] = []
     """Those that Spark has given to the task, as CUDA_VISIBLE_DEVICES names them."""
     earlier: list[int] = []
-    """The starts of this job's tasks of which this executor knows."""
+    """The starts of this job's tasks that this executor knows of."""
 
 
 encode = msgspec.json.encode

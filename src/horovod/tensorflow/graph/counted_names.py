@@ -1,4 +1,4 @@
-"""Names that are counted anew in each generation of the runtime, such as those of optimizers, in graphs that run in several.
+"""Names that are counted from 0 in each generation of the runtime, such as those of optimizers, in graphs that run in several.
 
 A graph records the names that it was traced with. A process that joins the job later traces its own graph, and counts from the
 beginning. So when a graph runs in a later generation, all of its names are asked for again, in the order in which they were

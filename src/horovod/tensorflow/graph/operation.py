@@ -14,9 +14,9 @@ resource in order, and runs those on different resources concurrently. Python fu
 the other.
 
 The graph contains everything that the calls need (:mod:`horovod.tensorflow.graph.recorded`), and refers to no object of this
-process. So it can be saved, and run in another process. What this process knows besides of its own graphs, it finds by the name
-of the operation or by a number: names that count anew in each generation (:mod:`horovod.tensorflow.graph.counted_names`), and
-functions to call (:mod:`horovod.tensorflow.training.in_graph`).
+process. So it can be saved, and run in another process. What this process knows besides of its own graphs, it finds by the
+name of the operation or by a number: names that are counted from 0 in each generation
+(:mod:`horovod.tensorflow.graph.counted_names`), and functions to call (:mod:`horovod.tensorflow.training.in_graph`).
 
 In TensorFlow 1, nothing outside of a session can put a ticket into a queue of the session. There the wait is a loop
 (:mod:`horovod.tensorflow.graph.session_loop`), and the calls are functions of this process.
