@@ -55,7 +55,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=30, gamma=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=50)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    # 2: a sampler with a position, which deals the same global batches to any number of ranks
+    # 2: a sampler with a position, which gives the same global batches to any number of ranks
     data = torch.utils.data.TensorDataset(images[:TRAINING], labels[:TRAINING])
     sampler = hvd.elastic.GlobalBatchSampler(data, global_batch=64)
     # without a generator of its own, a new loader would draw a number from the one that the model uses
@@ -75,7 +75,7 @@ def main() -> None:
             scheduler.step()
             sampler.record_step()
             step += 1
-            # 3: all ranks stop after the same step, if any of them was told to
+            # 3: all ranks stop after the same step, if any of them got a signal
             if hvd.allreduce(stop, op=hvd.Max, name="stop") or step == options.stop_after:
                 stop.fill_(1)
                 break

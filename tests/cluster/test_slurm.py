@@ -289,7 +289,7 @@ def test_a_cancelled_job_says_so_once_and_leaves_nothing(nodes: Nodes, how: str)
         # A rank that Slurm signals a moment later than others may also say that those have gone.
         assert errors.count("CANCELLED AT") == 1
     else:
-        assert len(re.findall(r"SIGTERM, as when Slurm's job \d+ is cancelled or its time is over", errors)) == 1
+        assert len(re.findall(r"SIGTERM, as when Slurm's job \d+ is cancelled or reaches its time limit", errors)) == 1
         assert "failed first" not in errors and last_words(errors) == "horovodrun: ended by SIGTERM", errors
     assert done.returncode != 0
 

@@ -166,7 +166,9 @@ def dial_until(
                 if not (isinstance(error, TimeoutError) and isinstance(errors.get(describe(address)), HandshakeError)):
                     errors[describe(address)] = error  # the last try may be too short to be refused again
             if (ended := time.monotonic()) - try_until > LATE_SECONDS:
-                running_time.leave_out(started, ended)  # stopped at some moment of the try: no process can have answered it
+                running_time.leave_out(
+                    started, ended
+                )  # stopped at some moment of the try: no process can have answered it
         if left() <= pause:
             tried = "; ".join(f"{where}: {str(error) or type(error).__name__}" for where, error in errors.items())
             raise ConnectionError(f"no address answered in time ({tried or 'no address was given'})")

@@ -126,7 +126,7 @@ class Policy(ABC):
         self.interrupted = number
         name = signal.Signals(number).name
         if self._batch_job and number == signal.SIGTERM:
-            name += f", as when {self._batch_job} is cancelled or its time is over"
+            name += f", as when {self._batch_job} is cancelled or reaches its time limit"
         return [Say(f"horovodrun: {name}: ending the job"), *self._end_all()]
 
     def reader_gone(self) -> list[Decision]:

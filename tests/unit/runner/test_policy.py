@@ -114,7 +114,7 @@ def test_a_cancelled_batch_job_is_named_once_although_its_ranks_end_first() -> N
     assert isinstance(wake, Wake) and policy.undecided
     assert [decision for rank in (0, 1, 3) for decision in ended(policy, rank, Exit(143, signal.SIGTERM), None)] == []
     said, end = policy.signalled(signal.SIGTERM)
-    assert "SIGTERM, as when Slurm's job 7 is cancelled or its time is over: ending" in words([said])
+    assert "SIGTERM, as when Slurm's job 7 is cancelled or reaches its time limit: ending" in words([said])
     assert isinstance(end, EndAll) and policy.first_failure is None and not policy.undecided
 
 
