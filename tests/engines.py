@@ -30,6 +30,7 @@ from horovod.comm.shm.engine import SharedProposals
 from horovod.comm.shm.proposals import Proposals, memory_bytes
 from horovod.comm.shm.shared_memory import created
 from horovod.comm.single import SingleCommunicator
+from horovod.comm.spans import Vectors
 from horovod.comm.tcp.communicator import TcpCommunicator
 from late_oneccl import LateLibrary
 from mpi_ranks import group_under, prefix_of
@@ -147,6 +148,12 @@ def proposals_of(size: int, contributions: bool = True) -> list[Proposals]:
         ]
     finally:
         os.close(descriptor)
+
+
+def propose(proposals: Proposals, identity: bytes, vectors: Vectors, notes: Sequence[int] = ()) -> int:
+    """A proposal with one contribution, as :meth:`Proposals.contribute` and :meth:`Proposals.propose` take it."""
+    proposals.contribute(vectors, 0)
+    return proposals.propose(identity, notes)
 
 
 def _shm_small_pieces(size: int, timeout: timedelta) -> list[Communicator]:

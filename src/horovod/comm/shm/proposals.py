@@ -43,6 +43,8 @@ from horovod.comm.shm.futex_words import CLOSED, GIVEN_UP, OUTCOME, PROPOSAL, Fu
 from horovod.comm.shm.shared_memory import SharedMemory, in_pages
 from horovod.comm.spans import Vectors, spans_of
 
+ALIGNMENT = 16
+"""Parts of a contribution begin at multiples of so many bytes: the size of the widest data type."""
 _BLOCK_BYTES = 20 << 10
 _HEAD_BYTES = 1 << 10
 _NOTE_BYTES = 8
@@ -103,27 +105,37 @@ class Proposals:
 
     # For every rank.
 
-    def propose(self, identity: bytes, vectors: Vectors, notes: Sequence[int] = ()) -> int:
-        """Take part in the present try, and return its number.
+    def contribute(self, vectors: Vectors, start: int) -> None:
+        """Write a part of this rank's contribution to the try that it proposes for next.
+
+        Args:
+            vectors: of one dtype.
+            start: the byte, of ``data_bytes``, where they begin; a multiple of :data:`ALIGNMENT`.
+        """
+        self._slot = ~max(self._words.values[self._outcome], self._concluded) & 1
+        if len(vectors) == 1:
+            vector = vectors[0]
+            np.copyto(self._contributions(vector.dtype, start, vector.size)[self._rank], vector)
+        elif vectors:
+            source = spans_of(vectors)
+            source.read(0, source.length, self._contributions(source.dtype, start, source.length)[self._rank])
+
+    def propose(self, identity: bytes, notes: Sequence[int] = ()) -> int:
+        """Take part in the present try, and return its number. The leader opens the fast path by it.
 
         Args:
             identity: the bytes that must be the same on all ranks; no identity may be a prefix of another.
-            vectors: this rank's contribution, of one dtype, together at most ``data_bytes``; empty if the engine moves the
-                data.
             notes: numbers that this rank passes to the others (:meth:`notes`). They and ``identity`` must fit (:func:`fits`).
         """
         outcome = max(self._words.values[self._outcome], self._concluded)
         number = (outcome >> 1) + 1
         self._slot = slot = ~outcome & 1  # the slot is free: this rank has taken part in every success so far
-        if len(vectors) == 1:
-            np.copyto(self._contributions((vector := vectors[0]).dtype)[self._rank][: vector.size], vector)
-        elif vectors:
-            source = spans_of(vectors)
-            source.read(0, source.length, self._contributions(source.dtype)[self._rank][: source.length])
         head = self._heads[slot][self._rank]
         head[: len(identity)] = identity
         if notes:
             head[_HEAD_BYTES - _NOTE_BYTES * len(notes) :] = array("Q", notes).tobytes()
+        if self.leads:
+            self._words.values[self._closed] = 0
         self._words.publish(self._proposal, number)
         return number
 
@@ -174,28 +186,30 @@ class Proposals:
         notes = slice(_HEAD_BYTES - _NOTE_BYTES * count, _HEAD_BYTES)
         return tuple(tuple(head[notes].cast("Q")) for head in self._heads[self._slot])
 
-    def reduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float, first: int = 0) -> None:
-        """After a success: reduce all contributions, from element ``first`` on, into ``outputs``, with the bits that an engine
+    # The numbers of bytes ``start`` are those of contribute().
+
+    def reduce(self, outputs: Vectors, op: ReduceOp, prescale: float, postscale: float, start: int = 0) -> None:
+        """After a success: reduce all contributions, from byte ``start`` on, into ``outputs``, with the bits that an engine
         would give."""
         if len(outputs) == 1:
             only = outputs[0]
-            contributions = [each[first : first + only.size] for each in self._contributions(only.dtype)]
+            contributions = self._contributions(only.dtype, start, only.size)
             reduce_into(only, contributions, op, prescale, postscale, self._workspace)
         elif outputs:
             target = spans_of(outputs)
-            contributions = [each[first : first + target.length] for each in self._contributions(target.dtype)]
+            contributions = self._contributions(target.dtype, start, target.length)
             target.reduce(0, target.length, contributions, op, prescale, postscale, self._workspace)
 
-    def broadcast(self, outputs: Vectors, root: int) -> None:
-        """After a success: copy the contribution of ``root`` into ``outputs``."""
+    def broadcast(self, outputs: Vectors, root: int, start: int = 0) -> None:
+        """After a success: copy the contribution of ``root``, from byte ``start`` on, into ``outputs``."""
         if outputs and root != self._rank:
             target = spans_of(outputs)
-            target.write(0, target.length, self._contributions(target.dtype)[root][: target.length])
+            target.write(0, target.length, self._contributions(target.dtype, start, target.length)[root])
 
     def allgather(self, output: Array, counts: Sequence[int]) -> None:
         """After a success: concatenate all contributions, ``counts[r]`` elements of rank r, into ``output``."""
         start = 0
-        for contribution, count in zip(self._contributions(output.dtype), counts, strict=True):
+        for contribution, count in zip(self._contributions(output.dtype, 0, max(counts)), counts, strict=True):
             output[start : start + count] = contribution[:count]
             start += count
 
@@ -208,7 +222,8 @@ class Proposals:
             counts: ``counts[r][s]`` consecutive elements of rank r's contribution go to rank s.
         """
         parts = parts_of(outputs, received)
-        for part, contribution, row in zip(parts, self._contributions(parts[0].dtype), counts, strict=True):
+        contributions = self._contributions(parts[0].dtype, 0, max(map(sum, counts)))
+        for part, contribution, row in zip(parts, contributions, counts, strict=True):
             begin = sum(row[: self._rank])
             part[:] = contribution[begin : begin + part.size]
 
@@ -285,13 +300,14 @@ class Proposals:
         """Open the fast path again."""
         self._words.values[self._closed] = 0
 
-    def _contributions(self, dtype: np.dtype[Any]) -> list[Array]:
+    def _contributions(self, dtype: np.dtype[Any], start: int, length: int) -> list[Array]:
+        """By rank, ``length`` elements of its contribution from byte ``start`` on."""
         key = (self._slot, dtype)
         found = self._typed.get(key)
         if found is None:
-            found = [block[_HEAD_BYTES:].view(dtype) for block in self._blocks[self._slot]]
-            self._typed[key] = found
-        return found
+            found = self._typed[key] = [block[_HEAD_BYTES:].view(dtype) for block in self._blocks[self._slot]]
+        first = start // dtype.itemsize
+        return [each[first : first + length] for each in found]
 
     def completed_calls(self, spins: int) -> CompletedCalls:
         """The numbers of completed calls, which are in the same memory. They are released with it.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 from functools import cached_property
+from hashlib import blake2b
 
 import msgspec
 
@@ -37,6 +38,9 @@ class Operation(IntEnum):
 
 HOST = "cpu"
 """The device of tensors that lie in host memory."""
+
+_LONGEST_IDENTITY = 100
+"""A longer :attr:`Request.identity` is a digest, so that a proposal of the fast path has room for some."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -95,12 +99,12 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
     def identity(self) -> bytes:
         """Everything that must agree on all ranks: all fields but the caller, and but the rows of an allgather or alltoall.
 
-        That of a numbered request is that of the unnamed one with the number behind it.
+        That of a numbered request is that of the unnamed one with the number behind it. None is the beginning of another one.
         """
         tensors = self.tensors
         if self.operation in (Operation.ALLGATHER, Operation.ALLTOALL):
             tensors = tuple(TensorSpec(each.name, each.data_type, each.shape[1:]) for each in tensors)
-        return encode(
+        encoded: bytes = encode(
             (
                 self.operation,
                 self.name,
@@ -115,6 +119,9 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
                 self.compression,
             )
         )
+        if len(encoded) <= _LONGEST_IDENTITY:
+            return encoded
+        return b"\xc1" + blake2b(encoded, digest_size=32).digest()  # no encoded value begins with this byte
 
     def scaling(self, size: int) -> tuple[ReduceOp, float, float]:
         """An engine's operation and factors for a reduction over ``size`` ranks: Average is a Sum whose postscale is divided by
@@ -188,15 +195,17 @@ class Announce(msgspec.Struct, tag=0, array_like=True):
     """Member to coordinator: requests, each new or by its identifier, in order of submission.
 
     Attributes:
-        proposal: the number of the fast path's proposal of the first request, which this rank has given up; 0 for none.
+        proposal: the number of the fast path's proposal of the first requests, which this rank has given up; 0 for none.
         sent: when the message was sent, by the member's clock (``time.monotonic``), for the timeline.
         ages: how long ago each request was submitted, in seconds; empty if all were a moment ago.
+        proposed: how many requests the proposal has.
     """
 
     items: list[int | Definition]
     proposal: int = 0
     sent: float = 0.0
     ages: list[float] = []
+    proposed: int = 1
 
 
 class StepsMade(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -123,7 +123,7 @@ class Coordinator(Role):
             return
         requests = self._decoders[member].requests(message.items)
         if message.proposal and self._had_succeeded(member, message.proposal):
-            del requests[:1]  # the member has got the message (FastPath)
+            del requests[: message.proposed]  # the member has got the message (FastPath)
         self._count(member, requests, self._submitted(member, message.sent, message.ages, len(requests)))
         if self._proposals is not None and not self.fast_path_open():
             self._proposals.shut()  # a member that has announced or joined proposes nothing

@@ -2,18 +2,19 @@
 
 The set's first rank leads; it is also the rank of the coordinator. Proposal n runs as follows:
 
-1. A thread that waits for a quick collective proposes it, if nothing else of its process set is in flight here: it writes its
-   request, and its contribution if that is small, into shared memory, then the number n (:meth:`FastPath._propose`).
+1. A thread that waits for a quick collective proposes it, with the others that are in flight here, if none was announced and
+   all are quick: it writes their requests, and their contributions if these are small, into shared memory, then the number n
+   (:meth:`FastPath._agree`).
 2. The leader waits a moment for the proposals of all ranks. The proposal succeeds if all are the same, and fails otherwise or
    when a message arrives. The leader writes the outcome, which is the same for all ranks (:meth:`FastPath._lead`).
 3. A member that finds all proposals alike, because it has come last, goes on at once. Another waits a moment for the leader's
-   outcome (:meth:`FastPath._follow`). On success every rank computes the result from
-   all contributions, or runs the collective with the engine if it is not small (:meth:`FastPath.finish`). On failure every rank
-   announces its request as if nothing had been proposed.
-4. A member cannot withdraw a proposal. After waiting long enough, it announces the request and names n
-   (:meth:`FastPath.given_up`). If n is still undecided when the coordinator reads that, it lets n fail and counts the request.
+   outcome (:meth:`FastPath._follow`). On success every rank computes the results from
+   all contributions, or runs a collective with the engine if it is not small (:meth:`FastPath.finish`). On failure every rank
+   announces its requests as if nothing had been proposed.
+4. A member cannot withdraw a proposal. After waiting long enough, it announces the requests and names n
+   (:meth:`FastPath.given_up`). If n is still undecided when the coordinator reads that, it lets n fail and counts the requests.
    If n succeeds before, the leader sends ``Succeeded`` at once, because it may wait for the member in the engine; the member
-   carries n out (:meth:`FastPath.resolve`), and the coordinator does not count the request when it comes to it.
+   carries n out (:meth:`FastPath.resolve`), and the coordinator does not count the requests when it comes to them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 
 from horovod.comm.ranges import parts_of
-from horovod.comm.shm.proposals import Proposals, fits
-from horovod.comm.spans import Vectors, arrays_of, vector_of
+from horovod.comm.shm.proposals import ALIGNMENT, Proposals, fits
+from horovod.comm.spans import arrays_of, vector_of
 from horovod.core.negotiation.messages import Operation, Request, Succeeded, encode
 from horovod.core.requests.batch import Entry, output_of, shard_rows
 from horovod.core.requests.handle import Handle
@@ -38,12 +40,16 @@ from horovod.core.worker.waiting import SLEEP_SECONDS, SLEEPS, Patience, Polls
 _BY_ROWS = frozenset({Operation.ALLGATHER, Operation.ALLTOALL})
 """Operations in which ranks need the others' numbers of rows."""
 
-OPERATIONS = _BY_ROWS | {Operation.ALLREDUCE, Operation.BROADCAST, Operation.BARRIER, Operation.REDUCESCATTER}
-"""Operations about which each rank knows everything from its own request and the numbers of rows in the others' proposals."""
-
-
 FAST_PATH = "fast path"
 """The engine's name in the flight recorder for collectives that run only here."""
+
+TOGETHER = 4
+"""The most requests in one proposal. Of more, the coordinator makes larger batches."""
+
+_BY_ENGINE = -1
+"""In place of where a contribution lies: the engine moves the data."""
+
+_DATA_TYPE = attrgetter("data_type")
 
 
 class FastPath:
@@ -77,13 +83,14 @@ class FastPath:
         self._connections = connections
         self._patience, self._polls = Patience(polls.word_rounds), polls.word
         self._last = 0
-        self._contributed = False  # whether this rank's contribution is in its last proposal
-        self._unresolved: tuple[int, Entry] | None = None
+        self._places: list[int] = []  # by request of the last proposal, the byte where its contribution begins
+        self._unresolved: tuple[int, list[Entry]] | None = None
 
     def carry_out(self, handle: Handle) -> bool:
-        """Run the quick collective of ``handle`` and complete it, if nothing else is in flight and all ranks agree in time.
+        """Run and complete the quick collectives in flight, of which ``handle`` is one, if nothing else is in flight and all
+        ranks agree in time.
 
-        Returns False if it was not run. It is then announced before anything else.
+        Returns False if they were not run. They are then announced before anything else.
 
         Raises:
             PeerFailure, Aborted: the engine could not run it.
@@ -91,71 +98,101 @@ class FastPath:
         coordinator = self._coordinator
         if coordinator is not None and not coordinator.fast_path_open():
             return False
-        entry = self._requests.take_alone(handle)
-        if entry is None:
+        entries = self._requests.take_quick(handle, TOGETHER)
+        if not entries:
             return False
         agreed = False
         try:
-            agreed = self._agree(entry)
+            agreed = self._agree(entries)
         finally:
             if not agreed:
-                self._requests.put_back(entry)
+                self._requests.put_back(entries)
         if agreed:
-            if coordinator is not None:
-                coordinator.seen(entry.request)
-            self.finish(entry)
+            if coordinator is not None and coordinator.tuner is not None:
+                for entry in entries:
+                    coordinator.seen(entry.request)
+            self.finish(entries)
         return agreed
 
-    def _agree(self, entry: Entry) -> bool:
-        request = entry.request
-        if request.operation not in OPERATIONS:
+    def _agree(self, entries: list[Entry]) -> bool:
+        """Propose these requests. Returns whether all ranks have proposed the same in time."""
+        proposals = self._proposals
+        if not proposals.leads and proposals.closed():
             return False
-        if request.operation in _BY_ROWS and (len(request.tensors) != 1 or not request.tensors[0].shape):
-            return False
-        identity = request.identity
-        if not fits(identity, _rows(request) if request.operation in _BY_ROWS else ()):
+        if len(entries) == 1:
+            request = entries[0].request
+            identity = request.identity
+            notes = _rows(request) if request.operation in _BY_ROWS else ()
+        else:  # no request's identity begins with a small number
+            identity = b"".join([bytes([len(entries)]), *[entry.request.identity for entry in entries]])
+            notes = ()
+        self._places = self._contribute(entries)
+        if not self._places or not fits(identity, notes):
             return False
         self._unresolved = None
-        return (self._lead if self._proposals.leads else self._follow)(entry, identity)
+        number = self._last = proposals.propose(identity, notes)
+        return (self._lead if proposals.leads else self._follow)(number, entries, identity)
 
-    def _contributes(self, entry: Entry) -> bool:
-        """Whether this rank's contribution goes into its proposal: on all ranks or on none if their requests are alike; for an
-        allgather or alltoall, this rank's rows decide."""
-        request = entry.request
-        if request.operation in _BY_ROWS:
-            return self._all_fit([_rows(request)], request)
-        if request.nbytes > self._proposals.data_bytes:
-            return False
-        tensors = request.tensors
-        return len(tensors) < 2 or all(each.data_type is tensors[0].data_type for each in tensors[1:])
+    def _contribute(self, entries: list[Entry]) -> list[int]:
+        """Write the contributions to the next proposal, and return where they begin; an empty list if there can be none.
+
+        All ranks come to the same if their requests are alike; for an allgather or alltoall, this rank's rows decide.
+        """
+        places: list[int] = []
+        end = 0
+        for entry in entries:
+            request, vectors = entry.request, entry.inputs
+            nbytes, types = request.nbytes, [*map(_DATA_TYPE, request.tensors)]
+            if request.operation in _BY_ROWS:
+                if len(entries) > 1 or len(types) != 1 or not request.tensors[0].shape:
+                    return []
+                elements = sum(_rows(request)) * _row_elements(request)
+                nbytes = elements * types[0].itemsize
+                if request.operation is Operation.ALLTOALL:  # without the rows that no rank gets
+                    if len(vectors) == 1:
+                        vectors = [arrays_of(vectors)[0][:elements]]
+                    else:
+                        vectors = parts_of(vectors, [each * _row_elements(request) for each in request.splits])
+            elif request.operation is Operation.BROADCAST:
+                vectors = entry.outputs if self._ranks[self._index] == request.root else ()
+            if end + nbytes > self._proposals.data_bytes or (types and types.count(types[0]) < len(types)):
+                if _BY_ENGINE in places:
+                    return []  # the coordinator makes one batch of them
+                places.append(_BY_ENGINE)
+            else:
+                self._proposals.contribute(vectors, end)
+                places.append(end)
+                end += -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return places
 
     def _all_fit(self, notes: Sequence[Sequence[int]], request: Request) -> bool:
         """Whether the rows that each rank contributes, the sum of its notes, fit into its proposal."""
         row_bytes = _row_elements(request) * request.tensors[0].data_type.itemsize
         return max(map(sum, notes)) * row_bytes <= self._proposals.data_bytes
 
-    def finish(self, entry: Entry) -> None:
-        """Carry out the entry of this rank's last proposal, on which all ranks have agreed, and complete it.
+    def finish(self, entries: list[Entry]) -> None:
+        """Carry out the entries of this rank's last proposal, on which all ranks have agreed, and complete them.
 
         Raises:
-            PeerFailure, Aborted: the engine could not run it.
+            PeerFailure, Aborted: the engine could not run one.
         """
         self._executor.agreed = time.monotonic()
-        if entry.request.operation is Operation.ALLGATHER:
-            self._finish_allgather(entry)
-        elif entry.request.operation is Operation.ALLTOALL:
-            self._finish_alltoall(entry)
-        elif not self._contributed:
-            self._executor.carry_out_alone(entry)
-        else:
+        for entry, place in zip(entries, self._places, strict=True):
             request = entry.request
-            if request.operation is Operation.ALLREDUCE:
-                self._proposals.reduce(entry.outputs, *request.scaling(len(self._ranks)))
-            elif request.operation is Operation.REDUCESCATTER:
-                self._compute_shards(entry)
-            elif request.operation is Operation.BROADCAST:
-                self._proposals.broadcast(entry.outputs, self._ranks.index(request.root))
-            self._complete(entry)
+            if request.operation is Operation.ALLGATHER:
+                self._finish_allgather(entry)
+            elif request.operation is Operation.ALLTOALL:
+                self._finish_alltoall(entry)
+            elif place == _BY_ENGINE:
+                self._executor.carry_out_alone(entry)
+            else:
+                if request.operation is Operation.ALLREDUCE:
+                    self._proposals.reduce(entry.outputs, *request.scaling(len(self._ranks)), place)
+                elif request.operation is Operation.REDUCESCATTER:
+                    self._compute_shards(entry, place)
+                elif request.operation is Operation.BROADCAST:
+                    self._proposals.broadcast(entry.outputs, self._ranks.index(request.root), place)
+                self._complete(entry)
 
     def _complete(self, entry: Entry) -> None:
         """Complete a request that ran without the engine."""
@@ -200,10 +237,8 @@ class FastPath:
         """Whether the thread must do something other than wait for a proposal."""
         return self._requests.waiting() or self._requests.closed
 
-    def _lead(self, entry: Entry, identity: bytes) -> bool:
+    def _lead(self, number: int, entries: list[Entry], identity: bytes) -> bool:
         proposals = self._proposals
-        proposals.reopen()
-        number = self._propose(entry, identity)
         success = True
         for peer in range(1, len(self._ranks)):
             if not self._proposes_in_time(peer, number) or not proposals.alike(peer, identity):
@@ -252,14 +287,11 @@ class FastPath:
         patience.slept(time.monotonic() - began)
         return False
 
-    def _follow(self, entry: Entry, identity: bytes) -> bool:
+    def _follow(self, number: int, entries: list[Entry], identity: bytes) -> bool:
         proposals = self._proposals
-        if proposals.closed():
-            return False
-        number = self._propose(entry, identity)
         if proposals.conclude(number, identity):
             return True
-        self._unresolved = (number, entry)
+        self._unresolved = (number, entries)
         if not self._decided_in_time(number) and not proposals.stop_waiting(number):
             return False
         self._unresolved = None
@@ -273,65 +305,48 @@ class FastPath:
             lambda: self._disturbed() or proposals.closed(),
         )
 
-    def resolve(self, number: int) -> Entry | None:
-        """The entry of a proposal that this rank has given up and that has succeeded, for :meth:`finish`.
+    def resolve(self, number: int) -> list[Entry]:
+        """The entries of a proposal that this rank has given up and that has succeeded, for :meth:`finish`.
 
-        Returns None if this rank saw the success itself.
+        Returns none if this rank saw the success itself.
 
         Raises:
             ValueError: this rank has not proposed it, or it has not succeeded.
         """
         if self._unresolved is None or self._unresolved[0] != number:
             if 0 < number <= self._last:
-                return None
+                return []
             raise ValueError(f"proposal {number} was never made")
         if not self._proposals.over(number) or not self._proposals.succeeded():
             raise ValueError(f"proposal {number} has not succeeded")
-        entry = self._unresolved[1]
+        entries = self._unresolved[1]
         self._unresolved = None
-        return entry
+        return entries
 
-    def given_up(self, request: Request) -> int:
-        """The number of the proposal that the announcement of ``request`` must name; 0 for none. Called once for each."""
-        if self._unresolved is None or self._unresolved[1].request is not request:
-            return 0
-        number = self._unresolved[0]
+    def given_up(self, request: Request) -> tuple[int, int]:
+        """The number of the proposal that the announcement of ``request`` must name, and how many requests it has; 0 for none.
+        Called once for each announcement, with its first request."""
+        if self._unresolved is None or self._unresolved[1][0].request is not request:
+            return 0, 0
+        number, entries = self._unresolved
         if self._proposals.over(number) and not self._proposals.succeeded():
             self._unresolved = None
-            return 0
-        return number
+            return 0, 0
+        return number, len(entries)
 
     def forget(self) -> None:
-        """Drop the entry of a proposal whose outcome is not known, with its tensors: no further proposal is made."""
+        """Drop the entries of a proposal whose outcome is not known, with their tensors: no further proposal is made."""
         self._unresolved = None
 
-    def _propose(self, entry: Entry, identity: bytes) -> int:
-        request = entry.request
-        vectors: Vectors = entry.inputs
-        self._contributed = self._contributes(entry)
-        if not self._contributed:
-            vectors = ()
-        elif request.operation is Operation.BROADCAST:
-            vectors = entry.outputs if self._ranks[self._index] == request.root else ()
-        elif request.operation is Operation.ALLTOALL:  # without the rows that no rank gets
-            row_elements = _row_elements(request)
-            if len(vectors) == 1:
-                vectors = [arrays_of(vectors)[0][: sum(request.splits) * row_elements]]
-            else:
-                vectors = parts_of(vectors, [each * row_elements for each in request.splits])
-        rows = _rows(request) if request.operation in _BY_ROWS else ()
-        self._last = self._proposals.propose(identity, vectors, rows)
-        return self._last
-
-    def _compute_shards(self, entry: Entry) -> None:
-        start, size = 0, len(self._ranks)
+    def _compute_shards(self, entry: Entry, start: int) -> None:
+        size = len(self._ranks)
         how = entry.request.scaling(size)
         for index, tensor in enumerate(entry.request.tensors):
             rows, *others = tensor.shape
-            row_elements = math.prod(others)
+            row_bytes = math.prod(others) * tensor.data_type.itemsize
             before = sum(shard_rows(rows, size)[: self._index])
-            self._proposals.reduce(vector_of(entry.outputs, index), *how, start + before * row_elements)
-            start += rows * row_elements
+            self._proposals.reduce(vector_of(entry.outputs, index), *how, start + before * row_bytes)
+            start += rows * row_bytes
 
 
 def _rows(request: Request) -> tuple[int, ...]:

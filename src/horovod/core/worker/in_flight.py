@@ -244,18 +244,28 @@ class InFlight:
             taken, self._unannounced = self._unannounced, []
         return taken
 
-    def take_alone(self, handle: Handle) -> Entry | None:
-        """The request of ``handle``, if it has not been announced and nothing else is in flight."""
-        with self._lock:
-            if len(self._known) != 1 or len(self._unannounced) != 1 or self._unannounced[0].handle is not handle:
-                return None
-            return self._unannounced.pop()
+    def take_quick(self, handle: Handle, most: int) -> list[Entry]:
+        """All requests in flight, in the order of submission, if none was announced and a waiting thread may carry out all of
+        them. Otherwise, or if they are more than ``most``, none.
 
-    def put_back(self, entry: Entry) -> None:
-        """Undo :meth:`take_alone`: the request is announced before all others."""
+        Args:
+            handle: of one of them, unless it is done.
+        """
+        with self._lock:
+            taken = self._unannounced
+            if handle.driver is None or len(taken) > most or len(self._known) != len(taken):
+                return []
+            for entry in taken:
+                if entry.handle.driver is None:
+                    return []
+            self._unannounced = []
+            return taken
+
+    def put_back(self, entries: list[Entry]) -> None:
+        """Undo :meth:`take_quick`: the requests are announced before all others."""
         with self._lock:
             if not self.closed:
-                self._unannounced.insert(0, entry)
+                self._unannounced[:0] = entries
 
     def batch(self, decisions: Sequence[Decision]) -> Batch:
         """Decisions with the requests that they are on; None for a name that is not in flight."""

@@ -65,8 +65,8 @@ class Member(Role):
     def announce(self, requests: Sequence[Request], since: Sequence[float] = ()) -> None:
         now = time.monotonic()
         ages = [now - each for each in since] if since and now - since[0] > _MOMENT_SECONDS else []
-        proposal = self._fast_path.given_up(requests[0]) if self._fast_path is not None else 0
-        message = Announce([self._encoder.item(request) for request in requests], proposal, now, ages)
+        proposal, proposed = self._fast_path.given_up(requests[0]) if self._fast_path is not None else (0, 0)
+        message = Announce([self._encoder.item(request) for request in requests], proposal, now, ages, proposed)
         self._connections.send(self._parent, encode(message))
 
     def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:
@@ -104,11 +104,11 @@ class Member(Role):
         if self._fast_path is None:
             raise MessageError("there are no proposals without shared memory")
         try:
-            entry = self._fast_path.resolve(proposal)
+            entries = self._fast_path.resolve(proposal)
         except ValueError as error:
             raise MessageError(str(error)) from error
-        if entry is not None:
-            self._fast_path.finish(entry)
+        if entries:
+            self._fast_path.finish(entries)
 
     def _decision(self, item: int | Decision, received: Iterator[tuple[int, ...]]) -> Decision:
         if isinstance(item, int):

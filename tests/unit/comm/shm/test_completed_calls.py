@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from engines import proposals_of
+from engines import proposals_of, propose
 from horovod.comm.shm.completed_calls import CompletedCalls
 from horovod.comm.shm.proposals import Proposals
 from time_limits import JOB
@@ -69,7 +69,7 @@ def test_a_rank_that_proposes_does_not_disturb_one_that_waits_for_calls(group: l
     thread = threading.Thread(target=lambda: woken.append(group[0].calls.await_all(1, 1.0)))
     thread.start()
     for number, rank in enumerate(group):
-        rank.proposals.propose(b"x", [])
+        propose(rank.proposals, b"x", [])
         rank.calls.publish(1)
         assert number == len(group) - 1 or group[0].calls.lowest() == 0
     wait_until(lambda: not thread.is_alive())

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from engines import proposals_of
+from engines import proposals_of, propose
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.shm import futex_words
 from horovod.comm.shm.proposals import Proposals, fits
@@ -47,7 +47,7 @@ def pair(make: Callable[[int], Group]) -> Group:
 
 def propose_all(group: Group, identity: bytes = b"x", length: int = 5, offset: float = 0.0) -> list[int]:
     return [
-        proposals.propose(identity, [np.full(length, rank + offset, np.float32)])
+        propose(proposals, identity, [np.full(length, rank + offset, np.float32)])
         for rank, proposals in enumerate(group)
     ]
 
@@ -85,7 +85,7 @@ def test_try_after_try_succeeds(group: Group) -> None:
 def test_only_what_is_alike_to_the_last_byte_succeeds(group: Group) -> None:
     for turn, last in enumerate([b"y", b"xx", b"", b"\0"]):
         propose_all(group[:-1])
-        group[-1].propose(last, [])
+        propose(group[-1], last, [])
         assert decided(group) == (
             last == b"xx"
         )  # it begins with x: a description that is whole is no other's beginning
@@ -109,7 +109,7 @@ def test_failed_proposals_do_not_overwrite_memory_that_others_read(pair: Group) 
     propose_all(pair)
     assert decided(pair)
     for _ in range(5):  # tries of the leader, while the other has yet to read
-        leader.propose(b"x", [np.full(5, 77, np.float32)])
+        propose(leader, b"x", [np.full(5, 77, np.float32)])
         leader.decide(False)
     assert slow.succeeded()
     assert sums([slow]) == [[1.0] * 5]
@@ -123,10 +123,10 @@ def persist(wait: Callable[[], bool]) -> None:
 def test_a_late_leader_or_a_late_member_still_succeeds(pair: Group) -> None:
     leader, member = pair
 
-    leader.propose(b"x", [])
+    propose(leader, b"x", [])
     waiting = ConcurrentCalls(lambda: persist(lambda: leader.await_proposal(1, 1, 1, 10)))
     time.sleep(0.05)  # so that it sleeps by then; the test holds if it does not
-    member.propose(b"x", [])
+    propose(member, b"x", [])
     waiting.results()
     waiting = ConcurrentCalls(lambda: persist(lambda: member.await_outcome(1, 1, 10)))
     time.sleep(0.05)  # as above
@@ -138,7 +138,7 @@ def test_waiting_ends(pair: Group) -> None:
     leader, member = pair
     assert not leader.await_proposal(1, 1, 10, 0)
     assert not leader.await_proposal(1, 1, 1, 0.01)
-    number = member.propose(b"x", [])
+    number = propose(member, b"x", [])
     assert not member.await_outcome(number, 10, 0)
     assert not member.await_outcome(number, 1, 0.01)
     assert leader.await_proposal(1, number, 0, 1e6)  # it is there, so there is no wait
@@ -154,17 +154,17 @@ def test_a_leader_that_closes_the_fast_path_ends_the_proposal(pair: Group) -> No
     assert not member.over(1)  # nothing was proposed
     leader.reopen()
     assert not member.closed()
-    number = member.propose(b"x", [])
+    number = propose(member, b"x", [])
     leader.shut()
     assert member.closed() and member.over(number) and not member.succeeded()
-    late = member.propose(b"x", [])
+    late = propose(member, b"x", [])
     leader.shut()
     assert member.closed() and not member.over(late)
 
 
 def test_a_try_that_a_peer_gives_up_is_over_unless_it_succeeded(pair: Group) -> None:
     leader, member = pair
-    number = member.propose(b"x", [])
+    number = propose(member, b"x", [])
     assert not leader.give_up(1, number)
     assert member.over(number) and not member.succeeded()
     assert not leader.give_up(1, number)
@@ -190,7 +190,7 @@ def test_only_ranks_that_stopped_waiting_before_a_success_get_a_message(group: G
 
 def test_a_failed_proposal_needs_no_message(pair: Group) -> None:
     leader, member = pair
-    number = member.propose(b"x", [])
+    number = propose(member, b"x", [])
     assert not member.stop_waiting(number)
     assert leader.decide(False) == []
     assert not leader.give_up(1, number)
@@ -200,7 +200,7 @@ def test_a_failed_proposal_needs_no_message(pair: Group) -> None:
 def test_several_tensors_of_any_length(group: Group, lengths: Sequence[int]) -> None:
     inputs = [[np.arange(length, dtype=np.float64) * rank for length in lengths] for rank in range(len(group))]
     for proposals, some in zip(group, inputs, strict=True):
-        proposals.propose(b"x", some)
+        propose(proposals, b"x", some)
     assert decided(group)
     for proposals in group:
         outputs = [np.full(length, -1.0) for length in lengths]
@@ -214,7 +214,7 @@ def test_several_tensors_of_any_length(group: Group, lengths: Sequence[int]) -> 
 def test_every_type_and_operation(group: Group, dtype: type, op: ReduceOp) -> None:
     values = [np.array([rank % 2, 1, rank % 3], np.int64).astype(dtype) for rank in range(len(group))]
     for proposals, value in zip(group, values, strict=True):
-        proposals.propose(b"x", [value])
+        propose(proposals, b"x", [value])
     assert decided(group)
     fold = {ReduceOp.SUM: np.add, ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.PRODUCT: np.multiply}[op]
     expected = fold.reduce(np.stack(values), dtype=dtype)
@@ -227,11 +227,31 @@ def test_every_type_and_operation(group: Group, dtype: type, op: ReduceOp) -> No
 def test_factors_and_an_output_that_is_the_input(pair: Group) -> None:
     arrays = [np.full(3, rank + 1, np.float32) for rank in range(2)]
     for proposals, array in zip(pair, arrays, strict=True):
-        proposals.propose(b"x", [array])
+        propose(proposals, b"x", [array])
     assert decided(pair)
     for proposals, array in zip(pair, arrays, strict=True):
         proposals.reduce([array], ReduceOp.SUM, 2.0, 0.25)
         assert array.tolist() == [1.5] * 3
+
+
+def test_parts_of_several_types(group: Group) -> None:
+    """Also where a part ends between two elements of the next one's type."""
+    size = len(group)
+    for rank, proposals in enumerate(group):
+        proposals.contribute([np.full(3, rank, np.uint8)], 0)
+        proposals.contribute([np.full(5, rank, np.int64), np.full(2, 2 * rank, np.int64)], 16)
+        proposals.contribute([np.full(3, rank, np.complex128)], 80)
+        proposals.propose(b"x")
+    assert decided(group)
+    total = sum(range(size))
+    for rank, proposals in enumerate(group):
+        few, one, two, last = np.zeros(3, np.uint8), np.zeros(5, np.int64), np.zeros(2, np.int64), np.zeros(3, complex)
+        proposals.reduce([few], ReduceOp.SUM, 1.0, 1.0, 0)
+        proposals.reduce([one, two], ReduceOp.SUM, 1.0, 1.0, 16)
+        proposals.broadcast([last], 1, 80)
+        assert few.tolist() == [total] * 3
+        assert one.tolist() == [total] * 5 and two.tolist() == [2 * total] * 2
+        assert last.tolist() == [0 if rank == 1 else 1] * 3
 
 
 @pytest.mark.parametrize("root", [0, 1])
@@ -239,7 +259,7 @@ def test_broadcast(group: Group, root: int) -> None:
     source = [np.arange(3.0), np.full(2, 7.0)]
     targets = [[np.zeros(3), np.zeros(2)] for _ in group]
     for rank, proposals in enumerate(group):
-        proposals.propose(b"x", source if rank == root else [])
+        propose(proposals, b"x", source if rank == root else [])
     assert decided(group)
     for rank, proposals in enumerate(group):
         proposals.broadcast(source if rank == root else targets[rank], root)
@@ -250,7 +270,7 @@ def test_broadcast(group: Group, root: int) -> None:
 def test_allgather_of_parts_of_any_length(group: Group) -> None:
     counts = [3 * (rank % 3) for rank in range(len(group))]
     for rank, proposals in enumerate(group):
-        proposals.propose(b"x", [np.full(counts[rank], rank, np.int32)], [counts[rank] // 3])
+        propose(proposals, b"x", [np.full(counts[rank], rank, np.int32)], [counts[rank] // 3])
     assert decided(group)
     for proposals in group:
         assert proposals.notes(1) == tuple((count // 3,) for count in counts)
@@ -264,7 +284,7 @@ def test_alltoall_sends_each_rank_its_part(group: Group) -> None:
     counts = [[(sender + receiver) % 3 for receiver in range(size)] for sender in range(size)]
     for sender, proposals in enumerate(group):
         sent = [100 * sender + receiver for receiver, count in enumerate(counts[sender]) for _ in range(count)]
-        proposals.propose(b"x", [np.array(sent, np.int32)], counts[sender])
+        propose(proposals, b"x", [np.array(sent, np.int32)], counts[sender])
     assert decided(group)
     for receiver, proposals in enumerate(group):
         assert proposals.notes(size) == tuple(map(tuple, counts))
@@ -282,7 +302,7 @@ def test_identities_notes_and_data_as_long_as_they_may_be(group: Group) -> None:
     assert fits(identity, range(size)) and not fits(identity + b"x", range(size))
     arrays = [np.full(group[0].data_bytes, rank, np.uint8) for rank in range(size)]
     for proposals, array in zip(group, arrays, strict=True):
-        proposals.propose(identity, [array], [2**63 - rank for rank in range(size)])
+        propose(proposals, identity, [array], [2**63 - rank for rank in range(size)])
     assert decided(group, identity)
     for proposals in group:
         assert proposals.notes(size) == (tuple(2**63 - rank for rank in range(size)),) * size
@@ -300,7 +320,7 @@ def test_ranks_that_run_at_the_same_time(group: Group, fenced: bool, monkeypatch
     def leader() -> int:
         wins = 0
         for turn in range(turns):
-            number = group[0].propose(b"%d" % turn, [np.full(9, turn, np.int64)])
+            number = propose(group[0], b"%d" % turn, [np.full(9, turn, np.int64)])
             for peer in range(1, len(group)):
                 persist(lambda peer=peer, number=number: group[0].await_proposal(peer, number, 20, 20))
             success = turn % 3 != 1 and all(group[0].alike(peer, b"%d" % turn) for peer in range(1, len(group)))
@@ -313,7 +333,7 @@ def test_ranks_that_run_at_the_same_time(group: Group, fenced: bool, monkeypatch
     def member(rank: int) -> int:
         wins = 0
         for turn in range(turns):
-            number = group[rank].propose(b"%d" % turn, [np.full(9, turn + rank, np.int64)])
+            number = propose(group[rank], b"%d" % turn, [np.full(9, turn + rank, np.int64)])
             persist(lambda number=number: group[rank].await_outcome(number, 20, 20))
             if group[rank].succeeded():
                 wins += 1
@@ -333,19 +353,19 @@ def test_the_rank_that_proposes_last_need_not_wait_for_the_leader(group: Group) 
     last = len(group) - 1
     for turn in range(4):
         for rank, proposals in enumerate(group):
-            number = proposals.propose(b"x", [np.full(5, rank, np.float32)])
+            number = propose(proposals, b"x", [np.full(5, rank, np.float32)])
             if rank:
                 assert proposals.conclude(number, b"x") == (rank == last)
         target = np.zeros(5, np.float32)
         group[last].reduce([target], ReduceOp.SUM, 1.0, 1.0)
         assert set(target) == {sum(range(len(group)))}
         if turn % 2:  # it may propose again before the leader has seen anything
-            assert group[last].propose(b"y", [np.zeros(5, np.float32)]) == number + 1
+            assert propose(group[last], b"y", [np.zeros(5, np.float32)]) == number + 1
             assert not group[last].conclude(number + 1, b"y")
         assert decided(group)
         assert all(sum(row) == 5 * sum(range(len(group))) for row in sums(group[:last]))
         if turn % 2:
-            assert not group[0].withdraw(group[0].propose(b"x", ()), b"x")
+            assert not group[0].withdraw(propose(group[0], b"x", ()), b"x")
             group[0].decide(False)
 
 
@@ -355,9 +375,9 @@ def test_what_a_rank_has_concluded_holds_even_if_the_leader_withdraws(group: Gro
     assert group[0].withdraw(numbers[0], b"x")
     group[0].decide(True)
     assert [proposals.succeeded() for proposals in group] == [True] * len(group)
-    numbers = [proposals.propose(b"x", ()) for proposals in group[:-1]]
+    numbers = [propose(proposals, b"x", ()) for proposals in group[:-1]]
     assert not group[0].withdraw(numbers[0], b"x")
-    late = group[-1].propose(b"x", ())
+    late = propose(group[-1], b"x", ())
     assert not group[-1].conclude(late, b"x")
 
 
@@ -375,7 +395,7 @@ def test_all_ranks_have_one_outcome_however_leader_and_peers_race(
         found = []
         for turn in range(turns):
             time.sleep(waits[0][turn])
-            number, identity = group[0].propose(b"%d" % turn, [np.full(9, turn, np.int64)]), b"%d" % turn
+            number, identity = propose(group[0], b"%d" % turn, [np.full(9, turn, np.int64)]), b"%d" % turn
             success = all(
                 group[0].await_proposal(peer, number, 50, 0) and group[0].alike(peer, identity)
                 for peer in range(1, len(group))
@@ -393,7 +413,7 @@ def test_all_ranks_have_one_outcome_however_leader_and_peers_race(
         for turn in range(turns):
             time.sleep(waits[rank][turn])
             identity = b"%d" % turn
-            number = group[rank].propose(identity, [np.full(9, turn + rank, np.int64)])
+            number = propose(group[rank], identity, [np.full(9, turn + rank, np.int64)])
             if group[rank].conclude(number, identity):
                 success = True
             else:
@@ -470,16 +490,16 @@ def test_in_any_order_of_reads_and_writes_no_rank_concludes_what_the_leader_lets
         group = proposals_of(3)
 
         def leader(group: Group = group) -> bool:
-            number = group[0].propose(b"x", ())
+            number = propose(group[0], b"x", ())
             success = all(
                 group[0].await_proposal(peer, number, 2, 0) and group[0].alike(peer, b"x") for peer in (1, 2)
             ) or group[0].withdraw(number, b"x")
             group[0].decide(success)
-            group[0].propose(b"y", ())
+            propose(group[0], b"y", ())
             return success
 
         def member(rank: int, group: Group = group) -> bool:
-            return group[rank].conclude(group[rank].propose(b"x", ()), b"x")
+            return group[rank].conclude(propose(group[rank], b"x", ()), b"x")
 
         success, *concluded = in_steps(group, [leader, partial(member, 1), partial(member, 2)], seed)
         for proposals in group:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engines import propose
 from horovod.comm.base import PeerFailure
 from horovod.comm.datatypes import Array, DataType
 from horovod.comm.reduction import ReduceOp
@@ -36,7 +37,7 @@ from horovod.core.negotiation.messages import (
 from horovod.core.requests.batch import Batch
 from horovod.core.requests.handle import Handle
 from horovod.core.worker.coordinator import Coordinator
-from horovod.core.worker.fast_path import FAST_PATH
+from horovod.core.worker.fast_path import FAST_PATH, TOGETHER
 from time_limits import SOON
 from unit.control.concurrent_ranks import wait_until
 from unit.core.workers import (
@@ -287,6 +288,90 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Coordinator, "record", record)
     return found
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("size", [2, 3])
+def test_several_requests_need_one_proposal(process_set: Set, orders: list[str], size: int) -> None:
+    """Of any types and operations, in any order of their waits; one of them may be too large to be part of it."""
+    ranks = asleep(process_set.whole(size, proposals=True))
+
+    def script(rank: Rank) -> None:
+        index = rank.worker.index
+        for turn in range(20):
+            sums, large = ones(index + turn, 5), ones(turn, MEDIUM)
+            root = np.full(3, index, np.float64)
+            largest = np.array([index, -index], np.int64)
+            handles = [
+                rank.submit(allreduce_request("sums", (5,)), sums, awaited=True),
+                rank.submit(allreduce_request("large", (MEDIUM,)), large, awaited=True),
+                rank.submit(
+                    Request(
+                        Operation.ALLREDUCE, "largest", (TensorSpec("l", DataType.INT64, (2,)),), reduce_op=ReduceOp.MAX
+                    ),
+                    largest,
+                    awaited=True,
+                ),
+                rank.submit(
+                    Request(Operation.BROADCAST, "root", (TensorSpec("b", DataType.FLOAT64, (3,)),), root=1),
+                    root,
+                    awaited=True,
+                ),
+            ]
+            for handle in handles if turn % 2 else reversed(handles):
+                handle.wait()
+            assert sums.tolist() == [sum(range(size)) + size * turn] * 5
+            assert large[0] == large[-1] == size * turn
+            assert largest.tolist() == [size - 1, 0]
+            assert root.tolist() == [1] * 3
+
+    on_every_rank(ranks, script)
+    assert orders == []
+    for index in range(size):
+        for name in ("sums", "largest", "root"):
+            assert successes(ranks).count((index, name)) == 20
+        assert all(rank.communicator.batches == [1] * 20 for rank in ranks)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("many", [2, TOGETHER + 1])
+def test_what_the_engine_moves_together_and_what_is_too_much_is_ordered(
+    process_set: Set, orders: list[str], many: int
+) -> None:
+    ranks = asleep(process_set.whole(2, proposals=True))
+    length = MEDIUM if many == 2 else 4
+
+    def script(rank: Rank) -> None:
+        for turn in range(5):
+            arrays = [ones(turn + number, length) for number in range(many)]
+            handles = [
+                rank.submit(allreduce_request(f"x{number}", (length,)), array, awaited=True)
+                for number, array in enumerate(arrays)
+            ]
+            handles[0].wait()
+            for number, (handle, array) in enumerate(zip(handles, arrays, strict=True)):
+                handle.wait()
+                assert array[0] == array[-1] == 2 * (turn + number)
+
+    on_every_rank(ranks, script)
+    assert sorted(orders) == sorted(5 * [f"x{number}" for number in range(many)])
+    assert all(rank.communicator.batches == [many] * 5 for rank in ranks)
+
+
+@pytest.mark.usefixtures("patient")
+def test_ranks_that_submit_in_different_orders(process_set: Set) -> None:
+    ranks = asleep(process_set.whole(2, proposals=True))
+
+    def script(rank: Rank) -> None:
+        for turn in range(20):
+            arrays = {name: ones(number + turn) for number, name in enumerate("ab")}
+            names = "ab" if rank.worker.index else "ba"
+            handles = [rank.submit(allreduce_request(name, (4,)), arrays[name], awaited=True) for name in names]
+            for handle in handles:
+                handle.wait()
+            assert [arrays["a"][0], arrays["b"][0]] == [2 * turn, 2 * (turn + 1)]
+
+    on_every_rank(ranks, script)
 
 
 @pytest.mark.usefixtures("patient")
@@ -605,7 +690,7 @@ def test_what_a_member_gave_up_counts_as_announced(process_set: Set) -> None:
     leader, member = process_set.proposals_of(2)
     rank, peers = process_set.part(0, 2, proposals=leader)
     request = allreduce_request("x", (4,))
-    number = member.propose(b"anything", [])
+    number = propose(member, b"anything", [])
     peers[1].say(Announce([definition(request)], number))
     handle = rank.submit(request, ones())
     handle.wait(SECONDS)
@@ -621,7 +706,7 @@ def test_a_member_that_gave_up_what_succeeds_then_is_told_at_once(process_set: S
     heard: list[object] = []
     rank.communicator.before = lambda: heard.append(decode_from_coordinator(peers[1].hear()))
     request = allreduce_request("x", (length,))
-    number = member.propose(request.identity, [ones()] if length == 4 else [])
+    number = propose(member, request.identity, [ones()] if length == 4 else [])
     assert not member.stop_waiting(number)
     handle = rank.submit(request, ones(length=length))
     rank.worker.drive(handle)
@@ -653,7 +738,7 @@ def gave_up(process_set: Set, array: Array) -> tuple[Proposals, Rank, Peer, Hand
 def test_a_member_learns_that_what_it_gave_up_has_succeeded(process_set: Set, length: int) -> None:
     array = ones(1, length)
     leader, rank, peer, handle = gave_up(process_set, array)
-    leader.propose(b"", [ones(2)] if length == 4 else [])
+    propose(leader, b"", [ones(2)] if length == 4 else [])
     assert leader.decide(True) == [1]
     rank.worker.start()
     peer.say(Succeeded(1))
@@ -664,12 +749,56 @@ def test_a_member_learns_that_what_it_gave_up_has_succeeded(process_set: Set, le
     assert not rank.worker.pending()
 
 
+def test_several_requests_of_a_proposal_that_was_given_up(process_set: Set) -> None:
+    """The announcement says how many they are: none counts if the proposal has succeeded."""
+    leader, member = process_set.proposals_of(2)
+    rank, peers = process_set.part(1, 2, proposals=member, start=False)
+    arrays = [ones(1), ones(2)]
+    handles = [
+        rank.submit(allreduce_request(name, (4,)), x, awaited=True) for name, x in zip("xy", arrays, strict=True)
+    ]
+    rank.worker.drive(handles[1])
+    message = decode_from_member(peers[0].hear())
+    assert isinstance(message, Announce) and (message.proposal, message.proposed, len(message.items)) == (1, 2, 2)
+    leader.contribute([ones(10)], 0)
+    leader.contribute([ones(20)], 16)
+    leader.propose(b"")
+    assert leader.decide(True) == [1]
+    rank.worker.start()
+    peers[0].say(Succeeded(1))
+    for handle, array, total in zip(handles, arrays, (11, 22), strict=True):
+        handle.wait(SECONDS)
+        assert array.tolist() == [total] * 4
+    assert not rank.worker.pending()
+
+
+def test_a_coordinator_counts_nothing_of_a_proposal_that_has_succeeded(process_set: Set) -> None:
+    leader, member = process_set.proposals_of(2)
+    rank, peers = process_set.part(0, 2, proposals=leader, start=False)
+    requests = [allreduce_request(name, (4,)) for name in "xyz"]
+    member.contribute([ones()], 0)
+    member.contribute([ones()], 16)
+    number = member.propose(b"\x02" + requests[0].identity + requests[1].identity)
+    assert not member.stop_waiting(number)
+    handles = [rank.submit(request, ones(), awaited=True) for request in requests[:2]]
+    rank.worker.drive(handles[1])
+    assert all(handle.done() for handle in handles)
+    assert decode_from_coordinator(peers[1].hear()) == Succeeded(number)
+    rank.worker.start()
+    items = [definition(request, identifier) for identifier, request in enumerate(requests)]
+    peers[1].say(Announce(items, number, proposed=2))
+    rank.submit(requests[2], ones()).wait(SECONDS)
+    assert [[decision.name for decision in batch] for batch in peers[1].ordered()] == [["z"]]
+    assert rank.worker.role.incomplete() == []  # type: ignore[attr-defined]  # the coordinator
+    assert rank.watch.reports == []
+
+
 @pytest.mark.parametrize("succeeded", [True, False])
 def test_the_end_comes_right_after_the_word_on_what_was_given_up(process_set: Set, succeeded: bool) -> None:
     """The coordinator is done, leaves, and reads no more."""
     array = ones(1)
     leader, rank, peer, handle = gave_up(process_set, array)
-    leader.propose(b"", [ones(2)])
+    propose(leader, b"", [ones(2)])
     if leader.decide(succeeded):
         peer.say(Succeeded(1))
     peer.say(Stop(0, "it left"))
@@ -686,7 +815,7 @@ def test_the_end_comes_right_after_the_word_on_what_was_given_up(process_set: Se
 
 def test_a_member_that_saw_the_success_itself_may_be_told_as_well(process_set: Set) -> None:
     leader, rank, peer, handle = gave_up(process_set, ones(1))
-    leader.propose(b"", [ones(2)])
+    propose(leader, b"", [ones(2)])
     leader.decide(True)
     rank.worker.start()
     for _ in range(2):
@@ -708,7 +837,7 @@ def test_a_member_is_told_of_a_success_that_was_not(process_set: Set, fast_path:
 
 def test_a_member_is_told_of_the_success_of_what_has_failed(process_set: Set) -> None:
     leader, rank, peer, _ = gave_up(process_set, ones(1))
-    leader.propose(b"", [])
+    propose(leader, b"", [])
     leader.decide(False)
     rank.worker.start()
     peer.say(Succeeded(1))

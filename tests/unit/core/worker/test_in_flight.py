@@ -178,17 +178,24 @@ def test_a_sleeping_worker_takes_over_an_unannounced_request(requests: InFlight)
     assert requests.leave_to_worker(handle)
 
 
-def test_a_single_request_can_be_taken_and_put_back(requests: InFlight) -> None:
-    first, second = entry("first"), entry("second")
-    assert requests.take_alone(first.handle) is None
+def test_quick_requests_can_be_taken_and_put_back(requests: InFlight) -> None:
+    first, second, third = entry("first"), entry("second"), entry("third")
+    assert requests.take_quick(first.handle, 2) == []
     requests.add(first, held=False, awaited=True)
-    assert requests.take_alone(second.handle) is None
-    assert requests.take_alone(first.handle) is first
-    assert requests.take_alone(first.handle) is None
+    assert requests.take_quick(second.handle, 2) == []  # it is not in flight
+    assert requests.take_quick(first.handle, 0) == []
+    assert requests.take_quick(first.handle, 2) == [first]
+    assert requests.take_quick(first.handle, 2) == []
     requests.add(second, held=False, awaited=True)
-    assert requests.take_alone(second.handle) is None  # the first is in flight
-    requests.put_back(first)
-    assert requests.take() == [first, second]
+    assert requests.take_quick(second.handle, 2) == []  # nobody knows whether the first is announced
+    requests.put_back([first])
+    assert requests.take_quick(first.handle, 2) == [first, second]
+    requests.put_back([first, second])
+    requests.add(third, held=False, awaited=True)
+    assert requests.take_quick(third.handle, 2) == []
+    second.handle.leave_to_worker()
+    assert requests.take_quick(third.handle, 3) == []
+    assert requests.take() == [first, second, third]
     requests.fail(HorovodInternalError("it is over"))
-    requests.put_back(first)
+    requests.put_back([first])
     assert requests.take() == []
