@@ -250,6 +250,10 @@ def reduce_into(
         return
     if half and prescale == 1.0 and op is ReduceOp.SUM and _combined_at_once(target, contributions, postscale):
         return
+    if count == 2 and not entered:  # the whole tree
+        combine(op, contributions[0], contributions[1], target)
+        scale(target, postscale)
+        return
     tree = _Tree(op, prescale, partial_type(target.dtype), workspace)
     # The target may be the memory of any contribution, so only the root is written there.
     if half:
@@ -257,8 +261,6 @@ def reduce_into(
         return
     if count == 1:
         np.copyto(target, tree.node(contributions, 0))
-    elif count == 2 and not entered:
-        combine(op, contributions[0], contributions[1], target)
     else:
         combine(op, *tree.children(contributions, 0), target)
     scale(target, postscale)

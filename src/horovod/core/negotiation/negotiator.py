@@ -90,6 +90,11 @@ class Negotiator:
     Args:
         ranks: the members' global ranks, in set order; arguments named ``member`` are indices into it.
         capacity: names whose decisions are remembered; 0 remembers none.
+
+    Attributes:
+        pending: the incomplete names.
+        joined: the requests of the members that have joined, while others have not.
+        ready: what :meth:`take` would return.
     """
 
     def __init__(self, ranks: Sequence[int], capacity: int) -> None:
@@ -97,34 +102,19 @@ class Negotiator:
         self._size = len(self._ranks)
         self._capacity = capacity
         self._tallies: dict[str, _Tally] = {}
-        self._pending: dict[str, _Tally] = {}
+        self.pending: dict[str, _Tally] = {}
         self._free: list[int] = list(range(capacity - 1, -1, -1))
-        self._joined: dict[int, Request] = {}
+        self.joined: dict[int, Request] = {}
         self._last_joined = -1
         self._moved = 0.0
-        self._ready: list[ReadyRequest] = []
+        self.ready: list[ReadyRequest] = []
         self._unsent: set[int] = set()
         self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
-
-    @property
-    def has_ready(self) -> bool:
-        """Whether :meth:`take` would return a decision."""
-        return bool(self._ready)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no name is incomplete and no member has joined."""
-        return not self._pending and not self._joined
 
     @property
     def remembered(self) -> int:
         """How many names it remembers, with what was agreed on them the last time or with incomplete announcements."""
         return len(self._tallies)
-
-    @property
-    def joined(self) -> bool:
-        """Whether some members have joined and others have not."""
-        return bool(self._joined)
 
     def announce(self, member: int, requests: Iterable[Request], now: float) -> None:
         """Take one member's requests.
@@ -132,7 +122,7 @@ class Negotiator:
         Args:
             now: the time, for :meth:`waiting`.
         """
-        tallies, pending = self._tallies, self._pending
+        tallies, pending = self._tallies, self.pending
         self._moved = now
         for request in requests:
             if request.operation is _JOIN:
@@ -152,15 +142,15 @@ class Negotiator:
                 pending[name] = tally
             tally.requests[index] = request
             tally.count += 1
-            if tally.count == len(tally.requests) or (self._joined and self._complete(tally)):
+            if tally.count == len(tally.requests) or (self.joined and self._complete(tally)):
                 self._decide(name, tally)
 
     def taking_part(self, members: Sequence[int], request: Request) -> Sequence[int]:
         """The members that take part in a request and have not joined, of these members."""
-        if not request.members and not self._joined:
+        if not request.members and not self.joined:
             return members
         ranks = request.members or self._ranks
-        return [member for member in members if member not in self._joined and self._ranks[member] in ranks]
+        return [member for member in members if member not in self.joined and self._ranks[member] in ranks]
 
     def announce_together(self, members: Sequence[int], request: Request, now: float) -> None:
         """Take the same request of several members.
@@ -170,7 +160,7 @@ class Negotiator:
         """
         name = request.name
         tally = self._tallies.get(name)
-        together = not self._joined and isinstance(members, range) and not request.members
+        together = not self.joined and isinstance(members, range) and not request.members
         if tally is None and together and request.operation is not _JOIN:
             tally = self._remember(request)
         width = len(members)
@@ -182,7 +172,7 @@ class Negotiator:
         self._moved = now
         if tally.count == 0:
             tally.since = now
-            self._pending[name] = tally
+            self.pending[name] = tally
         tally.requests[indices] = [request] * width
         tally.count += width
         if tally.count == len(tally.requests):
@@ -197,7 +187,7 @@ class Negotiator:
 
     def take(self) -> list[ReadyRequest]:
         """The decisions made since the last call, in order. The caller sends them before anything is announced again."""
-        ready, self._ready = self._ready, []
+        ready, self.ready = self.ready, []
         self._unsent.clear()
         return ready
 
@@ -207,7 +197,7 @@ class Negotiator:
         Members that have joined are shown as waiting if no name is incomplete: since the last announcement.
         """
         found = []
-        for tally in self._pending.values():
+        for tally in self.pending.values():
             announced = [rank for rank, request in zip(tally.ranks, tally.requests, strict=True) if request is not None]
             missing = [
                 rank
@@ -216,10 +206,10 @@ class Negotiator:
             ]
             request = next(request for request in tally.requests if request is not None)
             found.append(IncompleteRequest(request, tally.since, announced, missing))
-        if self._joined and not found:
-            joined = [self._ranks[member] for member in self._joined]
-            missing = [rank for member, rank in enumerate(self._ranks) if member not in self._joined]
-            found.append(IncompleteRequest(next(iter(self._joined.values())), self._moved, joined, missing))
+        if self.joined and not found:
+            joined = [self._ranks[member] for member in self.joined]
+            missing = [rank for member, rank in enumerate(self._ranks) if member not in self.joined]
+            found.append(IncompleteRequest(next(iter(self.joined.values())), self._moved, joined, missing))
         return sorted(found, key=lambda waiting: waiting.since)
 
     def apart(self) -> list[IncompleteRequest]:
@@ -227,9 +217,9 @@ class Negotiator:
 
         If nothing else is announced, they stay incomplete forever.
         """
-        found = self.waiting() if self._pending else []
+        found = self.waiting() if self.pending else []
         announced = {rank for waiting in found for rank in waiting.announced}
-        everyone = all(rank in announced or member in self._joined for member, rank in enumerate(self._ranks))
+        everyone = all(rank in announced or member in self.joined for member, rank in enumerate(self._ranks))
         return found if everyone and len(found) > 1 else []
 
     @property
@@ -239,8 +229,8 @@ class Negotiator:
 
     def oldest(self) -> float | None:
         """Since when the oldest of :meth:`waiting` has been incomplete."""
-        default = self._moved if self._joined else None
-        return min((tally.since for tally in self._pending.values()), default=default)
+        default = self._moved if self.joined else None
+        return min((tally.since for tally in self.pending.values()), default=default)
 
     def _remember(self, request: Request) -> _Tally:
         if request.transient or self._capacity == 0:
@@ -261,37 +251,37 @@ class Negotiator:
                 return
 
     def _join(self, member: int, request: Request) -> None:
-        if member in self._joined:
+        if member in self.joined:
             raise NegotiationError(f"rank {self._ranks[member]} joined twice")
-        self._joined[member] = request
+        self.joined[member] = request
         self._last_joined = self._ranks[member]
-        for name, tally in list(self._pending.items()):
+        for name, tally in list(self.pending.items()):
             if self._complete(tally):
                 self._decide(name, tally)
-        if len(self._joined) == self._size:
-            self._joined = {}
+        if len(self.joined) == self._size:
+            self.joined = {}
             decision = Decision(-1, request.name, Operation.JOIN, last_joined=self._last_joined)
-            self._ready.append(ReadyRequest(decision, None, 0, True))
+            self.ready.append(ReadyRequest(decision, None, 0, True))
 
     def _complete(self, tally: _Tally) -> bool:
         return all(request is not None or self._excused(tally, index) for index, request in enumerate(tally.requests))
 
     def _excused(self, tally: _Tally, index: int) -> bool:
         """Whether a member has joined. Joining concerns only requests in which all members take part."""
-        return tally.ranks is self._ranks and index in self._joined
+        return tally.ranks is self._ranks and index in self.joined
 
     def _decide(self, name: str, tally: _Tally) -> None:
         requests = tally.requests
-        del self._pending[name]
+        del self.pending[name]
         tally.requests = [None] * len(requests)
         tally.count = 0
         self._unsent.add(tally.identifier)
         if requests == tally.agreed and tally.ready is not None:  # lists compare elements by identity first
             tally.agreed = requests  # the objects that come the next time, too
-            self._ready.append(tally.ready)
+            self.ready.append(tally.ready)
             return
         ready = self._agree(name, requests, tally.identifier, tally.ranks)
-        self._ready.append(ready)
+        self.ready.append(ready)
         if tally.identifier < 0:
             del self._tallies[name]
         elif ready.decision.error or ready.decision.template is not None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Hashable, Sequence
 from functools import partial
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -83,6 +84,7 @@ class Prepared(msgspec.Struct, eq=False, gc=False):
         return handle
 
 
+_ARRAY = attrgetter("array")
 _CAPACITY = 4096
 
 known: dict[Hashable, Prepared] = {}
@@ -156,8 +158,8 @@ def submit(
     first = next(iter(inputs or outputs), None)
     if first is not None and first.ready is not None:
         return _submit_on_device(process_set_id, request, inputs, outputs, allocate, first.ready)
-    arrays = [tensor.array for tensor in inputs]
-    targets = arrays if outputs is inputs else [tensor.array for tensor in outputs]
+    arrays = [*map(_ARRAY, inputs)]
+    targets = arrays if outputs is inputs else [*map(_ARRAY, outputs)]
     transfer = None if first is None else first.transfer
     handle = Handle(end if transfer is None else transfer.end)
     worker = worker_of(process_set_id, request.operation)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import attrgetter
 
 from horovod.comm.adasum import can_combine
 from horovod.comm.compression.blocks import can_compress
@@ -22,6 +23,7 @@ from horovod.observe.call_site import caller
 LONGEST_REQUEST = 8 << 20
 """The largest size of one encoded request, in bytes. One control message may hold eight of them."""
 
+_TYPE_AND_SHAPE = attrgetter("data_type", "shape")
 _REDUCING = {Operation.ALLREDUCE: "Allreduce", Operation.ADASUM: "Allreduce", Operation.REDUCESCATTER: "Reducescatter"}
 
 
@@ -61,7 +63,7 @@ def prepared_call(
     called = full_name(prefix, name) if prefix and name is not None else name or ""
     if line is None:
         line = caller()
-    described = tuple([(each.data_type, each.shape) for each in tensors])
+    described = tuple(map(_TYPE_AND_SHAPE, tensors))
     splits, labels = tuple(splits), tuple(labels)
     compression = compression_of(compression, op, tensors) if compression else ""
     key = (

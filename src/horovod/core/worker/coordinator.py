@@ -99,7 +99,7 @@ class Coordinator(Role):
         self._host_decoders = {member: RequestDecoder(config.cache_capacity) for member in self._relays}
         self._window = config.cycle_time.total_seconds()
         self._window_end = 0.0
-        self._clocks: dict[int, ClockOffset] = {}  # by member
+        self._clocks = {member: ClockOffset() for member in self._groups}
         self._fusion_threshold = config.fusion_threshold
 
     # Messages
@@ -167,7 +167,7 @@ class Coordinator(Role):
         The message may have waited in its socket, while a collective ran here. Of all messages of the member, one that did not
         wait shows the offset of its clock.
         """
-        clock = self._clocks.setdefault(member, ClockOffset())
+        clock = self._clocks[member]
         clock.message(sent, time.monotonic())
         if self.observer.timeline is None:
             return ()
@@ -203,7 +203,8 @@ class Coordinator(Role):
         """Whether small collectives may run without an order now."""
         if self.tuner is not None and self.tuner.due is not None:
             return False  # only an order can carry the settings
-        return self._negotiator.idle and self.observer.timeline is None
+        negotiator = self._negotiator
+        return not negotiator.pending and not negotiator.joined and self.observer.timeline is None
 
     def settled(self) -> None:
         """Note that this rank has nothing in flight."""
@@ -215,7 +216,7 @@ class Coordinator(Role):
     def decide(self) -> None:
         if self._relays:
             self._tell_relays()
-        if self._negotiator.has_ready and not self._in_window():
+        if self._negotiator.ready and not self._in_window():
             tuned = self._take_tuned() if self.tuner is not None else None
             batches = fuse(self._negotiator.take(), self._fusion_threshold, self._config.disable_group_fusion)
             timeline = self.observer.timeline
@@ -335,7 +336,7 @@ class Coordinator(Role):
         return self._negotiator.waiting()
 
     def milliseconds(self) -> float | None:
-        if self._negotiator.has_ready:
+        if self._negotiator.ready:
             self._stalls.pause()
             return max(0.0, (self._window_end - time.monotonic()) * 1000)
         return self._stalls.milliseconds()

@@ -119,15 +119,18 @@ class FastPath:
         proposals = self._proposals
         if not proposals.leads and proposals.closed():
             return False
+        notes: Sequence[int] = ()
         if len(entries) == 1:
             request = entries[0].request
             identity = request.identity
-            notes = _rows(request) if request.operation in _BY_ROWS else ()
+            if request.operation in _BY_ROWS:
+                notes = _rows(request)
+                if not fits(identity, notes):
+                    return False
         else:  # no request's identity begins with a small number
             identity = b"".join([bytes([len(entries)]), *[entry.request.identity for entry in entries]])
-            notes = ()
         self._places = self._contribute(entries)
-        if not self._places or not fits(identity, notes):
+        if not self._places:
             return False
         self._unresolved = None
         number = self._last = proposals.propose(identity, notes)
@@ -238,23 +241,20 @@ class FastPath:
         return self._requests.waiting() or self._requests.closed
 
     def _lead(self, number: int, entries: list[Entry], identity: bytes) -> bool:
-        proposals = self._proposals
+        proposals, messages = self._proposals, self._connections.poll_messages
         success = True
         for peer in range(1, len(self._ranks)):
-            if not self._proposes_in_time(peer, number) or not proposals.alike(peer, identity):
+            in_time = self._await(
+                partial(proposals.await_proposal, peer, number),
+                lambda: messages(0).readable,
+                lambda: self._disturbed() or messages(0).readable,
+            )
+            if not in_time or not proposals.alike(peer, identity):
                 success = proposals.withdraw(number, identity)
                 break
         for member in proposals.decide(success):
             self._connections.send(member, encode(Succeeded(number)))
         return success
-
-    def _proposes_in_time(self, peer: int, number: int) -> bool:
-        messages = self._connections.poll_messages
-        return self._await(
-            partial(self._proposals.await_proposal, peer, number),
-            lambda: messages(0).readable,
-            lambda: self._disturbed() or messages(0).readable,
-        )
 
     def _await(
         self,
@@ -292,18 +292,15 @@ class FastPath:
         if proposals.conclude(number, identity):
             return True
         self._unresolved = (number, entries)
-        if not self._decided_in_time(number) and not proposals.stop_waiting(number):
-            return False
-        self._unresolved = None
-        return proposals.succeeded()
-
-    def _decided_in_time(self, number: int) -> bool:
-        proposals = self._proposals
-        return self._await(
+        in_time = self._await(
             partial(proposals.await_outcome, number),
             proposals.closed,
             lambda: self._disturbed() or proposals.closed(),
         )
+        if not in_time and not proposals.stop_waiting(number):
+            return False
+        self._unresolved = None
+        return proposals.succeeded()
 
     def resolve(self, number: int) -> list[Entry]:
         """The entries of a proposal that this rank has given up and that has succeeded, for :meth:`finish`.

@@ -31,23 +31,7 @@ DUPLICATE_NAME = (
 _WITHDRAWN = HorovodInternalError("its inputs did not arrive on this rank")
 
 # An attribute of an enumeration takes longer to look up than everything else _wakes() does.
-_AWAKE, _COALESCING = WorkerState.AWAKE, WorkerState.COALESCING
-_ASLEEP, _STANDBY = WorkerState.ASLEEP, WorkerState.STANDBY
-
-
-def must_wake(state: WorkerState, driven: bool, awaited: bool, seconds: float) -> bool:
-    """Whether a submission wakes the worker thread.
-
-    Args:
-        driven: a thread that waits for the handle may drive the worker.
-        awaited: the submitting thread waits for the handle next.
-        seconds: the time since the last announcement.
-    """
-    if state is _COALESCING:
-        return seconds > COALESCE_SECONDS
-    if state is _ASLEEP:
-        return not (driven and awaited)
-    return state is _STANDBY and not driven
+_AWAKE, _ASLEEP, _STANDBY = WorkerState.AWAKE, WorkerState.ASLEEP, WorkerState.STANDBY
 
 
 class InFlight:
@@ -143,13 +127,17 @@ class InFlight:
             return state is WorkerState.STANDBY or (state is WorkerState.ASLEEP and bool(self._unannounced))
 
     def _wakes(self, entry: Entry, awaited: bool) -> bool:
-        state = self._state
+        """Whether a submission wakes the worker thread. A thread that waits for a request with a driver may drive it."""
+        state, driven = self._state, entry.handle.driver is not None
         if state is _AWAKE:
             return False
-        wake = must_wake(state, entry.handle.driver is not None, awaited, entry.since - self._announced_at)
-        if wake and state is not _STANDBY:
+        if state is _STANDBY:
+            return not driven
+        after = entry.since - self._announced_at
+        wakes = not (driven and awaited) if state is _ASLEEP else after > COALESCE_SECONDS
+        if wakes:
             self._state = _AWAKE
-        return wake
+        return wakes
 
     def withdraw(self, entry: Entry) -> bool:
         """Forget a held request, and do not count it; False if it has failed or was released already."""

@@ -49,6 +49,11 @@ def announce_all(negotiator: Negotiator, size: int, *requests: Request) -> list[
     return negotiator.take()
 
 
+def is_idle(negotiator: Negotiator) -> bool:
+    """Whether no name is incomplete and no member has joined."""
+    return not negotiator.pending and not negotiator.joined
+
+
 JOIN = Request(Operation.JOIN, "join.noname", transient=True)
 
 
@@ -57,18 +62,18 @@ JOIN = Request(Operation.JOIN, "join.noname", transient=True)
 
 def test_nothing_is_decided_before_the_last_member_has_announced() -> None:
     negotiator = Negotiator([0, 1, 2], 8)
-    assert negotiator.idle
+    assert is_idle(negotiator)
     for member in (2, 0):
         negotiator.announce(member, [make("a")], 1.0)
         assert negotiator.take() == []
-        assert not negotiator.idle
+        assert not is_idle(negotiator)
     negotiator.announce(1, [make("a")], 2.0)
     (ready,) = negotiator.take()
     assert ready.decision == Decision(ready.decision.identifier, "a", Operation.ALLREDUCE)
     assert ready.size == 16
     assert ready.fresh
     assert negotiator.take() == []
-    assert negotiator.idle
+    assert is_idle(negotiator)
 
 
 def test_decisions_come_in_the_order_in_which_names_were_completed() -> None:
@@ -144,7 +149,7 @@ def test_a_disagreement_is_an_error_for_all_and_leaves_nothing_behind() -> None:
     assert "Mismatched ALLREDUCE tensor shapes" in ready.decision.error
     assert "rank 3:" in ready.decision.error
     assert (ready.decision.identifier, ready.key, ready.fresh) == (-1, None, True)
-    assert negotiator.idle
+    assert is_idle(negotiator)
     (ready,) = announce_all(negotiator, 2, make("a", shape=(2,)))
     assert (ready.decision.error, ready.fresh) == ("", True)
 
@@ -294,7 +299,7 @@ def test_joined_members_take_part_with_nothing_until_all_have_joined() -> None:
     request = make("a")
     announce_all(negotiator, 3, request)
     negotiator.announce(1, [JOIN], 0.0)
-    assert not negotiator.idle
+    assert not is_idle(negotiator)
     for _ in range(2):
         negotiator.announce(0, [request], 0.0)
         assert negotiator.take() == []
@@ -307,7 +312,7 @@ def test_joined_members_take_part_with_nothing_until_all_have_joined() -> None:
     negotiator.announce(0, [JOIN], 0.0)
     (ready,) = negotiator.take()
     assert (ready.decision.operation, ready.decision.last_joined, ready.key) == (Operation.JOIN, 0, None)
-    assert negotiator.idle
+    assert is_idle(negotiator)
     (ready,) = announce_all(negotiator, 3, request)
     assert (ready.decision.template, ready.fresh) == (None, True)
     (ready,) = announce_all(negotiator, 3, request)
@@ -521,7 +526,7 @@ def test_any_order_of_announcements_decides_every_name_once_a_step(
             job.order()
             if not able:
                 assert sum(len(member.done) for member in job.members) > before, "everybody waits for everybody"
-    assert job.negotiator.idle
+    assert is_idle(job.negotiator)
     first = job.members[0].done
     assert all(member.done == first for member in job.members)
     assert sorted((decision.name, bool(decision.error)) for decision in first) == sorted(expected)
@@ -560,7 +565,7 @@ def test_thousands_of_ranks() -> None:
             decided += negotiator.take()
         assert sorted(ready.decision.name for ready in decided) == sorted(names)
         assert {ready.fresh for ready in decided} == {step == 0}
-    assert negotiator.idle
+    assert is_idle(negotiator)
 
 
 def test_thousands_of_ranks_one_of_which_disagrees() -> None:
@@ -646,7 +651,7 @@ def test_a_joined_rank_is_still_waited_for_by_another_process_set() -> None:
     negotiator = Negotiator([0, 1, 2], 8)
     negotiator.announce(0, [Request(Operation.JOIN, "join", transient=True)], 0.0)
     negotiator.announce(1, [some("x", (0, 1))], 0.0)
-    assert not negotiator.has_ready and negotiator.waiting()[0].missing == [0]
+    assert not negotiator.ready and negotiator.waiting()[0].missing == [0]
 
 
 def test_a_request_for_other_members_breaks_the_protocol() -> None:
