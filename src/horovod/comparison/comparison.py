@@ -69,6 +69,13 @@ def unpack(rows: bytes) -> dict[int, bytes]:
     return found
 
 
+def request_of(name: str, line: str = "") -> Prepared:
+    """The request of all comparisons of one name and line."""
+    return prepared_call(
+        Operation.ALLREDUCE, "", name, [TensorSpec(name, DataType.INT64, (_TERMS.size // 8,))], ReduceOp.MAX, line=line
+    )
+
+
 class Comparison:
     """A running comparison. Every member of the process set that has not joined must make it, in the same order.
 
@@ -82,6 +89,7 @@ class Comparison:
         line: the line of the script that it belongs to.
         awaited: whether the calling thread waits for it next.
         beside: the digest that travels along; NOTHING if this rank has none.
+        request: what :func:`request_of` returns for this name and line, if it is known.
 
     Attributes:
         differs_beside: after :meth:`differs` or :meth:`wait`, whether ranks have different digests beside what they hold; the
@@ -102,13 +110,13 @@ class Comparison:
         line: str = "",
         awaited: bool = False,
         beside: int = NOTHING,
+        request: Prepared | None = None,
     ) -> None:
         self._name, self._held, self._set = name, held, process_set_id
         own = np.frombuffer(bytearray(terms(held, beside)), np.int64)
         self._largest = np.empty_like(own)
-        terms_of_all = [TensorSpec(name, DataType.INT64, own.shape)]
-        call: Prepared = prepared_call(Operation.ALLREDUCE, "", name, terms_of_all, ReduceOp.MAX, line=line)
-        self._handle: Handle = call.submit(process_set_id, [own], [self._largest], awaited)
+        request = request or request_of(name, line)
+        self._handle: Handle = request.submit(process_set_id, [own], [self._largest], awaited)
         self._rows: Handle | None = None
         self._gathered: list[Array] = []
 

@@ -32,12 +32,14 @@ _COMPILED_BACKWARD = (
     "no torch._dynamo.compiled_autograd), and call backward() outside compiled functions. torch.compile of models and losses "
     "works."
 )
+_callback: Callable[[], Any] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
+"""Returns the compiler's callback if it traces this thread, else None. PyTorch that is too old to tell does not have it."""
 _uncompiled: dict[Callable[..., None], Callable[..., None]] = {}
 
 
 def drive(driver: Driver, handle: Handle) -> None:
     """Call ``driver.drive(handle)`` without compiling it."""
-    if "torch._dynamo" not in sys.modules or not (is_compiling() or _traces_this_thread()):
+    if "torch._dynamo" not in sys.modules or not (is_compiling() or _callback is None or _callback() is not None):
         driver.drive(handle)
         return
     _call(_drive, driver, handle)
@@ -97,9 +99,3 @@ def _call(function: Callable[..., None], *arguments: Any) -> None:
 
 def _drive(driver: Driver, handle: Handle) -> None:
     driver.drive(handle)
-
-
-def _traces_this_thread() -> bool:
-    """Whether the compiler traces this thread. True if PyTorch is too old to tell. The compiler must be loaded."""
-    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
-    return callback is None or callback() is not None

@@ -8,7 +8,7 @@ import torch
 
 from horovod.comm.shm import huge_pages
 from horovod.comm.spans import address_of
-from horovod.torch.distributed.flat_tensors import elements_of, results_into
+from horovod.torch.distributed.flat_tensors import plain_view, results_into
 
 
 class Subclass(torch.Tensor):
@@ -29,8 +29,10 @@ class Subclass(torch.Tensor):
     ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
 )
 def test_a_plain_tensor_is_its_own_elements(tensor: torch.Tensor) -> None:
-    elements = elements_of(tensor)
-    assert elements is not None and elements.shape == (tensor.numel(),)
+    view = plain_view(tensor)
+    assert view is not None and view.shape == (tensor.numel(),)
+    elements = view.array
+    assert elements.shape == view.shape and elements.dtype == view.data_type.numpy
     assert elements.itemsize == tensor.dtype.itemsize
     assert tensor.numel() == 0 or address_of(elements) == tensor.data_ptr()
 
@@ -50,7 +52,7 @@ def test_a_plain_tensor_is_its_own_elements(tensor: torch.Tensor) -> None:
     ids=["strided", "turned", "complex", "float8", "sparse", "negated", "of no memory", "of a subclass"],
 )
 def test_other_tensors_take_more_steps(tensor: torch.Tensor) -> None:
-    assert elements_of(tensor) is None
+    assert plain_view(tensor) is None
 
 
 def test_results_fill_the_output_and_nothing_else_fits() -> None:

@@ -39,8 +39,8 @@ SMALL_BYTES = 64 << 10
 """Lists of tensors of at most this size in all are passed as they lie in host memory. For larger ones it saves nothing."""
 
 
-def elements_of(tensor: torch.Tensor) -> Array | None:
-    """A flat view of the tensor's own memory; None if the tensor is not plain (contiguous, dense, of a type that the core
+def plain_view(tensor: torch.Tensor) -> Tensor | None:
+    """The tensor's own memory, flat, for the core; None if the tensor is not plain (contiguous, dense, of a type that the core
     supports, of no other subclass of Tensor than Parameter) or not in host memory."""
     if (
         tensor.__class__ not in _PLAIN_CLASSES
@@ -51,15 +51,10 @@ def elements_of(tensor: torch.Tensor) -> Array | None:
     ):
         return None
     try:
-        return flat_array(tensor)
+        elements = flat_array(tensor)
     except (RuntimeError, ValueError):  # lazily negated: checking beforehand would take longer
         return None
-
-
-def plain_view(tensor: torch.Tensor) -> Tensor | None:
-    """A plain tensor in host memory, flat, for the core; None for others, see :func:`elements_of`."""
-    elements = elements_of(tensor)
-    return None if elements is None else Tensor(elements, DATA_TYPES[tensor.dtype], elements.shape)
+    return Tensor(elements, DATA_TYPES[tensor.dtype], elements.shape)
 
 
 def plain_views(tensors: Sequence[torch.Tensor]) -> list[Tensor] | None:

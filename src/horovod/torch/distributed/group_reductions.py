@@ -55,10 +55,10 @@ class Reductions:
     ) -> HorovodWork:
         """Reduce a tensor over the ranks, in place. Several tensors get one result: the reduction over all of all ranks."""
         opts = options_of(c10d.AllreduceOptions, opts, op, timeout)
-        tensors, reduction = listed("all_reduce", tensors, tensor), checked_reduction(opts.reduceOp)
+        tensors, reduction = as_list(tensors, tensor), checked_reduction(opts.reduceOp)
         combine = _COMBINED.get(reduction.op)
-        if len(tensors) > 1:
-            same_kind("all_reduce", tensors)
+        if len(tensors) != 1:
+            same_kind("all_reduce", listed("all_reduce", tensors))
             if combine is None:
                 raise ArgumentError("all_reduce: ReduceOp.AVG takes one tensor in each call")
         if tensors[0].layout is torch.sparse_coo:

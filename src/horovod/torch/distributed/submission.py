@@ -175,7 +175,7 @@ class Submitter:
         handle = submit(membership.number, call.request, inputs, outputs, allocate, awaited, errors)
         if origin is None:
             self.calls.made += 1
-        follow = self._follow if self._names_callbacks and called_by_python() else None
+        follow = self._follow if self._names_callbacks and calling_file() == DISPATCHER else None
         timeout = getattr(options, "timeout", None)
         limited = isinstance(timeout, timedelta) and timeout > _NO_LIMIT
         seconds = timeout.total_seconds() if limited else -1  # type: ignore[union-attr]  # it is a timedelta then
@@ -348,17 +348,13 @@ class Submitter:
         )
 
 
-_CALLER = dist.distributed_c10d.__file__
-
-
-def called_by_python() -> bool:
-    """Whether Python code of ``torch.distributed`` has called the group. Otherwise C++ code has, or the script directly."""
-    return calling_file() == _CALLER
+DISPATCHER = dist.distributed_c10d.__file__
+"""The Python code of ``torch.distributed`` that calls groups. They are also called by C++ code, and by the script directly."""
 
 
 def calling_file() -> str:
     """The file of the Python code that has called the group, itself or through C++ code."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
         frame = frame.f_back  # type: ignore[assignment]
     return "" if frame is None else frame.f_code.co_filename

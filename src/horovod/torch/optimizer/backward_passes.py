@@ -41,12 +41,13 @@ class BackwardPass:
 
     Attributes:
         ended: whether the pass has ended without an exception.
+        reached: the optimizers to notify, each with its part in the round that may follow.
     """
 
     def __init__(self, task: int) -> None:
         self._task = task
         self.ended = False
-        self._reached: dict[PassListener, Participant] = {}
+        self.reached: dict[PassListener, Participant] = {}
         self._thread = get_ident()
 
     @property
@@ -54,15 +55,11 @@ class BackwardPass:
         """Whether this thread has begun the pass."""
         return self._thread == get_ident()
 
-    def enter(self, listener: PassListener, participant: Participant) -> None:
-        """Notify ``listener`` of the end. ``participant`` is its optimizer in the round that may follow."""
-        self._reached.setdefault(listener, participant)
-
     def __call__(self) -> None:
         self.ended = True
         clock.enter(FORWARD)
         _open.pop(self._task, None)
-        reached, self._reached = self._reached, {}
+        reached, self.reached = self.reached, {}
         ending = []
         left = len(reached)
         for listener, participant in reached.items():
@@ -95,5 +92,5 @@ def enter(listener: PassListener, participant: Participant, task: int) -> Backwa
         except RuntimeError:  # hooks are called from compiled code
             return None
         _open[task] = found
-    found.enter(listener, participant)
+    found.reached.setdefault(listener, participant)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -11,18 +11,12 @@ _ours: set[int] = set()
 """PyTorch's identifiers of the hooks that optimizers of this process have registered."""
 _coming: dict[int, Any] = {}
 """By identifier of such a hook, PyTorch's handle of the hook that is called before backward adds to the gradient."""
-_taken = 0
 
 
 def _stop_coming(identifier: int) -> None:
     handle = _coming.pop(identifier, None)
     if handle is not None:
         handle.remove()
-
-
-def hook_changes() -> int:
-    """How often an optimizer of this process has replaced the hook of another optimizer, or has removed a hook."""
-    return _taken
 
 
 class GradientHook:
@@ -38,10 +32,12 @@ class GradientHook:
         coming: a function like ``heard``, called with the new part of the gradient before backward adds it.
 
     Attributes:
+        changes: how often an optimizer of this process has replaced the hook of another optimizer, or has removed a hook.
         implementation: the address of PyTorch's C++ tensor that the hook is registered with.
     """
 
     __slots__ = ("_handle", "_parameter", "implementation")
+    changes: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -49,12 +45,11 @@ class GradientHook:
         heard: Callable[[torch.Tensor], None],
         coming: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
-        global _taken
         self._parameter: Any = parameter  # PyTorch does not type its hooks
         for other in _ours.intersection(self._parameter._post_accumulate_grad_hooks or ()):
             del self._parameter._post_accumulate_grad_hooks[other]
             _stop_coming(other)
-            _taken += 1
+            GradientHook.changes += 1
         frozen = not parameter.requires_grad
         if frozen:
             parameter.requires_grad_(True)  # PyTorch refuses hooks on tensors that require no gradient
@@ -85,8 +80,7 @@ class GradientHook:
         self._parameter._post_accumulate_grad_hooks = self._parameter._post_accumulate_grad_hooks
 
     def remove(self) -> None:
-        global _taken
-        _taken += 1
+        GradientHook.changes += 1
         self._handle.remove()
         _stop_coming(self._handle.id)
         _ours.discard(self._handle.id)

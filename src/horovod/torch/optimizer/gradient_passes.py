@@ -68,6 +68,7 @@ class GradientPasses(CountedPasses, PassListener):
         _passes: the passes that are running, or in which backward has raised.
         _task: the graph task of the running pass, see :data:`current_task`; -2: the next hook belongs to a new pass.
         _stays_local: whether the running pass only adds to local gradients.
+        _filling: the trained gradients in buckets of which the running pass has not touched all.
         _ends_passes: whether the optimizer was the last to enter the latest pass, as it probably will be in the next pass.
         _inside: the graph task in which ``step()`` was last called, and the slots whose gradients it has reduced before their
             hooks.
@@ -88,6 +89,7 @@ class GradientPasses(CountedPasses, PassListener):
         self._passes: list[weakref.ref[BackwardPass]] = []
         self._task = -2
         self._stays_local = self._ends_passes = False
+        self._filling = 0
         self._inside = -2, 0
         self._participant: weakref.ref[Participant] | None = None
         self._debugger: StepDebugger | None = None
@@ -221,6 +223,7 @@ class GradientPasses(CountedPasses, PassListener):
     def renumbered(self, moved: Callable[[int], int]) -> None:
         self.touched, self.local = moved(self.touched), moved(self.local)
         self.named, self.reduced = moved(self.named), moved(self.reduced)
+        self._filling = moved(self._filling)
 
     def coming(self, slot: ParameterState) -> Callable[[torch.Tensor], None] | None:
         return _coming_to(weakref.ref(self), slot) if self.keeps_aside else None
@@ -255,11 +258,10 @@ class GradientPasses(CountedPasses, PassListener):
         if bucket is None:
             return  # this rank does not reduce in this generation
         bucket.waiting -= 1
-        if not bucket.waiting and bucket.handle is None:
-            last = self._ends_passes and not any(
-                each.waiting and each.mask & self._parameters.trained for each in self._parameters.buckets
-            )
-            self._sender.send(bucket, awaited=last)
+        if not bucket.waiting:
+            self._filling &= ~bucket.mask
+            if bucket.handle is None:
+                self._sender.send(bucket, awaited=self._ends_passes and not self._filling)
 
     def _begin_pass(self, task: int, slot: ParameterState, gradient: torch.Tensor | None) -> None:
         """Handle the first hook of a pass, or the first hook after a nested pass."""
@@ -273,7 +275,7 @@ class GradientPasses(CountedPasses, PassListener):
         self._task = task
         clock.enter(BACKWARD)
         self._parameters.prepare()
-        self._stays_local = self.is_paused or not self._parameters.communicates()
+        self._stays_local = self.is_paused or not self._parameters.reduces
         if not self._stays_local:
             participant = self._participant() if self._participant is not None else None
             assert participant is not None, "an optimizer's part holds both"
@@ -284,6 +286,7 @@ class GradientPasses(CountedPasses, PassListener):
                     self._passes.append(reference)
             self._stays_local = entered is None or self._window + 1 < self.per_step
         self.is_synchronized = self.scaler_steps = False
+        self._filling = self._parameters.trained
         for bucket in self._parameters.buckets:
             bucket.waiting = len(bucket.slots)
 

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from horovod.comparison.alike import made_at
+from horovod.comparison.looks import looks_in
 from horovod.comparison.samples import Samples, samples_of
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.context import is_initialized
@@ -173,7 +174,7 @@ class GradientReduction(DistributedPart):
         steps, reduced = (
             (rounds.steps - 1, passes.stepped_with) if passes.scaler_steps else (rounds.steps, passes.named)
         )
-        if not own and not rounds.sampler.is_due(steps):
+        if not own and not looks_in(steps, rounds.sampler.number):
             return
         samples = self._samples() if rounds.name and self.parameters.communicates() else None
         if samples is None:
@@ -222,7 +223,7 @@ class GradientReduction(DistributedPart):
             if gradient is not None and gradient._version:
                 passes.fail(AssertionError(_CHANGED_AFTER_ADDED.format(name=slot.name)))
         parameters.prepare()
-        if not parameters.communicates():
+        if not parameters.reduces:
             return
         if later := self._later.found():
             self._later.check()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from horovod.torch.optimizer.gradient_hooks import hook_changes
+from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.gradient_passes import GradientPasses
 from horovod.torch.optimizer.parameters import OptimizerParameters
 
@@ -50,8 +50,8 @@ class LaterOptimizers:
 
     def found(self) -> list[GradientReduction]:
         """Their parts. They reduce the gradients of these parameters."""
-        if self._at != hook_changes():
-            self._at = hook_changes()
+        if self._at != GradientHook.changes:
+            self._at = GradientHook.changes
             self._found = self._look()
         return self._found
 

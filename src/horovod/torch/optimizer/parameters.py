@@ -74,6 +74,7 @@ class OptimizerParameters:
             slot.
         buckets: the buckets, in the order in which they were cut.
         trained: the set of slots whose parameters were not frozen when the buckets were cut.
+        reduces: whether this rank reduces gradients in the generation of the buckets.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class OptimizerParameters:
         self.slots: dict[torch.Tensor, ParameterState] = {}
         self.buckets: list[Bucket] = []
         self.trained = 0
+        self.reduces = False
         self._numbers = count()
         self._bucket_bytes = 0
         self._present: list[torch.Tensor] = []
@@ -104,12 +106,6 @@ class OptimizerParameters:
         optimizer = self._reference()
         assert optimizer is not None, _GONE
         return optimizer
-
-    def _in_groups(self) -> list[torch.Tensor]:
-        """The parameters that the script has put into the optimizer's groups, in their order."""
-        optimizer = self._reference()
-        assert optimizer is not None, _GONE
-        return [*chain.from_iterable(map(_PARAMETERS, optimizer.param_groups))]
 
     def report_to(self, listener: GradientListener, *observers: ParameterObserver) -> None:
         """Adopt the parameters that the optimizer has. From now on hooks call ``listener``, and all are told of changes."""
@@ -126,7 +122,7 @@ class OptimizerParameters:
     def adopt(self) -> None:
         """Adopt parameters that are new, and drop those that are gone. They must be the same on every rank at the same step."""
         optimizer = self.optimizer
-        self._present = self._in_groups()
+        self._present = [*chain.from_iterable(map(_PARAMETERS, optimizer.param_groups))]
         before = {slot: slot.bit for slot in self.slots.values()}
         kept: dict[torch.Tensor, ParameterState] = {}
         for parameter, name_by_position in names_by_position(optimizer).items():
@@ -185,6 +181,7 @@ class OptimizerParameters:
             self._changed = True
         if self._changed:
             self._changed = False
+            self.reduces = self.settings.active()
             self.listen()
             self._cut()
 
@@ -195,7 +192,7 @@ class OptimizerParameters:
 
     def adopt_changes(self) -> list[ParameterState]:
         """Adopt parameters that the script has put into a group or taken out of it. Returns the new ones."""
-        present = self._in_groups()
+        present = [*chain.from_iterable(map(_PARAMETERS, self.optimizer.param_groups))]
         if len(present) == len(self._present) and all(map(is_, present, self._present)):
             return []
         known = {*self.slots.values()}

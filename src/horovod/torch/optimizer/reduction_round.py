@@ -17,12 +17,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from itertools import count, repeat
 from operator import attrgetter
+from typing import NamedTuple
 
 from horovod.comm.tuned import TunedSettings
-from horovod.comparison.comparison import Comparison
+from horovod.comparison.comparison import Comparison, request_of
 from horovod.comparison.samples import Samples, SentLooks, samples_of
 from horovod.core.errors import MismatchError
+from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet
+from horovod.core.submission.prepared import Prepared
 from horovod.observe.step_clock import REDUCTION, clock
 from horovod.torch.optimizer.pass_record import Conclusion, PassRecord, TouchedGradients, conclude, decode, is_idle
 
@@ -150,7 +153,8 @@ def _reduce_sets(sets: Mapping[int | None, list[Participant]], final: bool) -> b
             part.conclude()
             involved += part.concluded
         for part in rounds:
-            part.send()
+            for participant, conclusion in part.concluded.items():
+                participant.send_touched(conclusion)
     except BaseException:
         for participant in involved:
             participant.forget()
@@ -163,6 +167,25 @@ def _reduce_sets(sets: Mapping[int | None, list[Participant]], final: bool) -> b
     if error is not None:
         raise error
     return idle
+
+
+class _RoundsOfSet(NamedTuple):
+    """What the rounds of a process set have in common in one generation.
+
+    Attributes:
+        generation: the generation.
+        request: of the comparison of records, with one line for all of them. A line that depends on the optimizer would make
+            a new request each time, which would be announced in full.
+        samples: the looks of the set's optimizers; None if nothing is compared.
+    """
+
+    generation: int
+    request: Prepared
+    samples: Samples | None
+
+
+_rounds_of: dict[int | None, _RoundsOfSet] = {}
+"""By process set, of its last generation."""
 
 
 class _Round:
@@ -183,15 +206,22 @@ class _Round:
         self._samples: Samples | None = None
         self._sent = SentLooks()
         if self._members > 1:
-            number = self._process_set.process_set_id
-            # One line for all records of the set. A line that depends on the optimizer would make a new request each time,
-            # which would be announced in full.
-            line = next(each.line for each in participants() if each.process_set.process_set_id == number)
-            self._samples = samples_of(number)
+            number, generation = self._process_set.process_set_id, running().generation
+            common = _rounds_of.get(number)
+            if common is None or common.generation != generation:
+                line = next(each.line for each in participants() if each.process_set.process_set_id == number)
+                common = _RoundsOfSet(generation, request_of(RECORD, line), samples_of(number))
+                _rounds_of[number] = common
+            self._samples = common.samples
             if self._samples is not None:
                 self._sent = self._samples.taken()
             self._comparison = Comparison(
-                RECORD, self._record.encode(), number, line, awaited=True, beside=self._sent.digest
+                RECORD,
+                self._record.encode(),
+                number,
+                awaited=True,
+                beside=self._sent.digest,
+                request=common.request,
             )
 
     def conclude(self) -> None:
@@ -231,10 +261,6 @@ class _Round:
             ranks=naming,
             tensor=name,
         )
-
-    def send(self) -> None:
-        for participant, conclusion in self.concluded.items():
-            participant.send_touched(conclusion)
 
     def finish(self) -> BaseException | None:
         """Wait for the gradients of all optimizers. Returns the first error."""

@@ -35,6 +35,7 @@ class StepCheck:
     def __init__(self) -> None:
         self._told: set[Alike] = set()
         self._begun = False
+        self._compares = False
         self._values: list[Any] = [None]  # of the groups, if the digest follows from which objects they are
         self._digest = 0
 
@@ -43,6 +44,7 @@ class StepCheck:
         has just arrived has told nothing."""
         self._begun = False
         self._told.clear()
+        self._compares = is_compared()
 
     def joined(self) -> None:
         """Note that all ranks have joined. Until then some may have been told what others were not, and now parameters
@@ -66,7 +68,7 @@ class StepCheck:
         Args:
             steps: the number of steps that the optimizer has made.
         """
-        if not is_compared():
+        if not self._compares:
             return 0
         groups = optimizer.param_groups if Alike.HYPERPARAMETERS not in self._told else []
         if len(groups) > GROUPS:

@@ -28,7 +28,6 @@ from horovod.comparison.looks import (
     Part,
     Seen,
     looks_at,
-    looks_in,
     part_of,
     place_of,
     tag_of,
@@ -149,10 +148,13 @@ class StepSampler:
     reduced, which all ranks know.
 
     Every parameter has its turn once, then all have it again.
+
+    Attributes:
+        number: of the optimizer.
     """
 
     def __init__(self) -> None:
-        self._number = 0  # of the optimizer
+        self.number = 0
         self._waiting = 0  # the set of slots that have not had their turn
         self._slots: list[ParameterState] = []
         self._step, self._times = -1, 0
@@ -163,7 +165,7 @@ class StepSampler:
         Args:
             name: of the optimizer.
         """
-        self._number = number_of(name)
+        self.number = number_of(name)
         self._waiting = 0
         self._step = -1
 
@@ -172,12 +174,9 @@ class StepSampler:
         self._slots = list(slots)
         self._waiting = 0
 
-    def is_due(self, step: int) -> bool:
-        """Whether a step looks at anything."""
-        return looks_in(step, self._number)
-
     def take(self, samples: Samples, owner: Owner, step: int, reduced: int, parameters: bool) -> None:
-        """Look at gradients and parameters that the optimizer is about to step with, in a step that :meth:`is_due`.
+        """Look at gradients and parameters that the optimizer is about to step with, in a step that looks
+        (:func:`~horovod.comparison.looks.looks_in`).
 
         Args:
             step: how many steps it has made.
@@ -199,7 +198,7 @@ class StepSampler:
             samples.offer(StepLooks(owner, step + 1, len(self._slots), copies.read, late=True))
 
     def _chosen(self, step: int, reduced: int, parameters: bool) -> list[Chosen]:
-        count = tensors_in_step(step, self._number, len(self._slots))
+        count = tensors_in_step(step, self.number, len(self._slots))
         chosen: list[Chosen] = []
         first = place_of(step, 0)
         due, taken = self._waiting & reduced, 0

@@ -26,7 +26,7 @@ from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.on_loss import refusals
 from horovod.torch.distributed.on_loss.repeatable_call import RepeatableCall
 from horovod.torch.distributed.on_loss.survivor import Survivor
-from horovod.torch.distributed.submission import MOVED, Submitter, called_by_python, calling_file
+from horovod.torch.distributed.submission import DISPATCHER, MOVED, Submitter, calling_file
 from horovod.torch.distributed.work import Finish, HorovodWork
 from horovod.torch.uncompiled import uncompiled
 
@@ -167,7 +167,7 @@ class ContinuingSubmitter(Submitter):
             )
         )  # fmt: skip
         self.calls.made += 1
-        follow = self._follow if called_by_python() else None
+        follow = self._follow if calling_file() == DISPATCHER else None
         timeout = getattr(options, "timeout", None)
         limited = isinstance(timeout, timedelta) and timeout > _NO_LIMIT
         seconds = timeout.total_seconds() if limited else -1  # type: ignore[union-attr]  # it is a timedelta then

@@ -12,7 +12,7 @@ from horovod.comm.datatypes import Array
 from horovod.core.requests.handle import Handle
 from horovod.observe.call_site import caller
 from horovod.torch.distributed.arguments import check_peer, listed, only
-from horovod.torch.distributed.flat_tensors import elements_of, flat, writes_back
+from horovod.torch.distributed.flat_tensors import flat, plain_view, writes_back
 from horovod.torch.distributed.point_to_point.mailbox import Mailbox, mailbox_of
 from horovod.torch.distributed.point_to_point.matching import ANY, ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
@@ -78,8 +78,8 @@ _name = lru_cache(maxsize=None)(lambda dtype: str(dtype).removeprefix("torch."))
 
 def _plain_bytes(tensor: torch.Tensor) -> Array | None:
     """The memory of a plain tensor; None for others, which :func:`flat` takes."""
-    elements = elements_of(tensor)
-    return None if elements is None or elements.size < 2 else elements.view(np.uint8)
+    view = plain_view(tensor)
+    return None if view is None or view.array.size < 2 else view.array.view(np.uint8)
 
 
 def _bytes(tensor: torch.Tensor) -> Array:
