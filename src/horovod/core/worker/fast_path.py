@@ -145,12 +145,12 @@ class FastPath:
         end = 0
         for entry in entries:
             request, vectors = entry.request, entry.inputs
-            nbytes, types = request.nbytes, [*map(_DATA_TYPE, request.tensors)]
+            nbytes, tensors = request.nbytes, request.tensors
             if request.operation in _BY_ROWS:
-                if len(entries) > 1 or len(types) != 1 or not request.tensors[0].shape:
+                if len(entries) > 1 or len(tensors) != 1 or not tensors[0].shape:
                     return []
                 elements = sum(_rows(request)) * _row_elements(request)
-                nbytes = elements * types[0].itemsize
+                nbytes = elements * tensors[0].data_type.itemsize
                 if request.operation is Operation.ALLTOALL:  # without the rows that no rank gets
                     if len(vectors) == 1:
                         vectors = [arrays_of(vectors)[0][:elements]]
@@ -158,14 +158,18 @@ class FastPath:
                         vectors = parts_of(vectors, [each * _row_elements(request) for each in request.splits])
             elif request.operation is Operation.BROADCAST:
                 vectors = entry.outputs if self._ranks[self._index] == request.root else ()
-            if end + nbytes > self._proposals.data_bytes or (types and types.count(types[0]) < len(types)):
-                if _BY_ENGINE in places:
-                    return []  # the coordinator makes one batch of them
-                places.append(_BY_ENGINE)
-            else:
+            fits_in = end + nbytes <= self._proposals.data_bytes
+            if fits_in and len(tensors) > 1:
+                types = [*map(_DATA_TYPE, tensors)]
+                fits_in = types.count(types[0]) == len(types)
+            if fits_in:
                 self._proposals.contribute(vectors, end)
                 places.append(end)
                 end += -(-nbytes // ALIGNMENT) * ALIGNMENT
+            elif _BY_ENGINE in places:
+                return []  # the coordinator makes one batch of them
+            else:
+                places.append(_BY_ENGINE)
         return places
 
     def _all_fit(self, notes: Sequence[Sequence[int]], request: Request) -> bool:
