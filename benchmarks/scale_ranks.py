@@ -36,7 +36,7 @@ from horovod.core.worker.role import Schedule
 LONGEST_SECONDS = 300.0
 """After so long without a message the simulation counts as stuck."""
 
-Told = list[tuple[int, float]]
+Reports = list[tuple[int, float]]
 
 
 class Step(NamedTuple):
@@ -217,8 +217,8 @@ def run_members(
     return sorted({member.order.hexdigest() for member in members}), max(relays, default=0.0)
 
 
-def run_watched(connections: Mapping[int, socket.socket], tree: LivenessTree, lost: int) -> Told:
-    """Wait until every rank is told of a failure; rank ``lost``, if it is here, ends at once, as a killed process does.
+def run_watched(connections: Mapping[int, socket.socket], tree: LivenessTree, lost: int) -> Reports:
+    """Wait until every rank knows of a failure; rank ``lost``, if it is here, ends at once, as a killed process does.
 
     Relays have real liveness monitors; the others only listen.
 
@@ -226,7 +226,7 @@ def run_watched(connections: Mapping[int, socket.socket], tree: LivenessTree, lo
         connections: with rank 0. The ranks behind the relays among them are simulated here, too.
 
     Returns:
-        The rank that each was told of, and when (``time.monotonic``).
+        The rank that each report names, and when (``time.monotonic``).
     """
     ends = {rank: {0: Channel(Connection(each))} for rank, each in connections.items()}
     for relay in list(ends):
@@ -234,31 +234,31 @@ def run_watched(connections: Mapping[int, socket.socket], tree: LivenessTree, lo
             one, other = socket.socketpair()
             ends[relay][rank] = Channel(Connection(one))
             ends.setdefault(rank, {})[relay] = Channel(Connection(other))
-    told: Told = []
+    reports: Reports = []
     relays, everybody = [], threading.Semaphore(0)
 
-    def told_relay(rank: int, reason: str, cause: Cause) -> None:
-        told.append((rank, time.monotonic()))
+    def on_failure(rank: int, reason: str, cause: Cause) -> None:
+        reports.append((rank, time.monotonic()))
         everybody.release()
 
     for rank, channels in ends.items():
         if tree.ways(rank) and rank != lost:
-            monitor = LivenessMonitor(rank, tree, channels, 30, 0, str, lambda other: None, str, told_relay)
+            monitor = LivenessMonitor(rank, tree, channels, 30, 0, str, lambda other: None, str, on_failure)
             monitor.start()
             relays.append(monitor)
     for channel in ends.get(lost, {}).values():
         channel.close()
-    _listen({rank: channels for rank, channels in ends.items() if rank != lost and not tree.ways(rank)}, told)
+    _listen({rank: channels for rank, channels in ends.items() if rank != lost and not tree.ways(rank)}, reports)
     for _ in relays:
         if not everybody.acquire(timeout=LONGEST_SECONDS):
-            raise TimeoutError("not all relays are told of the failure")
+            raise TimeoutError("not all relays know of the failure")
     for monitor in relays:
         monitor.leave()
-    return told
+    return reports
 
 
-def _listen(ends: Mapping[int, Mapping[int, Channel]], told: Told) -> None:
-    """Wait until each of these ranks is told of a failure on one of its connections."""
+def _listen(ends: Mapping[int, Mapping[int, Channel]], reports: Reports) -> None:
+    """Wait until each of these ranks learns of a failure on one of its connections."""
     poll = select.poll()
     by_descriptor = {channel.fileno(): (rank, channel) for rank, own in ends.items() for channel in own.values()}
     for descriptor in by_descriptor:
@@ -267,7 +267,7 @@ def _listen(ends: Mapping[int, Mapping[int, Channel]], told: Told) -> None:
     while left:
         found = poll.poll(LONGEST_SECONDS * 1000)
         if not found:
-            raise TimeoutError("not all ranks are told of the failure")
+            raise TimeoutError("not all ranks know of the failure")
         for descriptor, _ in found:
             rank, channel = by_descriptor[descriptor]
             try:
@@ -278,7 +278,7 @@ def _listen(ends: Mapping[int, Mapping[int, Channel]], told: Told) -> None:
             failure = next((each for each in messages if isinstance(each, Failure)), None)
             if failure is not None and rank in left:
                 left.discard(rank)
-                told.append((failure.rank, time.monotonic()))
+                reports.append((failure.rank, time.monotonic()))
 
 
 def run_clients(

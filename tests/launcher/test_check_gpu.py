@@ -34,7 +34,7 @@ def test_every_section_has_its_limit_and_all_fit_into_five_minutes_of_a_usual_ma
 )
 def test_the_plan_follows_from_what_is_there(facts: Facts, ranks: int, environment: dict[str, str], told: str) -> None:
     plan = plan_of(facts)
-    assert (plan.ranks, plan.environment) == (ranks, environment) and told in plan.words
+    assert (plan.ranks, plan.environment) == (ranks, environment) and told in plan.summary
 
 
 @pytest.mark.skipif(

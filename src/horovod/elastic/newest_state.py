@@ -1,4 +1,4 @@
-"""Decides which rank's state all ranks of a new round take over: that of the rank that is furthest ahead.
+"""Decides which rank's state all ranks of a new round take over: the state of the rank that is furthest ahead.
 
 Pure but for :meth:`CommitProgress.gather`.
 """

@@ -9,7 +9,7 @@ call.
       |                      |
     RESET <- INIT <- NEXT <- SHUTDOWN       (INIT fails: SHUTDOWN again)
 
-After RESET, a rank leaves out SYNC if the launcher says that all ranks of the round have the same state. The last round of this
+After RESET, a rank skips SYNC if the launcher says that all ranks of the round have the same state. The last round of this
 rank does not decide that: another rank may be new, or may have failed where this one stopped.
 """
 

@@ -16,9 +16,10 @@ class HostUpdates(Protocol):
     def poll(self) -> HostUpdateResult:
         """The changes since the last call, combined; ``no_update`` if there are none.
 
-        The script's threads call it at each commit, so it must neither block nor communicate. A thread of the
-        implementation may add updates meanwhile. Rank 0's answer counts for the job. Once :meth:`Rounds.next
-        <horovod.elastic.rounds.Rounds.next>` has returned, updates that the new round takes into account are not told again.
+        The script's threads call it at each commit, so it must neither block nor communicate. A thread of the implementation
+        may add updates meanwhile. Rank 0's answer counts for the job. Once :meth:`Rounds.next
+        <horovod.elastic.rounds.Rounds.next>` has returned, updates that the new round takes into account are not reported
+        again.
         """
 
 

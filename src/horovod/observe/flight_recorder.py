@@ -83,7 +83,7 @@ class FlightRecorder:
 
     Args:
         size: the number of records that are kept.
-        reports: is told of a submission after a report is due; None: reports are not made.
+        reports: called at the first submission after a report is due; None: reports are not made.
 
     Attributes:
         ring: the records, oldest first.

@@ -1,7 +1,8 @@
-"""``horovodrun --check-gpu``: tries what only GPUs can show on those of this machine, and writes one file for a report.
+"""``horovodrun --check-gpu``: tests on the GPUs of this machine what only GPUs can show, and writes a report to a file.
 
-It asks for versions and the topology, starts ranks for one section after another (:mod:`horovod.check_gpu`), each with a limit,
-and ends after five minutes at most. It changes no setting of a GPU. On a machine without a GPU it runs on CPUs what it can.
+It asks for versions and the topology, starts ranks for one section after another (:mod:`horovod.check_gpu`), each with a
+limit, and ends after five minutes at most. It changes no setting of a GPU. On a machine without a GPU it runs the sections
+that work on CPUs.
 """
 
 from __future__ import annotations
@@ -134,12 +135,12 @@ class Plan(NamedTuple):
     Attributes:
         ranks: how many.
         environment: variables of all ranks.
-        words: what that means for the reader.
+        summary: what that means, for the user.
     """
 
     ranks: int
     environment: dict[str, str]
-    words: str
+    summary: str
 
 
 def plan_of(facts: Facts) -> Plan:
@@ -259,7 +260,7 @@ def report(facts: Facts, plan: Plan, found: Mapping[str, SectionResult]) -> str:
     lines = [
         f"Report of horovodrun --check-gpu, Horovod {build['version']}",
         "",
-        plan.words,
+        plan.summary,
         "",
         f"GPUs: {', '.join(facts.gpus) or 'none'}",
         f"PyTorch: {facts.torch or facts.where}",
@@ -317,7 +318,7 @@ def main(arguments: Sequence[str]) -> int:
     if not facts.torch:
         print(f"{facts.where}. This check needs PyTorch: pip install 'horovod[torch]'", file=sys.stderr)
         return 2
-    print(f"{plan_of(facts).words}\nThis takes {SECONDS / 60:.0f} minutes at most.", flush=True)
+    print(f"{plan_of(facts).summary}\nThis takes {SECONDS / 60:.0f} minutes at most.", flush=True)
     plan, found = check(facts, tell=lambda line: print(line, flush=True), only=options.sections)
     options.output.write_text(report(facts, plan, found))
     failed = [name for name, outcome in found.items() if outcome.verdict.startswith("FAILED")]

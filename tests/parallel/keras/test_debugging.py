@@ -9,8 +9,8 @@ import pytest
 
 from jobs import Job, make_job
 from keras_ranks import tensorflow_pool
+from log_messages import LogMessages, line_of
 from part import some
-from told import Told, line_of
 
 DEBUG = {"HOROVOD_DEBUG": "1", "HOROVOD_DEBUG_STEPS": "4"}
 
@@ -29,7 +29,7 @@ def train(mistake: str, steps: int = 9, hvd: Any = None, keras: Any = None, eage
     model.set_weights([np.ones((4, 2)), np.zeros(2)])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.001))
     model.compile(optimizer, "mse", run_eagerly=eager)
-    with Told() as told:
+    with LogMessages() as messages:
         for step in range(steps):
             x, y = random.normal(size=(2, 4)).astype(np.float32), random.normal(size=(2, 2)).astype(np.float32)
             if mistake == "gradient" and rank == 1 and step == 5:
@@ -38,7 +38,7 @@ def train(mistake: str, steps: int = 9, hvd: Any = None, keras: Any = None, eage
             if mistake == "drift" and rank == 1 and step == 4:
                 kernel, bias = model.get_weights()
                 model.set_weights([kernel, bias + np.float32([0.0, 1e-6])])
-    return told
+    return messages
 
 
 def check_gradient(first: list[str], second: list[str]) -> None:

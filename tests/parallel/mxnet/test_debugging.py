@@ -9,7 +9,7 @@ import mxnet as mx
 import pytest
 
 import horovod.mxnet as hvd
-from told import Told, line_of
+from log_messages import LogMessages, line_of
 
 DEBUG = {"HOROVOD_DEBUG": "1", "HOROVOD_DEBUG_STEPS": "4"}
 
@@ -21,7 +21,7 @@ def train(mistake: str, steps: int = 12) -> list[str]:
     net = mx.gluon.nn.Dense(2, in_units=4, prefix="only_")
     net.initialize(mx.init.Constant(1.0))
     trainer = hvd.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.001})
-    with Told() as told:
+    with LogMessages() as messages:
         for step in range(steps):
             batch = mx.nd.random.uniform(shape=(2, 4))
             if mistake == "gradient" and rank == 1 and step == 5:
@@ -33,7 +33,7 @@ def train(mistake: str, steps: int = 12) -> list[str]:
             net.weight.data().wait_to_read()
             if mistake == "drift" and rank == 1 and step == 4:
                 net.bias.set_data(net.bias.data() + 1e-6)
-    return told
+    return messages
 
 
 @pytest.mark.parametrize("env", [DEBUG, {}], ids=["debug", "off"])

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
-from told import Told, line_of
+from log_messages import LogMessages, line_of
 
 DEBUG = {"HOROVOD_DEBUG": "1", "HOROVOD_DEBUG_STEPS": "4"}
 GRAPH = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
@@ -37,13 +37,13 @@ def train(mistake: str, graph: bool, steps: int = 9) -> list[str]:
             variable.assign_sub(0.001 * tf.convert_to_tensor(gradient))
 
     run = tf.function(step) if graph else step
-    with Told() as told:
+    with LogMessages() as messages:
         for number in range(steps):
             bad = mistake == "gradient" and rank == 1 and number == 5
             run(random.uniform([3], 0, 8, tf.int32), tf.constant(float("inf") if bad else 1.0))
             if mistake == "drift" and rank == 1 and number == 4:
                 bias.assign_add([0.0, 1e-6])
-    return told
+    return messages
 
 
 @GRAPH

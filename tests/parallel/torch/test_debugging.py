@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import horovod.torch as hvd
-from told import Told, line_of
+from log_messages import LogMessages, line_of
 
 DEBUG = {"HOROVOD_DEBUG": "1", "HOROVOD_DEBUG_STEPS": "4"}
 
@@ -31,7 +31,7 @@ def train(mistake: str, steps: int = 9) -> list[str]:
     hvd.broadcast_parameters(model.state_dict(), 0)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
     loader = torch.utils.data.DataLoader(dataset, batch_size=1, sampler=sampler)
-    with Told() as lines:
+    with LogMessages() as lines:
         for step, (batch,) in enumerate(loader):
             if step == steps:
                 break
@@ -95,7 +95,7 @@ def test_samplers_with_different_seeds_are_told(job: Any) -> None:
 
 def only_rank_0() -> list[str]:
     """Rank 0 submits what the other rank submits later, elsewhere."""
-    with Told() as lines:
+    with LogMessages() as lines:
         if hvd.rank() == 0:
             handle = hvd.allreduce_async(torch.ones(2), name="loss")
         told = [*lines]

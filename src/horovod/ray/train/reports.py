@@ -1,7 +1,7 @@
 """``ray.train.report`` in an elastic job.
 
 A report is a barrier of all of Ray's workers. While one is being replaced, no worker can pass it, and Ray's controller takes no
-results. So reports of fewer ranks are left out, and ranks that wait in one when a rank is lost are released.
+results. So reports of fewer ranks are skipped, and ranks that wait in one when a rank is lost are released.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ resource in order, and runs those on different resources concurrently. Python fu
 the other.
 
 The graph contains everything that the calls need (:mod:`horovod.tensorflow.graph.recorded`), and refers to no object of this
-process. So it can be saved, and run in another process. What this process knows besides of its own graphs, it finds by the
+process. So it can be saved, and run in another process. What else this process knows about its own graphs, it finds by the
 name of the operation or by a number: names that are counted from 0 in each generation
 (:mod:`horovod.tensorflow.graph.counted_names`), and functions to call (:mod:`horovod.tensorflow.training.in_graph`).
 

@@ -1,4 +1,4 @@
-"""Which MPI an ``mpirun`` belongs to, since each MPI has other options."""
+"""Which MPI an ``mpirun`` belongs to, since each MPI has different options."""
 
 from __future__ import annotations
 

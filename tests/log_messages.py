@@ -1,4 +1,4 @@
-"""Keeps what Horovod logs and warns of in a block, for tests of what a training loop is told."""
+"""Keeps what Horovod logs and warns of in a block, for tests of what a training loop is warned of."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Told(logging.Handler):
+class LogMessages(logging.Handler):
     """A block; its value is the list of what is said in it, the log and the warnings."""
 
     def __enter__(self) -> list[str]:
