@@ -353,11 +353,13 @@ def ended(
     """Run a script that ends badly; what its ranks have written."""
     cluster = str(Path(__file__).parents[1] / "cluster")
     (launcher.folder / "train.py").write_text(PLAIN.format(cluster=cluster) + script)
+    extra[config.FLIGHT_RECORDER_DIR] = "what the ranks' recorders held"  # the command that is shown quotes it
     done = launcher.run("-np", str(ranks), "python", "train.py", **extra)
     named = [line for line in done.stderr.splitlines() if "python -m horovod.diagnose" in line]
     assert named, done.stderr
     assert named == [done.stderr.splitlines()[-1]]
-    return DumpedJob(read([Path(shlex.split(named[0])[-1])])), done
+    (folder,) = shlex.split(named[0].partition("python -m horovod.diagnose ")[2])
+    return DumpedJob(read([Path(folder)])), done
 
 
 @pytest.fixture

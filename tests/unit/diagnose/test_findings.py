@@ -11,6 +11,7 @@ from horovod.diagnose.dumped_job import DumpedJob, describe_ranks, duration, ord
 from horovod.diagnose.findings import findings
 from horovod.diagnose.report import diagnosis, text
 from horovod.observe.dump import Folder, LauncherDump, RankExit
+from horovod.observe.stragglers import LEAST_SHARE
 from unit.diagnose.simulated import run
 
 SIZES = st.integers(3, 6)
@@ -163,6 +164,14 @@ def test_a_slow_rank(size: int, slow: int, share: float) -> None:
     compute = {rank: 0.01 if rank != slow else 0.01 / (1 - share) for rank in range(size)}
     said = findings(DumpedJob(run([script(2, 30)] * size, compute)))[0]
     assert (said.kind, said.ranks) == ("straggler", [slow])
+
+
+@given(st.floats(0.6, 0.9) | st.floats(1.1, 2.0))
+def test_a_slow_rank_is_named_if_it_costs_as_much_as_the_log_names(part: float) -> None:
+    share = part * LEAST_SHARE
+    slow = (0.01 + 0.002 * share) / (1 - share)  # two latencies pass in each step
+    kinds = [each.kind for each in findings(DumpedJob(run([script(2, 30)] * 3, {1: slow})))]
+    assert ("straggler" in kinds) == (part > 1)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod.observe.stragglers import LEAST_SHARE
 from horovod.observe.timeline import TensorLabel, Timeline
 from horovod.timeline.__main__ import main
 from horovod.timeline.collectives import RecordedCollective, TimelineError, read
@@ -148,6 +149,16 @@ def test_the_slow_rank_is_named_whatever_the_number_of_buckets(ranks: int, data:
     assert lost.lost == pytest.approx(30 * 20)
     assert f"Rank {slow} holds up the others" in text(summary)
     assert all(each.lost == 0 for each in summary.ranks if each.rank != slow)
+
+
+@given(st.floats(0.6, 0.9) | st.floats(1.1, 2.0))
+def test_a_slow_rank_is_named_if_it_costs_as_much_as_the_log_names(part: float) -> None:
+    share = part * LEAST_SHARE
+    found = [
+        recorded("x", {0: 1000.0 * step + 400, 1: 1000.0 * (step + share) + 400}, 1000 * step + 950, 1000 * step + 960)
+        for step in range(200)
+    ]
+    assert summarize(found).straggler == (1 if part > 1 else None)
 
 
 def test_no_rank_is_named_if_ranks_are_late_in_turn() -> None:
