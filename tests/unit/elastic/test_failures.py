@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from horovod.core.errors import KINDS, HorovodInternalError
+from horovod.core.errors import KINDS, HorovodInternalError, RankLostError
+from horovod.core.lifecycle import context
 from horovod.elastic.failures import converting
 
 
@@ -40,6 +41,32 @@ def test_everything_else_stays_what_it_is(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
         converting(raising, GraphError)(error)
     assert caught.value is error
+
+
+class Cancelled(GraphError):
+    """Of an operation that did not run, because another one failed."""
+
+
+class Job:
+    """A runtime that is stopped, or runs."""
+
+    def __init__(self, stopped: HorovodInternalError | None) -> None:
+        self.stopped = stopped
+
+
+@pytest.mark.parametrize("stopped", [None, RankLostError("rank 1 failed", ranks=[1])])
+@pytest.mark.parametrize("kind", [GraphError, Cancelled])
+def test_only_a_cancelled_operation_is_judged_by_the_state_of_the_job(
+    monkeypatch: pytest.MonkeyPatch, kind: type[GraphError], stopped: RankLostError | None
+) -> None:
+    """An error of the script stays one, even if another rank has ended: it most likely had the same error first."""
+    monkeypatch.setattr(context, "is_initialized", lambda: True)
+    monkeypatch.setattr(context, "current", lambda: Job(stopped))
+    error = kind("no collective is named here")
+    expected = RankLostError if kind is Cancelled and stopped is not None else kind
+    with pytest.raises(expected) as caught:
+        converting(raising, (GraphError,), (Cancelled,))(error)
+    assert type(caught.value) is expected and (caught.value is error or str(caught.value) == "rank 1 failed")
 
 
 def test_an_error_of_both_kinds_stays_what_it_is() -> None:
