@@ -79,6 +79,31 @@ def test_what_steps_round_otherwise_is_no_difference_at_the_first_step_of_a_late
     assert not nothing and "0.weight: [" in text and "before the first step" in text
 
 
+def test_what_ranks_were_told_before_a_join_decides_nothing_after_it(job: Any) -> None:
+    """Only those that had not joined were told: they compare the same as the others again."""
+
+    def check() -> list[int]:
+        model = network()
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer: Any = hvd.DistributedOptimizer(sgd, model.named_parameters())
+
+        def step(rate: float) -> int:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                optimizer.param_groups[0]["lr"] = rate
+                optimizer.zero_grad()
+                model(torch.ones(1, WIDTH)).sum().backward()
+                optimizer.step()
+            return len(caught)
+
+        apart = 0.1 * (1 + hvd.rank())
+        told = [0 if hvd.rank() == 2 else step(apart)]
+        hvd.join()
+        return told + [step(rate) for rate in (0.1, 0.1, apart, apart)]
+
+    assert job(3, check) == [[1, 0, 0, 1, 0], [0] * 5, [0] * 5]
+
+
 def test_a_difference_can_be_an_error_or_be_passed_over(job: Any) -> None:
     def check() -> str:
         try:
