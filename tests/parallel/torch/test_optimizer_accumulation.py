@@ -5,6 +5,7 @@ With every pass but the last, gradients stay a rank's own; when the last one's `
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -106,6 +107,23 @@ def test_an_error_inside_no_sync_leaves_it(job: Any) -> None:
         assert parameter.grad.tolist() == [1.5, 1.5]
         optimizer.step()
         assert parameter.tolist() == [-1.5, -1.5]
+
+    job(2, check)
+
+
+def test_a_gradient_made_anew_between_local_passes_may_lie_where_the_old_one_was(job: Any) -> None:
+    def check() -> None:
+        parameter, optimizer = one()
+        places = []
+        with optimizer.no_sync():
+            for _ in range(50):
+                (parameter * 2).sum().backward()
+                places.append(parameter.grad._cdata)
+                parameter.grad = None
+        (parameter * 2).sum().backward()
+        optimizer.step()
+        assert parameter.tolist() == [-2.0, -2.0]
+        assert any(old == new for old, new in pairwise(places)), "the allocator has not used an address again"
 
     job(2, check)
 
