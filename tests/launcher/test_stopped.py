@@ -28,7 +28,12 @@ from pathlib import Path
 from horovod.common import basics
 from horovod.core.submission import collectives
 
-if "late" in sys.argv and os.environ["HOROVOD_RANK"] == "1":
+if "late" in sys.argv and os.environ["HOROVOD_RANK"] != "1":
+    Path("comes" + os.environ["HOROVOD_RANK"]).touch()
+elif "late" in sys.argv:
+    while not (Path("comes0").exists() and Path("comes2").exists()):
+        time.sleep(0.01)
+    time.sleep(1)  # they come to the server, and wait there
     print("began", flush=True)
     while not Path("go").exists():
         time.sleep(0.01)
