@@ -35,7 +35,8 @@ NCCL_SOURCE ?=
 CUDA_HEADERS ?=
 NCCL_HOST := build/nccl-host
 # How many files of tests run at a time, in their order: tests of one framework then share processes that have imported it.
-JOBS ?= 2
+# One more than the cores of a small machine: a quarter of the time tests wait, and use none.
+JOBS ?= 3
 OLDEST_TESTS ?= tests/unit tests/parallel tests/faults tests/launcher tests/examples
 MXNET_TESTS ?= tests/unit/mxnet tests/parallel/mxnet
 BENCH_ARGUMENTS ?=
@@ -45,6 +46,8 @@ SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PYTEST = $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 # As if the environment had been activated: `python` and `horovodrun` are its own for whatever recipes start.
 export PATH := $(abspath $(BIN)):$(PATH)
+# Each process of each job would compile the 300 modules of the runtime again, which takes as long as importing NumPy twice.
+unexport PYTHONDONTWRITEBYTECODE
 HAVE_NCCL_HOST := $(if $(and $(NCCL_SOURCE),$(CUDA_HEADERS)),$(NCCL_HOST)/libnccl.so.2)
 export NCCL_HOST_CODE := $(if $(HAVE_NCCL_HOST),$(abspath $(NCCL_HOST)))
 # One line for each thing that is installed: $(call install,what,arguments of pip install). What pip says is in the log.

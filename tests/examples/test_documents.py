@@ -29,6 +29,7 @@ from typing import Any
 import pytest
 
 import horovod
+from launcher.harness import EAGER
 from ranks import RankPool
 from time_limits import SOON
 
@@ -128,7 +129,7 @@ def horovodrun(folder: Path, *arguments: str, **extra: str) -> subprocess.Comple
     return subprocess.run(
         [sys.executable, "-m", "horovod.runner.launch", *arguments],
         cwd=folder,
-        env=environment | {"PYTHONPATH": str(SOURCE)} | extra,
+        env=environment | {"PYTHONPATH": os.pathsep.join([str(SOURCE), EAGER])} | extra,
         capture_output=True,
         text=True,
         timeout=SOON,

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import horovod
+from launcher.harness import EAGER
 from time_limits import JOB
 
 pytest.importorskip("torch")
@@ -41,7 +42,9 @@ def run(tmp_path: Path) -> Run:
         return subprocess.run(
             [*programs[program], *(sys.executable if each == "python" else each for each in arguments)],
             cwd=tmp_path,
-            env=environment | {"PYTHONPATH": str(SOURCE), "HOROVOD_CHECK": "error"} | settings,
+            env=environment
+            | {"PYTHONPATH": os.pathsep.join([str(SOURCE), EAGER]), "HOROVOD_CHECK": "error"}
+            | settings,
             capture_output=True,
             text=True,
             timeout=JOB,

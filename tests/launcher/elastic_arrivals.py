@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -197,6 +198,7 @@ def main() -> None:
                 (Path(sys.argv[1]) / "hosts").write_text("localhost:3\n")
             sizes = allgather_object(basics.size())
             state.step += 1
+            time.sleep(0.01)  # the process that joins has to import a framework
             for each in made:
                 each.assign(float(state.step))
             ends = ends or (state.step + STEPS if sizes == [3, 3, 3] else 0)

@@ -76,7 +76,7 @@ def test_the_table_has_every_state() -> None:
 
 
 CALLS = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from horovod.common import basics
 from horovod.common.elastic import ObjectState, Reset, run_fn
@@ -97,6 +97,7 @@ def train(state):
             (folder / "hosts").write_text("localhost:3\\n")
         went = went or all(allgather_object(int(os.environ["HOROVOD_ELASTIC_ROUND"]) >= 3))
         state.step += 1
+        time.sleep(0.01)
         state.commit()
 
 run_fn(train, Reset(basics.shutdown, basics.init))(ObjectState(broadcast_object, basics.rank, step=0))
@@ -128,7 +129,7 @@ def test_a_process_that_joins_and_does_not_come_to_the_others_ends_alone(
 
 
 GROUPS = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 import torch
 import torch.distributed as dist
@@ -156,6 +157,7 @@ def train(state):
             dist.all_reduce(rounds, dist.ReduceOp.MIN)
             went = went or int(rounds) >= 3
             state.step += 1
+            time.sleep(0.01)
             state.commit()
     finally:
         dist.destroy_process_group()

@@ -87,7 +87,7 @@ def test_a_signal_before_any_line_ends_a_program_that_hangs(handler: None) -> No
     before = living()
     for number in range(1, 10_000):
         over = raised_before_line(
-            number, lambda: children.run(["/bin/sh", "-c", "sleep 1000"], 10), selectors.EpollSelector.select
+            number, lambda: children.run(["/bin/sh", "-c", "sleep 1000"], SOON), selectors.EpollSelector.select
         )
         assert living() <= before
         if over:
