@@ -14,8 +14,9 @@ divided by it: the table is of hosts with a core each.
 3. *Projection.* The product of both. ``--confirm`` trains one contender to the target on the link. Its time should be within
    a tenth of the product.
 
-Where the kernel has no ``netem``, links have a rate and no latency; where it has no quotas, hosts share the cores, and
-``share`` in the record is what each process got. Both are said. torchft's DiLoCo is not compared: it needs a lighthouse server.
+Where the kernel has no ``netem``, a switch of this benchmark delays the packets; where it has no quotas, hosts share the cores,
+and ``share`` in the record is what each process got. Both are said. torchft's DiLoCo is not compared: it needs a lighthouse
+server.
 ``--quick`` only shows that everything runs.
 """
 
@@ -196,9 +197,9 @@ def main() -> None:
             hosts.shape(bits, latency)
         notes = [
             f"each host has {options.share:g} of a core ({how})" if how else "no quotas here: hosts share the cores",
-            "" if hosts.has_latency else "this kernel has no netem: links have no latency",
+            f"{hosts.delays} delays packets",
         ]
-        print("; ".join(filter(None, notes)), flush=True)
+        print("; ".join(notes), flush=True)
         print(
             f"{'task':>10} {'link':>8} {'contender':>22} {'steps by seed':>18} {'ms a step':>9} {'share':>6} {'projected':>9} "
             f"{'times':>6} {'confirmed':>10}"
@@ -215,7 +216,7 @@ def main() -> None:
             "every": EVERY,
             "share": options.share,
             "quota": how,
-            "latency": hosts.has_latency,
+            "delays": hosts.delays,
             "quick": options.quick,
             "counted": options.counted,
             "results": [asdict(each) for each in results],

@@ -19,8 +19,6 @@ EVERY, FRAGMENTS, DELAY = 50, 4, 5
 class Alone:
     """One host."""
 
-    faster = 1.0
-    """By how much the learning rate is higher than that of one host."""
     every = 1
     """It communicates once in so many steps."""
 

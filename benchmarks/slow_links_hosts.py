@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,12 +29,13 @@ class LinkedHosts:
     """So many hosts, from :meth:`start` to :meth:`close`.
 
     Attributes:
-        has_latency: whether this kernel can delay packets (``netem``).
+        delays: what delays packets: "netem" of the kernel or, where it has none, a "switch" (``slow_links_delay.py``).
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.has_latency = True
+        self.delays = "netem"
+        self._switch: subprocess.Popen[bytes] | None = None
         self._sleepers: list[subprocess.Popen[bytes]] = []
         self._groups: list[Path] = []
 
@@ -67,15 +69,46 @@ class LinkedHosts:
             bits: 0 for no limit.
             latency: in seconds, of a round trip.
         """
+        self._end_switch()
         for host in range(self.count):
             for inside, device in ((host, DEVICE), (self.count, f"port{host}")):
                 limit = ["handle", "1:", "tbf", "rate", f"{bits:.0f}bit", "burst", "128kb", "latency", "100ms"]
                 words = ("tc", "qdisc", "replace", "dev", device, "root", *(limit if bits else ["noqueue"]))
                 self._inside(inside, *words)
-            if latency and bits and self.has_latency:
+            if latency and bits and self.delays == "netem":
                 delay = ("netem", "delay", f"{latency / 2 * 1e6:.0f}us", "limit", "100000")
                 words = ("tc", "qdisc", "replace", "dev", DEVICE, "parent", "1:1", *delay)
-                self.has_latency = self._inside(host, *words, check=False) == 0
+                if self._inside(host, *words, check=False):
+                    self.delays = "switch"
+        if latency and bits and self.delays == "switch":
+            self._start_switch(latency / 2)
+
+    def _start_switch(self, delay: float) -> None:
+        """Let ``slow_links_delay.py`` pass on packets in place of the kernel's bridge."""
+        ports = [f"port{host}" for host in range(self.count)]
+        for name in ports:
+            self._inside(self.count, "ip", "link", "set", name, "nomaster", "promisc", "on")
+        command = [
+            sys.executable,
+            str(Path(__file__).with_name("slow_links_delay.py")),
+            "--seconds",
+            str(delay),
+            *ports,
+        ]
+        inside = ["nsenter", "-t", str(self._sleepers[self.count].pid), "-n", *command]
+        self._switch = subprocess.Popen([*_WITH_US, *inside], stdout=subprocess.PIPE)
+        assert self._switch.stdout
+        if self._switch.stdout.readline() != b"ready\n":
+            raise SystemExit("the switch that delays packets has failed")
+
+    def _end_switch(self) -> None:
+        if self._switch is None:
+            return
+        self._switch.kill()
+        self._switch.communicate()
+        self._switch = None
+        for host in range(self.count):
+            self._inside(self.count, "ip", "link", "set", f"port{host}", "promisc", "off", "master", "switch")
 
     def share(self, part: float) -> str:
         """Give each host this part of a core. Returns how, or "" if this machine cannot."""
@@ -107,6 +140,7 @@ class LinkedHosts:
         return subprocess.Popen([*_WITH_US, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def close(self) -> None:
+        self._end_switch()
         for sleeper in self._sleepers:
             sleeper.kill()
             sleeper.wait()
