@@ -191,7 +191,7 @@ def main() -> None:
     hosts = LinkedHosts(HOSTS)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # control groups outlive this process
     try:
-        hosts.start()
+        hosts.start(1 / options.share)
         how = hosts.share(options.share)
         for bits, latency in LINKS.values():
             hosts.shape(bits, latency)

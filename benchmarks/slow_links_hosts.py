@@ -19,6 +19,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 _PERIOD = 10_000
 """Of a quota, in microseconds: short beside a step."""
 DEVICE = "eth0"
+NETWORK = "10.79.0.0/24"
 
 
 def address_of(host: int) -> str:
@@ -39,7 +40,12 @@ class LinkedHosts:
         self._sleepers: list[subprocess.Popen[bytes]] = []
         self._groups: list[Path] = []
 
-    def start(self) -> None:
+    def start(self, slower: float = 1.0) -> None:
+        """Make the hosts.
+
+        Args:
+            slower: how much slower everything is than on hosts with a whole core.
+        """
         self._sleepers = [
             subprocess.Popen([*_WITH_US, "unshare", "--net", "--uts", "sleep", "infinity"])
             for _ in range(self.count + 1)
@@ -61,6 +67,9 @@ class LinkedHosts:
             self._inside(host, "ip", "addr", "add", f"{address_of(host)}/24", "dev", DEVICE)
             for device in ("lo", DEVICE):
                 self._inside(host, "ip", "link", "set", device, "up")
+            # Linux's own congestion control, whatever that of this machine is, and its least time to a retransmission.
+            usual = ("congctl", "cubic", "rto_min", f"{0.2 * slower:g}s")
+            self._inside(host, "ip", "route", "replace", NETWORK, "dev", DEVICE, "src", address_of(host), *usual)
 
     def shape(self, bits: float, latency: float) -> None:
         """Let every cable carry so many bits a second in either direction, and delay packets.
