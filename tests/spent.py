@@ -39,7 +39,20 @@ class Spent:
 
     def __init__(self) -> None:
         self._last = processor_seconds()
+        self._collecting = 0.0
         self._tests: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
+
+    def pytest_collection_finish(self) -> None:
+        now = processor_seconds()
+        self._collecting, self._last = now - self._last, now
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):  # of a process that runs a part of the tests
+            session.config.workeroutput["collecting"] = self._collecting
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self._collecting += getattr(node, "workeroutput", {}).get("collecting", 0.0)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Any:
@@ -68,3 +81,4 @@ class Spent:
         tests = [(*spent, name) for name, spent in self._tests.items() if spent[0] >= 1.0]
         for processor, duration, what in [*sorted(rows, reverse=True), *sorted(tests, reverse=True)[:_SHOWN]]:
             terminalreporter.write_line(f"{processor:8.1f} {duration:8.1f}  {what}")
+        terminalreporter.write_line(f"{self._collecting:8.1f}           to find the tests, in all processes of pytest")

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import horovod
+from launcher.harness import EAGER
 from time_limits import SOON
 
 pytest.importorskip("torch")
@@ -34,7 +35,8 @@ Example = Callable[..., list[Any]]
 def train(starter: tuple[str, ...], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the example to its end under one way of starting it; no thread of PyTorch's beyond one per rank."""
     environment = {name: value for name, value in os.environ.items() if "HOROVOD" not in name}
-    environment |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "HOROVOD_CHECK": "error"}
+    path = os.pathsep.join([str(SOURCE), EAGER])
+    environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HOROVOD_CHECK": "error"}
     done = subprocess.run(
         [*starter, str(SCRIPT), "--losses", "record.json", *arguments],
         cwd=folder,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import horovod
+from launcher.harness import EAGER
 from time_limits import SOON
 
 SCRIPT = """
@@ -73,7 +74,7 @@ def test_an_existing_script_runs_unchanged(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     source = str(Path(horovod.__file__).resolve().parents[1])
     env = {name: value for name, value in os.environ.items() if "HOROVOD" not in name}
-    env |= {"PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
+    env |= {"PYTHONPATH": os.pathsep.join([source, EAGER]), "OMP_NUM_THREADS": "1"}
     for size, flags in ((None, []), (2, ["--fp16-allreduce"])):
         launcher = ["-m", "horovod.runner.launch", "-np", str(size), sys.executable] if size else []
         run = subprocess.run(
