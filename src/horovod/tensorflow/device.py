@@ -165,14 +165,14 @@ class _DeviceRoom:
 host_memory = TensorFlowHostMemory()
 
 _log = logging.getLogger("horovod.tensorflow")
-_told = False
+_warned = False
 
 
 def tell_of_graphs() -> None:
     """Log once that collectives of graphs do not use the memory of GPUs, if eager ones may."""
-    global _told
-    if not _told and context.is_initialized() and context.current().device_engine:
-        _told = True
+    global _warned
+    if not _warned and context.is_initialized() and context.current().device_engine:
+        _warned = True
         _log.info(
             "collectives in graphs of TensorFlow (tf.function, Keras) travel through host memory; eager ones on GPUs use %s",
             context.current().device_engine,

@@ -1,4 +1,4 @@
-"""Remembers the failure that the groups of a runtime have told their callers.
+"""Remembers the failure that the groups of a runtime have raised.
 
 C++ code of PyTorch, such as DistributedDataParallel's reducer, makes a RuntimeError of an error that a work or a call has
 raised. ``hvd.elastic.run`` recognises such an error by what is remembered here. It does not look at the text, and an error of
@@ -13,19 +13,19 @@ from horovod.core.errors import HorovodInternalError
 from horovod.core.lifecycle import context
 from horovod.core.lifecycle.generation import Generation
 
-_told: WeakKeyDictionary[Generation, HorovodInternalError] = WeakKeyDictionary()
+_raised: WeakKeyDictionary[Generation, HorovodInternalError] = WeakKeyDictionary()
 """The last failure, by runtime."""
 
 
 def note(error: HorovodInternalError) -> None:
     """A call or a work of a group is about to raise ``error``. Any thread."""
     if context.is_initialized():
-        _told[context.current()] = error.again()  # without the traceback, which keeps tensors alive
+        _raised[context.current()] = error.again()  # without the traceback, which keeps tensors alive
 
 
 def behind(error: BaseException) -> HorovodInternalError | None:
-    """The failure that C++ code has made ``error`` of; None if the groups have told of none."""
+    """The failure that C++ code has made ``error`` of; None if the groups have raised none."""
     if isinstance(error, HorovodInternalError) or not isinstance(error, RuntimeError) or not context.is_initialized():
         return None
-    told = _told.get(context.current())
-    return None if told is None else told.again()
+    raised = _raised.get(context.current())
+    return None if raised is None else raised.again()

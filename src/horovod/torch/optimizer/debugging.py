@@ -46,7 +46,7 @@ class StepDebugger:
         self._name, self._set, self._line = name, process_set, line
         self._steps = 0
         self._infinite = False
-        self._told: set[Alike] = set()
+        self._reported: set[Alike] = set()
         self._rows: list[Mapping[int, bytes]] = []  # by step with batches, what each rank has loaded
 
     def gradient(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
@@ -83,8 +83,8 @@ class StepDebugger:
             self._compare_batches(batches)
 
     def _compare(self, what: Alike, held: Mapping[str, str]) -> None:
-        if what not in self._told and not compare(what, held, self._name, self._set.process_set_id, self._line):
-            self._told.add(what)
+        if what not in self._reported and not compare(what, held, self._name, self._set.process_set_id, self._line):
+            self._reported.add(what)
 
     def _compare_batches(self, batches: Batches) -> None:
         """Warn if ranks have loaded the same batches in all of the first steps."""

@@ -98,7 +98,7 @@ class GradientRounds(Participant, ParameterObserver):
         self._rounds = 0
         self._parameters.count.made += 1
 
-    def told(self, final: bool) -> TouchedGradients:
+    def touched(self, final: bool) -> TouchedGradients:
         parameters, passes = self._parameters, self._passes
         joins = running().joins
         if self._joins != joins:  # before a join ends, ranks may have made different numbers of steps

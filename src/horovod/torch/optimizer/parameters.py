@@ -34,7 +34,7 @@ FROZEN_BYTES = 16 << 20
 
 
 class ParameterObserver(ABC):
-    """What is told of changes of an optimizer's parameters."""
+    """What learns of changes of an optimizer's parameters."""
 
     @abstractmethod
     def renumbered(self, moved: Callable[[int], int]) -> None:
@@ -108,12 +108,12 @@ class OptimizerParameters:
         return optimizer
 
     def report_to(self, listener: GradientListener, *observers: ParameterObserver) -> None:
-        """Adopt the parameters that the optimizer has. From now on hooks call ``listener``, and all are told of changes."""
+        """Adopt the parameters that the optimizer has. From now on hooks call ``listener``, and all learn of changes."""
         self._listener = weakref.ref(listener)
         self._observers = [weakref.ref(each) for each in (listener, *observers)]
         self.adopt()
 
-    def _told(self) -> Iterator[ParameterObserver]:
+    def _observing(self) -> Iterator[ParameterObserver]:
         for each in self._observers:
             observer = each()
             assert observer is not None, "it has these parameters, so they end with it"
@@ -144,7 +144,7 @@ class OptimizerParameters:
             slot.bit = 1 << position
         for bucket in self.buckets:
             bucket.renumber()
-        for observer in self._told():
+        for observer in self._observing():
             observer.renumbered(lambda mask: sum(slot.bit for slot, bit in before.items() if bit & mask and slot.bit))
         self._changed = True
         self.listen()
@@ -176,7 +176,7 @@ class OptimizerParameters:
             self.buckets.clear()
             self._numbers = count()
             self._bucket_bytes = 0
-            for observer in self._told():
+            for observer in self._observing():
                 observer.new_generation()
             self._changed = True
         if self._changed:

@@ -107,22 +107,22 @@ def is_idle(records: Mapping[int, PassRecord]) -> bool:
     return len(named) > 1 and all(each.final and not as_mask(each.touched) for each in entries)
 
 
-def _concluded(name: str, told: Mapping[int, TouchedGradients], ranks: int) -> Conclusion:
-    if len({each.steps for each in told.values()}) > 1:
-        views = _views({rank: _place(each) for rank, each in told.items()}, "is", "are")
+def _concluded(name: str, by_rank: Mapping[int, TouchedGradients], ranks: int) -> Conclusion:
+    if len({each.steps for each in by_rank.values()}) > 1:
+        views = _views({rank: _place(each) for rank, each in by_rank.items()}, "is", "are")
         raise MismatchError(
-            f"Ranks reduce gradients of {name} at different steps: {views}. {_STEPS}", ranks=told, tensor=name
+            f"Ranks reduce gradients of {name} at different steps: {views}. {_STEPS}", ranks=by_rank, tensor=name
         )
-    if len({each.parameters for each in told.values()}) > 1:
-        counts = {rank: f"{each.parameters} parameter{'s' * (each.parameters != 1)}" for rank, each in told.items()}
+    if len({each.parameters for each in by_rank.values()}) > 1:
+        counts = {rank: f"{each.parameters} parameter{'s' * (each.parameters != 1)}" for rank, each in by_rank.items()}
         views = _views(counts, "has", "have")
-        raise MismatchError(f"Ranks reduce gradients of {name}, but {views}. {_PARAMETERS}", ranks=told, tensor=name)
+        raise MismatchError(f"Ranks reduce gradients of {name}, but {views}. {_PARAMETERS}", ranks=by_rank, tensor=name)
     touched = sparse = 0
-    for each in told.values():
+    for each in by_rank.values():
         touched |= as_mask(each.touched)
         sparse |= as_mask(each.sparse)
-    final = len(told) == ranks and all(each.final for each in told.values())
-    return Conclusion(touched, sparse, final, len({each.held for each in told.values()}) == 1)
+    final = len(by_rank) == ranks and all(each.final for each in by_rank.values())
+    return Conclusion(touched, sparse, final, len({each.held for each in by_rank.values()}) == 1)
 
 
 _STEPS = (
@@ -135,10 +135,10 @@ _STEPS = (
 _PARAMETERS = "Every rank must give its optimizer the same parameters, and add or remove them at the same step."
 
 
-def _place(told: TouchedGradients) -> str:
+def _place(touched: TouchedGradients) -> str:
     """Where a rank is."""
-    inside = "" if told.final else f"pass {told.rounds + 1} of "
-    return f"in {inside}step {told.steps + 1}"
+    inside = "" if touched.final else f"pass {touched.rounds + 1} of "
+    return f"in {inside}step {touched.steps + 1}"
 
 
 def _views(texts: Mapping[int, str], singular: str, plural: str) -> str:

@@ -57,7 +57,7 @@ class Participant(ABC):
         """Take a name in the running generation."""
 
     @abstractmethod
-    def told(self, final: bool) -> TouchedGradients:
+    def touched(self, final: bool) -> TouchedGradients:
         """The optimizer's entry in this rank's record.
 
         Args:
@@ -193,12 +193,12 @@ class _Round:
 
     def __init__(self, ending: list[Participant], final: bool) -> None:
         self._process_set = ending[0].process_set
-        told: list[TouchedGradients] = []
+        touched: list[TouchedGradients] = []
         self._known: dict[str, Participant] = {}
         for each in ending:
-            told.append(each.told(final))
+            touched.append(each.touched(final))
             self._known[each.name] = each
-        self._record = PassRecord(tuple(sorted(told, key=_NAME)))
+        self._record = PassRecord(tuple(sorted(touched, key=_NAME)))
         self._members = len(self._process_set.ranks or ())
         self.concluded: dict[Participant, Conclusion] = {}
         self.idle = False

@@ -33,34 +33,34 @@ class StepCheck:
     the next generation."""
 
     def __init__(self) -> None:
-        self._told: set[Alike] = set()
+        self._reported: set[Alike] = set()
         self._begun = False
         self._compares = False
         self._values: list[Any] = [None]  # of the groups, if the digest follows from which objects they are
         self._digest = 0
 
     def begin(self) -> None:
-        """Begin a new generation: its first step compares parameters, and it forgets what it has told, since a process that
-        has just arrived has told nothing."""
+        """Begin a new generation: its first step compares parameters, and it forgets what it has reported, since a process that
+        has just arrived has reported nothing."""
         self._begun = False
-        self._told.clear()
+        self._reported.clear()
         self._compares = is_compared()
 
     def joined(self) -> None:
-        """Note that all ranks have joined. Until then some may have been told what others were not, and now parameters
+        """Note that all ranks have joined. Until then some may have reported what others have not, and now parameters
         differ."""
         self._begun = True
-        self._told.clear()
+        self._reported.clear()
 
     @property
     def same_numbers(self) -> bool:
-        """Whether no difference in hyper-parameters was told, which makes parameters differ."""
-        return Alike.HYPERPARAMETERS not in self._told
+        """Whether no difference in hyper-parameters was reported, which makes parameters differ."""
+        return Alike.HYPERPARAMETERS not in self._reported
 
     @property
     def same_beginning(self) -> bool:
-        """Whether no difference in the first parameters was told."""
-        return Alike.PARAMETERS not in self._told
+        """Whether no difference in the first parameters was reported."""
+        return Alike.PARAMETERS not in self._reported
 
     def digest(self, optimizer: torch.optim.Optimizer, slots: Iterable[ParameterState], steps: int) -> int:
         """The digest in this rank's record. 0: nothing is compared. Ranks with the same values have the same digest.
@@ -70,7 +70,7 @@ class StepCheck:
         """
         if not self._compares:
             return 0
-        groups = optimizer.param_groups if Alike.HYPERPARAMETERS not in self._told else []
+        groups = optimizer.param_groups if Alike.HYPERPARAMETERS not in self._reported else []
         if len(groups) > GROUPS:
             first = steps * GROUPS % len(groups)
             groups = groups[first : first + GROUPS]
@@ -86,7 +86,7 @@ class StepCheck:
             if isinstance(group.get("lr"), torch.Tensor):
                 plain = False
                 held += [text for label, text in _numbers(0, group) if label.startswith("lr")]
-        if not self._begun and Alike.PARAMETERS not in self._told:
+        if not self._begun and Alike.PARAMETERS not in self._reported:
             held += [repr(value) for slot in slots for value in _sample(slot)]
         try:
             encoded = _encode(held)
@@ -114,17 +114,17 @@ class StepCheck:
         Raises:
             MismatchError: a value differs, and HOROVOD_CHECK=error.
         """
-        if Alike.HYPERPARAMETERS not in self._told:
+        if Alike.HYPERPARAMETERS not in self._reported:
             numbers = dict(
                 pair for index, group in enumerate(optimizer.param_groups) for pair in _numbers(index, group)
             )
             if not compare(Alike.HYPERPARAMETERS, numbers, name, process_set_id, line):
-                self._told.add(Alike.HYPERPARAMETERS)
-        if not self._begun and Alike.PARAMETERS not in self._told:
+                self._reported.add(Alike.HYPERPARAMETERS)
+        if not self._begun and Alike.PARAMETERS not in self._reported:
             exact = not running().steps.begun
             samples = {slot.name: _elements(slot, exact) for slot in slots}
             if not compare(Alike.PARAMETERS, samples, name, process_set_id, line):
-                self._told.add(Alike.PARAMETERS)
+                self._reported.add(Alike.PARAMETERS)
         self._begun = True
 
 
