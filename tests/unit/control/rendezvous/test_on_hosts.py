@@ -142,9 +142,10 @@ def test_another_users_server_gets_no_rank_and_no_value(monkeypatch: pytest.Monk
     with monkeypatch.context() as there_only:
         there_only.setattr(rendezvous_on_hosts, "Munge", Impostor)
         theirs = rendezvous("job 1", ports=[port])
-    there = ConcurrentCalls(partial(theirs.exchange, 1, 0, 2, b"bait", 1.0))
+    there = ConcurrentCalls(partial(theirs.exchange, 1, 0, 2, b"bait", 3.0))
+    dial_when_it_listens(port).close()
     with pytest.raises(TimeoutError, match=r"rank 0 of this job did not call hvd.init\(\).*MUNGE refuses"):
-        rendezvous("job 1", ports=[port]).exchange(1, 1, 2, b"mine", 0.7)
+        rendezvous("job 1", ports=[port]).exchange(1, 1, 2, b"mine", 1.5)
     (outcome,) = there.outcomes()
     assert isinstance(outcome, TimeoutError | RuntimeError)
 
