@@ -58,7 +58,8 @@ class Spent:
     def pytest_runtest_makereport(self) -> Any:
         report = yield
         now = processor_seconds()
-        report.processor_seconds, self._last = now - self._last, now
+        # What a process has used is gone when it ends as nobody's child, as daemons do; it was counted while they lived.
+        report.processor_seconds, self._last = max(0.0, now - self._last), now
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
