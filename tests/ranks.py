@@ -284,11 +284,15 @@ class RankPool:
         return self._workers[rank].output()
 
     @contextmanager
-    def leaves_nothing(self) -> Iterator[None]:
-        """Fail if what happens inside leaves a thread, a child or a descriptor behind in any rank."""
+    def leaves_nothing(self, patience: float = SOON) -> Iterator[None]:
+        """Fail if what happens inside leaves a thread, a child or a descriptor behind in any rank.
+
+        Args:
+            patience: how many seconds endings get; few where a test leaves something on purpose.
+        """
         before = self.run(Inventory.take)
         yield
-        left = {rank: new for rank, new in enumerate(self.run(_left_behind, before)) if new}
+        left = {rank: new for rank, new in enumerate(self.run(_left_behind, before, patience)) if new}
         assert not left, f"left behind, by rank: {left}"
 
     def restart(self) -> None:
@@ -497,8 +501,8 @@ def _serve_rendezvous(secret: bytes) -> tuple[str, int]:
     return server.address
 
 
-def _left_behind(before: list[Inventory]) -> list[str]:
-    return left_behind(before[int(os.environ[config.RANK])])
+def _left_behind(before: list[Inventory], patience: float) -> list[str]:
+    return left_behind(before[int(os.environ[config.RANK])], patience=patience)
 
 
 def _state(pid: int) -> str:

@@ -176,7 +176,7 @@ def test_what_is_left_in_the_ranks_is_found(ranks: Ranks) -> None:
     pool = ranks(2)
     with pool.leaves_nothing():
         pool.run(os.getpid)
-    with pytest.raises(AssertionError, match="hostname"), pool.leaves_nothing():
+    with pytest.raises(AssertionError, match="hostname"), pool.leaves_nothing(patience=0.1):
         pool.run(leak, ranks=[1])
     pool.restart()
 
