@@ -261,8 +261,8 @@ def of_slow_links(record: Record) -> Iterator[str]:
         if row["confirmed"]:
             yield ""
             yield (
-                f"Trained to the end at {row['link']}: {row['contender']}, {row['confirmed']:.0f} s with the first seed, where "
-                f"the product is {row['steps'][0] * row['step_seconds']:.0f} s."
+                f"Trained to the end at {row['link']}: {row['task']}, {row['contender']}: {row['confirmed']:.1f} s with the "
+                f"first seed, where the product is {row['steps'][0] * row['step_seconds']:.1f} s."
             )
 
 

@@ -91,7 +91,7 @@ def test_a_row_of_slow_links_is_steps_times_seconds_beside_one_host(publish: Mod
         "| digits: local | 300, 300 | 50 | 15 | 3.00 |",
         "| digits: lost | 0, 0 | 50 | not reached | |",
     ]
-    assert table[-1].endswith("local, 15 s with the first seed, where the product is 15 s.")
+    assert table[-1].endswith("digits, local: 14.6 s with the first seed, where the product is 15.0 s.")
 
 
 def test_what_autotuning_chose_is_compared_with_the_best_by_hand(publish: ModuleType) -> None:
