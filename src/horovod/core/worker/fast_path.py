@@ -124,6 +124,8 @@ class FastPath:
             request = entries[0].request
             identity = request.identity
             if request.operation in _BY_ROWS:
+                if len(request.tensors) != 1 or not request.tensors[0].shape:
+                    return False  # the numbers of rows are those of one tensor
                 notes = _rows(request)
                 if not fits(identity, notes):
                     return False
@@ -147,7 +149,7 @@ class FastPath:
             request, vectors = entry.request, entry.inputs
             nbytes, tensors = request.nbytes, request.tensors
             if request.operation in _BY_ROWS:
-                if len(entries) > 1 or len(tensors) != 1 or not tensors[0].shape:
+                if len(entries) > 1:
                     return []
                 elements = sum(_rows(request)) * _row_elements(request)
                 nbytes = elements * tensors[0].data_type.itemsize

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -162,6 +163,25 @@ def test_without_contributions_the_engine_moves_the_smallest_tensor(
         (rank, name) for rank in range(size) for name in ("nothing", "barrier.noname")
     )
     assert [len(calls) for calls in moved] == [5] * size  # x, b, g twice, s
+
+
+@pytest.mark.parametrize("shapes", [(), ((),), ((2,), (3,))], ids=["no tensor", "a scalar", "two tensors"])
+def test_an_allgather_that_is_not_of_one_tensor_with_rows_is_ordered(
+    process_set: Set, orders: list[str], shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    """A coordinator refuses a scalar; the ranks go on."""
+
+    def script(rank: Rank) -> None:
+        arrays = [ones(rank.worker.index, math.prod(shape)) for shape in shapes]
+        specs = tuple(TensorSpec(f"{each}", DataType.FLOAT32, shape) for each, shape in enumerate(shapes))
+        request = Request(Operation.ALLGATHER, "odd", specs)
+        handle = rank.submit(request, *arrays, allocate=lambda index, total: np.empty(total, np.float32), awaited=True)
+        with suppress(HorovodInternalError, ValueError):
+            handle.wait()
+        rank.submit(allreduce_request("x", (4,)), ones(rank.worker.index), awaited=True).wait()
+
+    on_every_rank(process_set.whole(2, proposals=True), script)
+    assert "odd" in orders
 
 
 def gathered(rank: Rank, rows: int, columns: int, awaited: bool = False) -> Array:
