@@ -118,10 +118,14 @@ def _collective(process_set: int, record: Record) -> RankCollective:
 
 
 class Clocks:
-    """Converts the ranks' times to rank 0's clock. Pure."""
+    """Converts the ranks' times to rank 0's clock. Pure.
 
-    def __init__(self) -> None:
-        self._boot = ""
+    Args:
+        boot: that of rank 0, as in :class:`TimelinePart`: parts of other ranks may come before its first one.
+    """
+
+    def __init__(self, boot: str) -> None:
+        self._boot = boot
         self._known: OrderedDict[tuple[int, int], Moments] = OrderedDict()
         self._offsets: dict[str, ClockOffset] = {}  # by system, whose ranks have one clock
 
@@ -132,7 +136,6 @@ class Clocks:
             received: when rank 0 received the part, by its clock.
         """
         if rank == 0:
-            self._boot = part.boot
             for each in part.collectives:
                 if each.order and each.agreed:
                     self._known[each.process_set, each.order] = Moments(each.submitted, each.agreed)
@@ -156,15 +159,16 @@ class AllRanksTimeline:
     Args:
         hosts: by rank.
         now: the time by rank 0's clock at which the file begins.
+        boot: that of rank 0, as in :class:`TimelinePart`.
 
     Raises:
         OSError: the file cannot be written; so does :meth:`add`.
     """
 
-    def __init__(self, path: str, hosts: Sequence[str], now: float) -> None:
+    def __init__(self, path: str, hosts: Sequence[str], now: float, boot: str) -> None:
         self.path = path
         self._start = now
-        self._clocks = Clocks()
+        self._clocks = Clocks(boot)
         self._rows: set[tuple[int, int]] = set()
         self._file = TraceFile(path)
         events: list[Event] = [{"name": MARK, "ph": "M", "pid": 0, "args": {"ranks": len(hosts)}}]

@@ -41,7 +41,7 @@ def test_clocks_of_hosts_are_known_as_closely_as_the_collectives_bound_them(
         here.append(collective(order, start + one, agreed))
         there.append(collective(order, start + two - offset, agreed + back - offset))
         narrowest = min(narrowest, (agreed + back - start - one) + (agreed - start - two))
-    clocks = Clocks()
+    clocks = Clocks("boot a")
     now = 10.0 * len(collectives) + 20
     assert clocks.offset(0, TimelinePart("boot a", now, [], here, 0), now) == 0.0
     found = clocks.offset(1, TimelinePart("boot b", now - offset, [], there, 0), now + 0.5)
@@ -49,8 +49,7 @@ def test_clocks_of_hosts_are_known_as_closely_as_the_collectives_bound_them(
 
 
 def test_ranks_of_one_boot_have_one_clock_and_others_that_of_the_quickest_message() -> None:
-    clocks = Clocks()
-    clocks.offset(0, TimelinePart("a", 5.0, [], [], 0), 5.0)
+    clocks = Clocks("a")
     assert clocks.offset(1, TimelinePart("a", 5.0, [], [], 0), 7.0) == 0.0
     assert clocks.offset(2, TimelinePart("b", 100.0, [], [], 0), 7.0) == -93.0
     assert clocks.offset(2, TimelinePart("b", 101.0, [], [], 0), 7.5) == -93.5
@@ -77,7 +76,7 @@ def test_every_collective_is_in_one_part_once_it_has_ended_and_what_is_lost_is_c
 
 def test_the_file_says_what_is_missing_and_leaves_out_what_was_before_it(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    timeline = AllRanksTimeline(str(path), ["h"], 10.0)
+    timeline = AllRanksTimeline(str(path), ["h"], 10.0, "a")
     part = TimelinePart(
         "a", 12.0, [(1, 8.0, 9.0), (2, 11.0, 11.5)], [collective(1, 9.0, 9.5), collective(2, 11.0, 11.2)], 5
     )

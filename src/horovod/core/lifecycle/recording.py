@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from horovod._base.config import DYNAMIC, TIMELINE, Config
 from horovod.core.worker.observer import Observer
+from horovod.observe import host_system
 from horovod.observe.all_ranks import AllRanksTimeline, TimelinePart
 from horovod.observe.timeline import Timeline
 
@@ -62,7 +63,7 @@ class Recording:
         with self._lock:
             try:
                 if self.of_all_ranks:
-                    all_ranks = AllRanksTimeline(path, self._hosts, time.monotonic())
+                    all_ranks = AllRanksTimeline(path, self._hosts, time.monotonic(), host_system.boot_id())
                     self.stop()
                     self._all_ranks = all_ranks
                     return
