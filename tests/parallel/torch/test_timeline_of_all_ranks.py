@@ -28,6 +28,7 @@ def train(steps: int) -> None:
         assert running().observer.timeline is None  # so recording leaves the fast path on
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    hvd.barrier()  # rank 0 has begun the file, which has nothing that was before it
     for _ in range(steps):
         optimizer.zero_grad()
         if hvd.rank() == 1:
