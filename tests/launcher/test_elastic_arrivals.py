@@ -97,7 +97,7 @@ def train(state):
             (folder / "hosts").write_text("localhost:3\\n")
         went = went or all(allgather_object(int(os.environ["HOROVOD_ELASTIC_ROUND"]) >= 3))
         state.step += 1
-        time.sleep(0.01)
+        time.sleep(0.01)  # the process that joins needs the processor for its imports
         state.commit()
 
 run_fn(train, Reset(basics.shutdown, basics.init))(ObjectState(broadcast_object, basics.rank, step=0))
@@ -157,7 +157,7 @@ def train(state):
             dist.all_reduce(rounds, dist.ReduceOp.MIN)
             went = went or int(rounds) >= 3
             state.step += 1
-            time.sleep(0.01)
+            time.sleep(0.01)  # as above
             state.commit()
     finally:
         dist.destroy_process_group()

@@ -31,9 +31,11 @@ from horovod.core.submission import collectives
 if "late" in sys.argv and os.environ["HOROVOD_RANK"] != "1":
     Path("comes" + os.environ["HOROVOD_RANK"]).touch()
 elif "late" in sys.argv:
-    while not (Path("comes0").exists() and Path("comes2").exists()):
+    for _ in range(6000):  # a minute: until the others have begun
+        if Path("comes0").exists() and Path("comes2").exists():
+            break
         time.sleep(0.01)
-    time.sleep(1)  # they come to the server, and wait there
+    time.sleep(1)  # they have no sign for it that they wait at the server
     print("began", flush=True)
     while not Path("go").exists():
         time.sleep(0.01)

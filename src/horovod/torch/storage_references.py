@@ -19,16 +19,19 @@ AVAILABLE = _count is not None
 """Whether this PyTorch counts references to memory for Python code."""
 
 
-_ALONE = 0 if _count is None else next(map(_count, map(_ADDRESS, map(_STORAGE, [torch.empty(1)]))))
+def _counts(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """For each tensor, how often its memory is referred to. It reads storages by address: the caller holds the tensors."""
+    assert _count is not None
+    return [*map(_count, map(_ADDRESS, map(_STORAGE, tensors)))]
+
+
+_ALONE = _counts([torch.empty(1)])[0] if AVAILABLE else 0
 """The count of a tensor's memory to which nothing else refers."""
 
 
 def are_alone(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether no other tensor refers to the memory of these dense tensors. True if this PyTorch does not count."""
-    if _count is None:
-        return True
-    counts = [*map(_count, map(_ADDRESS, map(_STORAGE, tensors)))]  # by address: the caller holds the tensors
-    return counts.count(_ALONE) == len(counts)
+    return not AVAILABLE or _counts(tensors).count(_ALONE) == len(tensors)
 
 
 def is_alone(tensor: torch.Tensor) -> bool:

@@ -127,9 +127,8 @@ def check(tensor: torch.Tensor) -> DataType:
     data_type = check_kind(tensor)
     if not tensor.is_contiguous():
         raise ValueError("Tensor is required to be contiguous. Call .contiguous() on it first.")
-    keys = _dispatch_keys(
-        tensor
-    )  # is_neg() and is_conj() let go of the interpreter lock, and groups check many tensors
+    # is_neg() and is_conj() let go of the interpreter lock, and groups check many tensors.
+    keys = _dispatch_keys(tensor)
     if keys.has(_LAZILY_NEGATED) or keys.has(_LAZILY_CONJUGATED):
         check_sign(tensor)
     return data_type

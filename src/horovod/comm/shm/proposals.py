@@ -115,10 +115,12 @@ class Proposals:
         self._slot = ~max(self._words.values[self._outcome], self._concluded) & 1
         if len(vectors) == 1:
             vector = vectors[0]
-            np.copyto(self._contributions(vector.dtype, start, vector.size)[self._rank], vector)
+            first = start // vector.dtype.itemsize
+            np.copyto(self._parts(vector.dtype)[self._rank][first : first + vector.size], vector)
         elif vectors:
             source = spans_of(vectors)
-            source.read(0, source.length, self._contributions(source.dtype, start, source.length)[self._rank])
+            first = start // source.dtype.itemsize
+            source.read(0, source.length, self._parts(source.dtype)[self._rank][first : first + source.length])
 
     def propose(self, identity: bytes, notes: Sequence[int] = ()) -> int:
         """Take part in the present try, and return its number. The leader opens the fast path by it.
@@ -300,14 +302,18 @@ class Proposals:
         """Open the fast path again."""
         self._words.values[self._closed] = 0
 
-    def _contributions(self, dtype: np.dtype[Any], start: int, length: int) -> list[Array]:
-        """By rank, ``length`` elements of its contribution from byte ``start`` on."""
+    def _parts(self, dtype: np.dtype[Any]) -> list[Array]:
+        """By rank, the memory of its contribution to the present try."""
         key = (self._slot, dtype)
         found = self._typed.get(key)
         if found is None:
             found = self._typed[key] = [block[_HEAD_BYTES:].view(dtype) for block in self._blocks[self._slot]]
+        return found
+
+    def _contributions(self, dtype: np.dtype[Any], start: int, length: int) -> list[Array]:
+        """By rank, ``length`` elements of its contribution from byte ``start`` on."""
         first = start // dtype.itemsize
-        return [each[first : first + length] for each in found]
+        return [each[first : first + length] for each in self._parts(dtype)]
 
     def completed_calls(self, spins: int) -> CompletedCalls:
         """The numbers of completed calls, which are in the same memory. They are released with it.

@@ -107,6 +107,10 @@ class OptimizerParameters:
         assert optimizer is not None, _GONE
         return optimizer
 
+    def _in_groups(self) -> list[torch.Tensor]:
+        """The parameters that the script has put into the optimizer's groups, in their order."""
+        return [*chain.from_iterable(map(_PARAMETERS, self.optimizer.param_groups))]
+
     def report_to(self, listener: GradientListener, *observers: ParameterObserver) -> None:
         """Adopt the parameters that the optimizer has. From now on hooks call ``listener``, and all learn of changes."""
         self._listener = weakref.ref(listener)
@@ -122,7 +126,7 @@ class OptimizerParameters:
     def adopt(self) -> None:
         """Adopt parameters that are new, and drop those that are gone. They must be the same on every rank at the same step."""
         optimizer = self.optimizer
-        self._present = [*chain.from_iterable(map(_PARAMETERS, optimizer.param_groups))]
+        self._present = self._in_groups()
         before = {slot: slot.bit for slot in self.slots.values()}
         kept: dict[torch.Tensor, ParameterState] = {}
         for parameter, name_by_position in names_by_position(optimizer).items():
@@ -192,7 +196,7 @@ class OptimizerParameters:
 
     def adopt_changes(self) -> list[ParameterState]:
         """Adopt parameters that the script has put into a group or taken out of it. Returns the new ones."""
-        present = [*chain.from_iterable(map(_PARAMETERS, self.optimizer.param_groups))]
+        present = self._in_groups()
         if len(present) == len(self._present) and all(map(is_, present, self._present)):
             return []
         known = {*self.slots.values()}
