@@ -491,9 +491,12 @@ def closures_called_unequally_often(side: TorchSide) -> nn.Module:
     return model
 
 
-@TABLE.loop(refused=r"[Tt]hreads?")
+@TABLE.loop(refused=r"[Tt]hreads?|left the job")
 def two_threads_with_an_optimizer_each(side: TorchSide) -> nn.Module:
-    """Both threads' passes have one name among ranks, and the threads come in any order."""
+    """Both threads' passes have one name among ranks, and the threads come in any order.
+
+    Where they come one after the other, the rank is told that another one has left, which refused them.
+    """
     models = nn.ModuleList([network(1), network(2)])
     optimizers = [side.wrap(sgd(each), each) for each in models]
     errors: list[BaseException] = []
