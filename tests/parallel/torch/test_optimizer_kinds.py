@@ -112,6 +112,26 @@ def test_a_model_whose_parameters_were_swapped_is_still_reduced(job: Any) -> Non
     job(2, check)
 
 
+@needs_swapping
+def test_two_passes_over_swapped_parameters_are_summed_once(job: Any) -> None:
+    def check() -> None:
+        weight = nn.ParameterList([nn.Parameter(torch.ones(3))])
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(weight.parameters(), lr=0.1), op=hvd.Sum)
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        try:
+            weight.to(torch.float64)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        optimizer.zero_grad()
+        for _ in range(2):
+            (weight[0] * 2).sum().backward()
+        assert weight[0].grad is not None
+        assert weight[0].grad.tolist() == [8.0] * 3
+        optimizer.step()
+
+    job(2, check)
+
+
 def test_sharded_parameters_are_refused(job: Any) -> None:
     def check() -> None:
         sharded = nn.Parameter(spread_over_a_mesh())

@@ -73,6 +73,19 @@ class BackwardPass:
 _open: weakref.WeakValueDictionary[int, BackwardPass] = weakref.WeakValueDictionary()
 
 
+def call_at_end(function: Callable[[], None]) -> bool:
+    """Have a function called at the end of the pass that runs in this thread, unless backward raises.
+
+    Returns:
+        False if hooks are called outside of PyTorch's autograd engine, so that nothing reports the end of the pass.
+    """
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(function)
+    except RuntimeError:  # hooks are called from compiled code
+        return False
+    return True
+
+
 def enter(listener: PassListener, participant: Participant, task: int) -> BackwardPass | None:
     """Have an optimizer notified of the end of the pass that runs in this thread.
 
@@ -87,9 +100,7 @@ def enter(listener: PassListener, participant: Participant, task: int) -> Backwa
     found = _open.get(task)
     if found is None:
         found = BackwardPass(task)
-        try:
-            torch.autograd.Variable._execution_engine.queue_callback(found)
-        except RuntimeError:  # hooks are called from compiled code
+        if not call_at_end(found):
             return None
         _open[task] = found
     found.reached.setdefault(listener, participant)

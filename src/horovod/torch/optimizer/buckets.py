@@ -40,7 +40,7 @@ PARTS = 16
 
 
 def _no_gradient() -> None:
-    """A parameter's reduced gradient before its first reduction."""
+    """A parameter's gradient before it is known."""
 
 
 class ParameterState:
@@ -54,8 +54,8 @@ class ParameterState:
         passes: with Adasum, how many backward passes of this step have added to the gradient.
         version: PyTorch's count of changes to the gradient (``_version``) when it was last sent, or when a backward pass last
             added to it and kept it on this rank.
-        tensor_address: the address of PyTorch's C++ tensor of the gradient (``_cdata``), when a backward pass last kept it on
-            this rank, or at the last step.
+        left: returns the gradient as a backward pass last kept it on this rank, or as the last step found it. None if it no
+            longer exists.
         sparse: whether the gradient is sparse on some rank.
         aside: the older, already reduced part of the gradient, while a newer part is reduced separately.
         memory: a compressor's state for this parameter, kept from step to step.
@@ -67,13 +67,13 @@ class ParameterState:
         "bit",
         "bucket",
         "hook",
+        "left",
         "memory",
         "name",
         "parameter",
         "passes",
         "reduced",
         "sparse",
-        "tensor_address",
         "version",
     )
 
@@ -85,11 +85,15 @@ class ParameterState:
         self.hook: GradientHook | None = None
         self.passes = 0
         self.version = NO_GRADIENT
-        self.tensor_address = 0
+        self.left: Callable[[], torch.Tensor | None] = _no_gradient
         self.sparse = False
         self.aside: torch.Tensor | None = None
         self.memory: dict[str, Any] = {}
         self.reduced: Callable[[], torch.Tensor | None] = _no_gradient
+
+    def note_left(self, gradient: torch.Tensor | None) -> None:
+        """Remember which tensor the gradient is. Its address would not do, because a new tensor may have it."""
+        self.left = _no_gradient if gradient is None else ref(gradient)
 
     def put_aside(self, gradient: torch.Tensor | None) -> None:
         """Keep the reduced gradient aside, with ``gradient`` in its place."""

@@ -13,7 +13,7 @@ import torch
 
 from horovod.comm.reduction import ReduceOp
 from horovod.observe.step_clock import BACKWARD, clock
-from horovod.torch.optimizer.backward_passes import BackwardPass, PassListener, current_task, enter
+from horovod.torch.optimizer.backward_passes import BackwardPass, PassListener, call_at_end, current_task, enter
 from horovod.torch.optimizer.bucket_sender import BucketSender
 from horovod.torch.optimizer.buckets import NO_GRADIENT, ParameterState
 from horovod.torch.optimizer.counted_passes import ZERO_GRAD_TOO_EARLY, CountedPasses
@@ -68,7 +68,9 @@ class GradientPasses(CountedPasses, PassListener):
         _passes: the passes that are running, or in which backward has raised.
         _task: the graph task of the running pass, see :data:`current_task`; -2: the next hook belongs to a new pass.
         _stays_local: whether the running pass only adds to local gradients.
+        _keeps_local: whether any pass has. From then on :meth:`gradient_comes` is called for every parameter.
         _filling: the trained gradients in buckets of which the running pass has not touched all.
+        _aside_task: the graph task in which reduced gradients were last put aside.
         _ends_passes: whether the optimizer was the last to enter the latest pass, as it probably will be in the next pass.
         _inside: the graph task in which ``step()`` was last called, and the slots whose gradients it has reduced before their
             hooks.
@@ -88,8 +90,9 @@ class GradientPasses(CountedPasses, PassListener):
         self._window = 0
         self._passes: list[weakref.ref[BackwardPass]] = []
         self._task = -2
-        self._stays_local = self._ends_passes = False
+        self._stays_local = self._keeps_local = self._ends_passes = False
         self._filling = 0
+        self._aside_task = -2
         self._inside = -2, 0
         self._participant: weakref.ref[Participant] | None = None
         self._debugger: StepDebugger | None = None
@@ -170,7 +173,7 @@ class GradientPasses(CountedPasses, PassListener):
         slots = self._parameters.slots.values()
         if self.keeps_aside:
             for slot in slots:
-                slot.tensor_address = 0 if slot.parameter.grad is None else slot.parameter.grad._cdata
+                slot.note_left(slot.parameter.grad)
         if self._debugger is not None:
             self._debugger.after_step(slots)
 
@@ -226,12 +229,25 @@ class GradientPasses(CountedPasses, PassListener):
         self._filling = moved(self._filling)
 
     def coming(self, slot: ParameterState) -> Callable[[torch.Tensor], None] | None:
-        return _coming_to(weakref.ref(self), slot) if self.keeps_aside else None
+        return _coming_to(weakref.ref(self), slot) if self.keeps_aside or self._keeps_local else None
 
     def gradient_comes(self, slot: ParameterState) -> None:
-        """Called before a backward pass adds to a gradient, if reduced parts are kept aside. Moves the reduced part aside."""
-        if slot.aside is None and slot.bit & self.reduced & ~self.touched:
+        """Called before a backward pass adds to a gradient, if reduced parts are kept aside, or some gradients are local."""
+        if slot.bit & self.local and slot.parameter.grad is None:
+            self.local &= ~slot.bit  # the script has discarded it, so backward makes a new one
+            self.touched &= ~slot.bit
+        elif self.keeps_aside and slot.aside is None and slot.bit & self.reduced & ~self.touched:
+            task = current_task()
+            if task != self._aside_task:
+                self._aside_task = task
+                call_at_end(self._put_back_unadded)
             slot.put_aside(None)
+
+    def _put_back_unadded(self) -> None:
+        """Put back what was put aside for new parts that were not added: ``torch.autograd.grad`` has returned them."""
+        for slot in self._parameters.slots.values():
+            if slot.parameter.grad is None and not slot.bit & self.touched:
+                slot.put_back()
 
     def gradient_is_ready(self, slot: ParameterState, gradient: torch.Tensor | None) -> None:
         """Called when a backward pass has added to a gradient.
@@ -252,7 +268,8 @@ class GradientPasses(CountedPasses, PassListener):
         if self._stays_local:
             self.local |= slot.bit
             if gradient is not None:
-                slot.version, slot.tensor_address = gradient._version, gradient._cdata
+                slot.version = gradient._version
+                slot.note_left(gradient)
             return
         bucket = slot.bucket
         if bucket is None:
@@ -285,6 +302,9 @@ class GradientPasses(CountedPasses, PassListener):
                 if reference not in self._passes:
                     self._passes.append(reference)
             self._stays_local = entered is None or self._window + 1 < self.per_step
+        if self._stays_local and not self._keeps_local:
+            self._keeps_local = True
+            self._parameters.listen()
         self.is_synchronized = self.scaler_steps = False
         self._filling = self._parameters.trained
         for bucket in self._parameters.buckets:
@@ -296,8 +316,7 @@ class GradientPasses(CountedPasses, PassListener):
         if gradient is None or gradient.layout is not torch.strided or gradient.requires_grad:
             return  # backward makes a new tensor when it adds to such a gradient
         if slot.bit & self.local:
-            made = gradient._version == 0  # by this pass, perhaps at the address of the old one, which was discarded
-            if not made and not is_as_left(slot, gradient, self._parameters.slots.values(), additions=1):
+            if not is_as_left(slot, gradient, self._parameters.slots.values(), additions=1):
                 self.fail(AssertionError(CHANGED_LOCALLY.format(name=slot.name)))
             self.local &= ~slot.bit
         slot.version = gradient._version

@@ -20,7 +20,7 @@ def is_as_left(
     Args:
         slots, additions: as of :func:`is_only_added`.
     """
-    return gradient._cdata == slot.tensor_address and (
+    return gradient is slot.left() and (
         gradient._version == slot.version + additions or is_only_added(slot, gradient, slots, additions)
     )
 

@@ -231,14 +231,17 @@ class OptimizerParameters:
         self._changed = True
 
     def listen(self) -> None:
-        """Register a hook with every parameter, if this rank reduces gradients."""
+        """Register the hooks that are missing, if this rank reduces gradients."""
         self._heard = []
         reference = self._listener
         listener = reference() if reference is not None else None
         if reference is not None and listener is not None and self.communicates():
             for slot in self.slots.values():
                 if slot.hook is None:
-                    slot.hook = GradientHook(slot.parameter, _heard_by(reference, slot), listener.coming(slot))
+                    slot.hook = GradientHook(slot.parameter, _heard_by(reference, slot))
+                coming = listener.coming(slot)
+                if coming is not None:
+                    slot.hook.precede(coming)
 
     def _cut(self) -> None:
         """Put parameters that are in no bucket into new buckets. Frozen parameters get separate buckets, so no other bucket

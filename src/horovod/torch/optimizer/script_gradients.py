@@ -37,7 +37,7 @@ def found_outside(
         if gradient is None or slot.bit & passes.covered:
             continue
         if slot.bit & passes.local:
-            if inside and (gradient._cdata, gradient._version) != (slot.tensor_address, slot.version):
+            if inside and (gradient is not slot.left() or gradient._version != slot.version):
                 passes.check_added(slot, gradient)
                 outside |= slot.bit
         elif slot.bit & passes.touched:
@@ -66,7 +66,7 @@ def set_by_hand(passes: GradientPasses, slots: Iterable[ParameterState], touched
         if gradient is None or slot.bit & known:
             continue
         if passes.keeps_aside and slot.bit & passes.reduced:
-            if slot.tensor_address != gradient._cdata:
+            if slot.left() is not gradient:
                 passes.fail(AssertionError(_REPLACED.format(name=slot.name)))
             continue
         found |= slot.bit
