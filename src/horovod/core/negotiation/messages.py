@@ -2,8 +2,8 @@
 
 A member *announces* requests to its process set's coordinator. The coordinator answers with *orders*: batches of decisions,
 in the order in which every rank carries them out. A request or a decision is sent in full the first time, and as a small
-integer afterwards. Each direction of a connection has a dictionary that only the sender fills, so nothing in it becomes
-invalid: ``RequestEncoder`` and ``RequestDecoder`` keep the requests; the coordinator numbers the decisions.
+integer afterwards: a member numbers its requests (:mod:`horovod.core.negotiation.request_dictionary`), the coordinator its
+decisions.
 
 On several hosts relays stand between the two (:mod:`horovod.core.negotiation.tree`): they send ``Relayed`` in place of their
 host's announcements, and pass orders on.
@@ -11,7 +11,6 @@ host's announcements, and pass orders on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import IntEnum
 from functools import cached_property
 from hashlib import blake2b
@@ -328,67 +327,3 @@ def decode_from_coordinator(body: bytes) -> Order | Stop | Succeeded | Gather:
         return message
     except msgspec.DecodeError as error:
         raise MessageError(str(error)) from error
-
-
-class RequestEncoder:
-    """A member's dictionary, which abbreviates requests that were announced before.
-
-    Args:
-        capacity: the greatest number of names. If it is reached, a new name takes the identifier of the oldest.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._known: dict[str, tuple[Request, int]] = {}
-
-    def __len__(self) -> int:
-        """How many names it has now."""
-        return len(self._known)
-
-    def item(self, request: Request) -> int | Definition:
-        """The item to send for ``request``."""
-        known = self._known.get(request.name)
-        if known is not None:
-            sent, identifier = known
-            if sent is request or sent == request:
-                return identifier
-        elif request.transient or self._capacity == 0:
-            return Definition(-1, request)
-        elif len(self._known) < self._capacity:
-            identifier = len(self._known)
-        else:
-            oldest = next(iter(self._known))
-            _, identifier = self._known.pop(oldest)
-        self._known[request.name] = (request, identifier)
-        return Definition(identifier, request)
-
-
-class RequestDecoder:
-    """The coordinator's side of one member's dictionary."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._known: dict[int, Request] = {}
-
-    def __len__(self) -> int:
-        """How many names it has now."""
-        return len(self._known)
-
-    def requests(self, items: Iterable[int | Definition]) -> list[Request]:
-        """The requests that the items stand for. An unchanged request is the same object each time.
-
-        Raises:
-            MessageError: an identifier was never defined.
-        """
-        known = self._known
-        try:
-            return [known[item] if isinstance(item, int) else self._define(item) for item in items]
-        except KeyError as error:
-            raise MessageError(f"request {error} was never defined") from None
-
-    def _define(self, item: Definition) -> Request:
-        if 0 <= item.identifier < self._capacity:
-            self._known[item.identifier] = item.request
-        elif item.identifier != -1:
-            raise MessageError(f"identifier {item.identifier} is beyond the capacity {self._capacity}")
-        return item.request

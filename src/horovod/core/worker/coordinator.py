@@ -26,13 +26,13 @@ from horovod.core.negotiation.messages import (
     Order,
     Relayed,
     Request,
-    RequestDecoder,
     StepsMade,
     Stop,
     decode_from_member,
     encode,
 )
 from horovod.core.negotiation.negotiator import IncompleteRequest, Negotiator, ReadyRequest
+from horovod.core.negotiation.request_dictionary import RequestDecoder
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.requests.batch import Batch
 from horovod.core.requests.devices import engine_of

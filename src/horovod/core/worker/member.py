@@ -19,13 +19,13 @@ from horovod.core.negotiation.messages import (
     Operation,
     Order,
     Request,
-    RequestEncoder,
     StepsMade,
     Stop,
     Succeeded,
     decode_from_coordinator,
     encode,
 )
+from horovod.core.negotiation.request_dictionary import RequestEncoder
 from horovod.core.negotiation.tree import COORDINATOR
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.fast_path import FastPath

@@ -25,14 +25,13 @@ from horovod.core.negotiation.messages import (
     Order,
     Relayed,
     Request,
-    RequestDecoder,
-    RequestEncoder,
     Share,
     StepsMade,
     Stop,
     decode_from_member,
     encode,
 )
+from horovod.core.negotiation.request_dictionary import RequestDecoder, RequestEncoder
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.member import Member
 from horovod.core.worker.role import Schedule

@@ -19,14 +19,13 @@ from horovod.core.negotiation.messages import (
     Operation,
     Order,
     Request,
-    RequestDecoder,
-    RequestEncoder,
     TensorSpec,
     decode_from_coordinator,
     decode_from_member,
     encode,
 )
 from horovod.core.negotiation.negotiator import NegotiationError, Negotiator, ReadyRequest
+from horovod.core.negotiation.request_dictionary import RequestDecoder, RequestEncoder
 from part import draws
 
 

@@ -23,11 +23,11 @@ from horovod.core.negotiation.messages import (
     Operation,
     Order,
     Request,
-    RequestEncoder,
     TensorSpec,
     decode_from_coordinator,
     encode,
 )
+from horovod.core.negotiation.request_dictionary import RequestEncoder
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.role import Schedule
