@@ -1,7 +1,7 @@
 """Finds in ``init()``, before the ranks connect, which hosts of a job reach each other.
 
 The lowest rank of every host tries to connect to the lowest rank of every host that its own ranks will connect to, at all of
-that host's addresses at once, and sends the result to all ranks (:mod:`horovod.core.lifecycle.rendezvous`). So a firewall
+that host's addresses at once, and sends the result to all ranks (:mod:`horovod.core.lifecycle.rank_exchange`). So a firewall
 between two hosts is one error with the same table on all ranks, and not a wait for a connection. Nothing is sent: the kernel of
 a host that can be reached accepts by itself, because ranks listen before the rendezvous.
 """

@@ -1,8 +1,8 @@
 """One generation of the runtime, from ``init()`` to ``shutdown()``: its connections and its worker threads.
 
-``core.lifecycle.context`` holds the running generation. It starts in three steps: the ranks exchange their identities, connect,
-and start their worker threads. It ends in good order (:meth:`Generation.stop`) or by a failure
-(``core.lifecycle.termination``). Then everything is released.
+``core.lifecycle.context`` holds the running generation. It starts in three steps: the ranks meet
+(``core.lifecycle.rank_meeting``), connect, and start their worker threads. It ends in good order (:meth:`Generation.stop`) or
+by a failure (``core.lifecycle.termination``). Then everything is released.
 """
 
 from __future__ import annotations
@@ -15,48 +15,33 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 
-import msgspec
-
-from horovod._base.config import CPU_OPERATIONS, GPU_OPERATIONS, Config
-from horovod._base.running_time import running_time
+from horovod._base.config import Config
 from horovod.comm.engine import MpiRanks
 from horovod.comm.mpi import runtime as mpi
 from horovod.comm.mpi.engine import MpiEngine
-from horovod.comm.select import forced_host_engine
 from horovod.control.connection import Connection
 from horovod.control.failure import RAISED
-from horovod.control.lost_rank import LostRankError, stopped_rank, text_of_loss
-from horovod.control.mesh import ConnectionKey, Endpoint, Mesh, MeshError
-from horovod.control.processes import STOPPED
-from horovod.control.reachability import UnreachableError
-from horovod.control.rendezvous.rendezvous_kinds import AllGather
-from horovod.control.secret import make_secret
-from horovod.core.engines import device_choice
+from horovod.control.mesh import ConnectionKey, Endpoint, Mesh
 from horovod.core.engines.device_engines import DeviceEngines
 from horovod.core.errors import SHUT_DOWN, HorovodInternalError, RankLostError
 from horovod.core.lifecycle import crash, elastic_process, tuning
 from horovod.core.lifecycle.assembly import assemble, control_connections, tree_of
 from horovod.core.lifecycle.initial_process_sets import RequestedSet, StaticSets, agree_on_process_sets
+from horovod.core.lifecycle.job_summary import job_summary
 from horovod.core.lifecycle.late_connections import ListenerSettings
 from horovod.core.lifecycle.object_protection import ObjectProtection
 from horovod.core.lifecycle.other_processes import OtherProcesses
 from horovod.core.lifecycle.process_set import membership
+from horovod.core.lifecycle.rank_exchange import JobInfo
+from horovod.core.lifecycle.rank_meeting import RankMeeting
 from horovod.core.lifecycle.recording import Recording
-from horovod.core.lifecycle.rendezvous import (
-    RankInfo,
-    check_settings,
-    exchange_rank_infos,
-    reachable_endpoints,
-    rendezvous_of,
-)
 from horovod.core.lifecycle.steps_made import StepCounts
 from horovod.core.lifecycle.termination import NoPeers, Termination
 from horovod.core.lifecycle.watching import LIVENESS, Watching, liveness_connections, liveness_tree
 from horovod.core.lifecycle.world import World, find_local_ranks
-from horovod.core.worker.cpu_affinity import ANYWHERE, crowded, own_cpu_resources, placement_of
+from horovod.core.worker.cpu_affinity import ANYWHERE, placement_of
 from horovod.core.worker.observer import Observer
 from horovod.core.worker.role import Watch
 from horovod.core.worker.worker import WorkerThread
@@ -65,8 +50,6 @@ _log = logging.getLogger("horovod.core")
 
 _RECORDED = 1 << 16
 """How many collectives a rank keeps until they are in the timeline of all ranks."""
-_MOST_HOSTS = 8
-"""How many hosts the log line of ``init()`` names."""
 
 
 class Generation:
@@ -173,142 +156,33 @@ class Generation:
             TimeoutError, RuntimeError: ranks are missing; the message names them.
         """
         tuning.check(self.config)
-        mesh = self._mesh()
-        process = elastic_process.this_process()
-        try:
-            if process is not None and mesh is not None:
-                process.call_when_over(mesh.cancel)
-            with self._session() as all_gather:
-                rank_infos = self._exchange_rank_infos(mesh, process_sets, all_gather)
-                # The same moment for all ranks, so that those that know the reason of a wait give up first.
-                met = time.monotonic()
-                self._keep_reachable(mesh, all_gather, self._deadline(met))
-            sets = agree_on_process_sets([each.process_sets for each in rank_infos], self.identity.rank)
+        with RankMeeting(self.world, self.config, self.termination, self._calls, self._start_seconds) as meeting:
+            job = meeting.meet(self.generation, process_sets)
+            self._endpoints = meeting.endpoints
+            self._adopt(job)
+            sets = agree_on_process_sets(job.process_sets, self.identity.rank)
             groups = dict(enumerate([list(range(self.identity.size)), *sets.ranks]))
-            self._connect(mesh, groups, self._deadline(met))
-        except LostRankError as error:
-            reason = self._first_loss(error)
-            if reason == str(error):
-                raise
-            raise MeshError(
-                reason
-            ) from None  # what this rank saw names a rank that has given up because of the lost one
-        finally:
-            if process is not None:
-                process.call_when_over(None)
-            if mesh is not None:
-                mesh.close()
+            self._connect(meeting.mesh, groups, meeting.deadline)
         membership.rank = self.identity.rank
         membership.ranks = groups
         if self.identity.rank == 0:
-            _log.info("%s", self._summary())
+            _log.info("%s", job_summary(self.hosts, self.workers[0].communicator, self.device_engine))
         return sets
 
-    def _deadline(self, met: float) -> float:
-        """When ranks that ``met`` at that time must be connected. Time in which this process was stopped does not count."""
-        now = time.monotonic()
-        return now + self._start_seconds - running_time.age(met, now)
-
-    def _first_loss(self, error: LostRankError) -> str:
-        """What a rank says that has lost another one in ``init()``: what was reported first, or which process of its host is
-        stopped. A rank that has given up is lost, too, to those that wait for it."""
-        lost, reason = error.lost_rank, str(error)
-        processes = [(endpoint.process_namespace, endpoint.pid) for endpoint in self._endpoints]
-        stopped = stopped_rank(self.identity.rank, processes, lost)
-        if stopped >= 0:
-            lost, reason = stopped, text_of_loss(stopped, "the ranks met in hvd.init()", STOPPED)
-        first = self.termination.cannot_begin(lost, reason)
-        return reason if stopped >= 0 else first
-
-    def _summary(self) -> str:
-        """The job in one line: its ranks, hosts and engines, and why these engines were chosen."""
-        counts = Counter(endpoint.host for endpoint in self._endpoints)
-        shown = ", ".join(f"{host}: {number}" for host, number in list(counts.items())[:_MOST_HOSTS])
-        more = f" and {len(counts) - _MOST_HOSTS} more" if len(counts) > _MOST_HOSTS else ""
-        size, hosts = self.identity.size, len(counts)
-        communicator = self.workers[0].communicator
-        why = f" ({communicator.chosen_because})" if communicator.chosen_because else ""
-        device = f", memory of GPUs by {self.device_engine}" if self.device_engine else ""
-        return (
-            f"{size} rank{'s' * (size > 1)} on {hosts} host{'s' * (hosts > 1)} ({shown}{more}); host memory travels by "
-            f"{communicator.name}{why}{device}"
-        )
-
-    def _mesh(self) -> Mesh | None:
-        if self.identity.size == 1:
-            return None  # no other rank to connect to
-        identity, interfaces = self.identity, self.config.network_interfaces
-        self.termination.point = self.world.rendezvous or rendezvous_of(self.world)
-        return Mesh(identity.rank, identity.hostname, self.world.on_this_host, interfaces)
-
-    def _session(self) -> AbstractContextManager[AllGather]:
-        """The rendezvous through which the ranks exchange data until they are connected."""
-        point, identity = self.termination.point, self.identity
-        if point is None:
-            return nullcontext(lambda subject, value, seconds: [value])
-        return point.session(self._calls, identity.rank, identity.size, self._start_seconds, self.world.listed)
-
-    def _exchange_rank_infos(
-        self, mesh: Mesh | None, process_sets: Sequence[RequestedSet], all_gather: AllGather
-    ) -> list[RankInfo]:
-        """Exchange what every rank must know of the others, and derive the same from it on every rank."""
-        identity, point = self.identity, self.termination.point
-        endpoint = Endpoint(identity.rank, identity.hostname, os.getpid(), 0, (), "") if mesh is None else mesh.endpoint
-        if identity.rank == 0 and (point is None or not (point.secret or point.makes_secret)):
-            # The launcher gave the job no secret; this one goes to ranks of this job only.
-            endpoint = msgspec.structs.replace(endpoint, secret=make_secret())
-        cpu_resources = own_cpu_resources(identity.hostname)
-        own = RankInfo(
-            endpoint,
-            self.world.launched.rank,
-            self.generation,
-            list(process_sets),
-            cpu_resources,
-            self.config.common(),
-            self.world.launched.node or identity.hostname,
-            device_choice.own_report(
-                identity.rank, identity.size, self.config.gpu_operations, warns=identity.local_rank == 0
-            ),
-        )
-        rank_infos = exchange_rank_infos(own, all_gather, self._start_seconds)
-        check_settings([each.settings for each in rank_infos])
-        gpu, cpu = self.config.gpu_operations, self.config.cpu_operations
-        host_engine = forced_host_engine(gpu, cpu, GPU_OPERATIONS, CPU_OPERATIONS)
-        self.config = dataclasses.replace(self.config, cpu_operations=host_engine)
-        self._endpoints = [each.endpoint for each in rank_infos]
-        self.device_engine = device_choice.choose(
-            [endpoint.host for endpoint in self._endpoints], [each.devices for each in rank_infos]
-        )
-        if self.world.communicator is None:
-            launched = tuple(each.launched for each in rank_infos)
-            self.mpi = MpiRanks(None, self.world.launched.size, launched)
-        else:
-            self.mpi = MpiRanks(self.world.communicator, identity.size, tuple(range(identity.size)))
-        self.termination.rank_infos = rank_infos
-        self.generation = max(each.generation for each in rank_infos)
-        cpu_resources_by_rank = [each.cpu_resources for each in rank_infos]
-        self.crowded = crowded(cpu_resources_by_rank)
-        self.secret = self._endpoints[0].secret or (point.secret if point is not None else b"")
-        if len({endpoint.host for endpoint in self._endpoints}) > 1:
+    def _adopt(self, job: JobInfo) -> None:
+        """Adopt what follows from the ranks' exchange."""
+        self.config = dataclasses.replace(self.config, cpu_operations=job.host_engine)
+        self.generation, self.crowded = job.generation, job.crowded
+        self.device_engine, self.mpi = job.device_engine, job.mpi
+        self.secret = job.secret
+        if len(set(self.hosts)) > 1:
             key = hmac.digest(self.secret, f"objects\0{self.mark}".encode(), hashlib.sha256)
-            self.objects = ObjectProtection(key, identity.rank)
-        if not (self.world.is_launched_job and identity.local_ranks_known):
-            self.identity = find_local_ranks(identity, [each.node for each in rank_infos])
+            self.objects = ObjectProtection(key, self.identity.rank)
+        if not (self.world.is_launched_job and self.identity.local_ranks_known):
+            self.identity = find_local_ranks(self.identity, job.nodes)
         asked, local_rank = self.config.thread_affinity, self.identity.local_rank
         core = asked[local_rank] if local_rank < len(asked) else None
-        self.placement = placement_of(cpu_resources_by_rank, self.identity.rank, core)
-        return rank_infos
-
-    def _keep_reachable(self, mesh: Mesh | None, all_gather: AllGather, deadline: float) -> None:
-        """Find the addresses by which the hosts reach each other, before ranks wait for connections."""
-        if mesh is None or self.world.on_this_host or len({endpoint.host for endpoint in self._endpoints}) == 1:
-            return
-        try:
-            self._endpoints = reachable_endpoints(mesh.endpoint, self._endpoints, all_gather, deadline)
-        except UnreachableError as error:
-            self.termination.cannot_begin(error.pairs[0][0], str(error))
-            raise
-        mesh.keep_to(self.addresses)
+        self.placement = placement_of(job.cpu_resources, self.identity.rank, core)
 
     def _connect(self, mesh: Mesh | None, groups: Mapping[int, list[int]], deadline: float) -> None:
         """Connect to the ranks that this rank needs, and start the worker threads of its process sets."""
@@ -367,7 +241,7 @@ class Generation:
             all_ranks.executor.devices = DeviceEngines(
                 self.device_engine, rank, size, all_ranks.communicator, self.config.nccl_start_timeout
             )
-        self.recording.begin([endpoint.host for endpoint in self._endpoints])
+        self.recording.begin(self.hosts)
         watching.start()
         for worker in self.workers.values():
             worker.start()
@@ -491,7 +365,7 @@ class Generation:
 
     def is_homogeneous(self) -> bool:
         """Whether every host runs the same number of ranks."""
-        return len(set(Counter(endpoint.host for endpoint in self._endpoints).values())) <= 1
+        return len(set(Counter(self.hosts).values())) <= 1
 
     def all_joined(self) -> None:
         """Start counting unnamed calls from 0 again: until now the ranks may have made different numbers of them.

@@ -1,14 +1,10 @@
-"""The exchange of ``init()``: how the ranks of a generation find each other, and what each tells all others."""
+"""Chooses the rendezvous: how the ranks of a job find each other in ``init()``."""
 
 from __future__ import annotations
 
-import logging
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from horovod._base.config import (
     ELASTIC_ROUND,
@@ -19,104 +15,19 @@ from horovod._base.config import (
     network_interfaces,
 )
 from horovod.comm.mpi import runtime as mpi
-from horovod.control.mesh import Endpoint
-from horovod.control.reachability import TRIAL_SECONDS, Findings, find_unreachable, without_unreachable_addresses
 from horovod.control.rendezvous import over_mpi, over_pmi
 from horovod.control.rendezvous.at_rank_0 import Directory, KnownAddress, RendezvousAtRank0
-from horovod.control.rendezvous.messages import REACHABILITY
 from horovod.control.rendezvous.munge import MungeError
 from horovod.control.rendezvous.on_hosts import RendezvousOnHosts
 from horovod.control.rendezvous.over_mpi import RendezvousOverMpi
 from horovod.control.rendezvous.over_pmi import RendezvousOverPmi
-from horovod.control.rendezvous.rendezvous_kinds import AllGather, LauncherServer, OnThisHost, Rendezvous
+from horovod.control.rendezvous.rendezvous_kinds import LauncherServer, OnThisHost, Rendezvous
 from horovod.control.secret import decode_secret, secret_of_user
 from horovod.control.slurm_address import address_of
-from horovod.core.engines.device_choice import DeviceReport
-from horovod.core.lifecycle.initial_process_sets import RequestedSet
 from horovod.core.lifecycle.world import FAILED, World
-from horovod.core.negotiation.agreement import list_ranks
-from horovod.core.worker.cpu_affinity import CpuResources
 
 if TYPE_CHECKING:
     from horovod._base.process_identity import HostList, ProcessIdentity
-
-_log = logging.getLogger("horovod.core")
-
-
-class RankInfo(msgspec.Struct, array_like=True):
-    """A rank's message to all others in ``init()``."""
-
-    endpoint: Endpoint
-    launched: int
-    """Its rank in the launched job, of which this job may be a part."""
-    generation: int
-    """The number that it proposes for the generation; all ranks use the highest."""
-    process_sets: list[RequestedSet]
-    cpu_resources: CpuResources
-    settings: dict[str, str] = {}
-    """The settings that must be the same on all ranks, by environment variable."""
-    node: str = ""
-    """The host as its launcher names it, if local and cross ranks are derived from hosts."""
-    devices: DeviceReport = msgspec.field(default_factory=DeviceReport)
-
-
-_decode = msgspec.msgpack.Decoder(RankInfo).decode
-_decode_findings = msgspec.msgpack.Decoder(Findings).decode
-# Made on import: msgspec 0.22 has crashed when several threads made the first decoder of a type at the same time.
-
-
-def exchange_rank_infos(own: RankInfo, all_gather: AllGather, seconds: float) -> list[RankInfo]:
-    """All-gather the ranks' information. Every rank of the job must call it. Returns it by rank.
-
-    Raises:
-        TimeoutError, RuntimeError: ranks are missing; the message names them.
-    """
-    return [_decode(each) for each in all_gather("init", msgspec.msgpack.encode(own), seconds)]
-
-
-def reachable_endpoints(
-    own: Endpoint, endpoints: Sequence[Endpoint], all_gather: AllGather, deadline: float
-) -> list[Endpoint]:
-    """The endpoints without the addresses that lead nowhere. Every rank of a job on several hosts must call it.
-
-    Args:
-        own: this rank's endpoint.
-        endpoints: by rank, its endpoint.
-        deadline: ``time.monotonic`` by which all ranks must have tried.
-
-    Raises:
-        UnreachableError: some hosts cannot reach each other; the same on all ranks.
-        TimeoutError, RuntimeError: a rank has ended meanwhile.
-    """
-    left = max(0.1, deadline - time.monotonic())
-    found = find_unreachable(own, endpoints, min(TRIAL_SECONDS, left / 2))
-    every = [_decode_findings(each) for each in all_gather(REACHABILITY, msgspec.msgpack.encode(found), left)]
-    reachable = without_unreachable_addresses(endpoints, every)
-    for host, failed in found.items():
-        for address, why in failed.items():
-            _log.warning("no rank uses address %s of %s: %s cannot reach it (%s)", address, host, own.host, why)
-    return reachable
-
-
-def check_settings(settings_by_rank: Sequence[Mapping[str, str]]) -> None:
-    """Check that the ranks agree on the settings that must be the same. Every rank calls it with the same arguments.
-
-    Raises:
-        ValueError: the settings differ; the message names the variables and each rank's values.
-    """
-    differences = []
-    for variable in settings_by_rank[0]:
-        ranks: dict[str, list[int]] = {}
-        for rank, settings in enumerate(settings_by_rank):
-            ranks.setdefault(settings.get(variable, "unknown"), []).append(rank)
-        if len(ranks) > 1:
-            values = ", ".join(f"{value} on {list_ranks(having)}" for value, having in ranks.items())
-            differences.append(f"{variable} is {values}")
-    if differences:
-        raise ValueError(
-            f"{FAILED}: settings that must be the same on all ranks differ: {'; '.join(differences)}. Set the environment "
-            "variable to one value on all ranks, or on none."
-        )
 
 
 def rendezvous_of(world: World, env: Mapping[str, str] | None = None) -> Rendezvous:

@@ -28,7 +28,7 @@ from horovod.core.errors import (
     shut_down_by,
 )
 from horovod.core.lifecycle import elastic_process
-from horovod.core.lifecycle.rendezvous import RankInfo
+from horovod.core.lifecycle.rank_exchange import RankInfo
 from horovod.core.lifecycle.standing import Messages
 from horovod.core.worker.worker import WorkerThread, still_in_use
 
