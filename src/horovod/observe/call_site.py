@@ -80,11 +80,19 @@ def on_behalf_of(line: str) -> Iterator[None]:
         _override.line = before
 
 
-def caller() -> str:
-    """``file:line`` of the user's code that led to this call."""
+def caller(ours: int = 0) -> str:
+    """``file:line`` of the user's code that led to this call.
+
+    Args:
+        ours: how many frames, from the calling function's outwards, are known not to be the user's. They are skipped: Python
+            makes an object of each frame that is looked at, which takes as long as the rest of this search.
+    """
     if _override.line:
         return _override.line
-    frame = sys._getframe(1)
+    try:
+        frame = sys._getframe(1 + ours)
+    except ValueError:  # C code has called the outermost of these functions
+        frame = sys._getframe(1)
     while _users.get(frame.f_code.co_filename) is False and (outer := frame.f_back) is not None:
         frame = outer
     code = frame.f_code

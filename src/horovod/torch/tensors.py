@@ -209,8 +209,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tor
 
 
 def empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A new tensor for a result of the shape and type of ``tensor``, on its device, contiguous."""
-    made = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    """A new tensor for a result, of the shape and type of ``tensor``, on its device. Both are contiguous."""
+    made = torch.empty_like(tensor)  # it gets the same strides; to name a format takes longer
     return made if made.nbytes < huge_pages.LEAST_BYTES else _with_huge_pages(made)
 
 

@@ -62,7 +62,7 @@ def prepared_call(
     """
     called = full_name(prefix, name) if prefix and name is not None else name or ""
     if line is None:
-        line = caller()
+        line = caller(2)  # without this frame and that of the calling function
     described = tuple(map(_TYPE_AND_SHAPE, tensors))
     splits, labels = tuple(splits), tuple(labels)
     compression = compression_of(compression, op, tensors) if compression else ""

@@ -104,7 +104,7 @@ class InFlight:
                     queue(entry)
                 if self._recorder is not None:
                     handle.record = self._recorder.submitted(request, entry.since)
-                return not held and self._wakes(entry, awaited)
+                return not held and self._state is not _AWAKE and self._wakes(entry, awaited)
         self.failed.wait()
         assert self.error is not None
         raise copy.copy(self.error)
@@ -117,7 +117,7 @@ class InFlight:
             queue = self._unannounced.append
             entry.held = False  # both or neither, as in add()
             queue(entry)
-            return self._wakes(entry, awaited=False)
+            return self._state is not _AWAKE and self._wakes(entry, awaited=False)
 
     def leave_to_worker(self, handle: Handle) -> bool:
         """Keep the worker thread out of STANDBY until ``handle`` is done: no waiting thread will carry it out."""
@@ -127,10 +127,9 @@ class InFlight:
             return state is WorkerState.STANDBY or (state is WorkerState.ASLEEP and bool(self._unannounced))
 
     def _wakes(self, entry: Entry, awaited: bool) -> bool:
-        """Whether a submission wakes the worker thread. A thread that waits for a request with a driver may drive it."""
+        """Whether a submission wakes the worker thread, which is not awake. A thread that waits for a request with a driver may
+        drive it."""
         state, driven = self._state, entry.handle.driver is not None
-        if state is _AWAKE:
-            return False
         if state is _STANDBY:
             return not driven
         after = entry.since - self._announced_at

@@ -40,7 +40,7 @@ def _start(
     """
     if not isinstance(tensor, torch.Tensor) or not tensor.is_cpu or not (name is None or type(name) is str):
         return _start_several(_SINGLE, [tensor], name, reduction, in_place, awaited)
-    line = caller()
+    line = caller(2)  # without this frame and that of the public function
     op, form = reduction.op, reduction.form
     key = (tensor.__class__, tensor.dtype, tensor.shape, op, reduction.prescale, reduction.postscale, form, line)
     call = recall(name or key, key)
@@ -51,18 +51,19 @@ def _start(
     result = tensor if in_place else empty_like(tensor)
     sources: Vectors
     targets: Vectors
+    owner: object = None
     if awaited:  # probably not batched with others, and then the engine needs arrays
         sources = targets = (flat_array(tensor),)
         if not in_place:
             targets = (flat_array(result),)
-        owner = None
     else:
         sources = targets = spans = call.at((tensor.data_ptr(),))
         if spans.layout.sizes[0] == 1:
             check_sign(tensor)
+        owner = tensor
         if not in_place:
             targets = Spans(spans.layout, (result.data_ptr(),))
-        owner = tensor, result
+            owner = tensor, result
     return Started(call.submit(reduction.process_set.process_set_id, sources, targets, awaited, owner), None, result)
 
 
