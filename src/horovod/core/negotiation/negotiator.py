@@ -4,12 +4,13 @@
 2. When all members that have not joined have announced a name, their requests are compared.
 3. The decision joins the ready queue, in the order in which names became complete. All ranks follow that order.
 
-If the requests are the same objects that agreed the last time, they are not compared again.
+If the requests are the same objects that agreed the last time, they are not compared again. If every member announces in one
+message what it announced in one message the last time, they are not even counted one by one (:class:`_Burst`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ from horovod.core.negotiation.messages import Decision, Operation, Request
 
 _KEYS = 1024
 """How many keys are kept, so that equal keys are the same object and quick to compare."""
+
+_LEAST_BURST = 16
+"""The fewest requests in one message that are remembered together."""
 
 _JOIN = Operation.JOIN  # an attribute of an enumeration takes longer to look up than to compare
 
@@ -80,6 +84,22 @@ class _Tally:
         self.ready: ReadyRequest | None = None
 
 
+class _Burst(NamedTuple):
+    """Many requests that became complete together, each member having announced all of them in one message.
+
+    It holds until a decision is sent in full: then a number may have another meaning.
+
+    Attributes:
+        requests: by member, its message.
+        ready: the decisions, which the members know by their numbers. The same list is returned each time; it never changes.
+        numbers: those numbers.
+    """
+
+    requests: dict[int, Sequence[Request]]
+    ready: list[ReadyRequest]
+    numbers: frozenset[int]
+
+
 class NegotiationError(Exception):
     """A member broke the protocol. The checks in its own process should have prevented it."""
 
@@ -92,7 +112,7 @@ class Negotiator:
         capacity: names whose decisions are remembered; 0 remembers none.
 
     Attributes:
-        pending: the incomplete names.
+        idle: whether no name is incomplete, and no member has joined.
         joined: the requests of the members that have joined, while others have not.
         ready: what :meth:`take` would return.
     """
@@ -102,7 +122,8 @@ class Negotiator:
         self._size = len(self._ranks)
         self._capacity = capacity
         self._tallies: dict[str, _Tally] = {}
-        self.pending: dict[str, _Tally] = {}
+        self._pending: dict[str, _Tally] = {}  # the incomplete names
+        self.idle = True
         self._free: list[int] = list(range(capacity - 1, -1, -1))
         self.joined: dict[int, Request] = {}
         self._last_joined = -1
@@ -110,19 +131,38 @@ class Negotiator:
         self.ready: list[ReadyRequest] = []
         self._unsent: set[int] = set()
         self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
+        self._burst: _Burst | None = None
+        self._arrived: dict[
+            int, float
+        ] = {}  # when each member has announced the burst again, if nothing else is incomplete
+        # The announcements since nothing was incomplete or ready, up to one more than there are members.
+        self._messages: list[tuple[int, Sequence[Request]]] = []
 
     @property
     def remembered(self) -> int:
         """How many names it remembers, with what was agreed on them the last time or with incomplete announcements."""
         return len(self._tallies)
 
-    def announce(self, member: int, requests: Iterable[Request], now: float) -> None:
+    def announce(self, member: int, requests: Sequence[Request], now: float) -> None:
         """Take one member's requests.
 
         Args:
+            requests: in one message. The caller does not change it.
             now: the time, for :meth:`waiting`.
         """
-        tallies, pending = self._tallies, self.pending
+        if self._repeats_burst(member, requests, now):
+            return
+        self._count_one_by_one()
+        if self.idle and not self.ready:
+            self._messages.clear()
+        if len(self._messages) <= self._size:
+            self._messages.append((member, requests))
+        self._count(member, requests, now)
+        if self.idle and len(requests) >= _LEAST_BURST and len(self._messages) == self._size:
+            self._remember_burst()
+
+    def _count(self, member: int, requests: Sequence[Request], now: float) -> None:
+        tallies, pending = self._tallies, self._pending
         self._moved = now
         for request in requests:
             if request.operation is _JOIN:
@@ -144,6 +184,39 @@ class Negotiator:
             tally.count += 1
             if tally.count == len(tally.requests) or (self.joined and self._complete(tally)):
                 self._decide(name, tally)
+        self.idle = not pending and not self.joined
+
+    def _repeats_burst(self, member: int, requests: Sequence[Request], now: float) -> bool:
+        """Whether a member announces the burst again, and nothing else is incomplete. Then it is counted as a whole."""
+        burst, arrived = self._burst, self._arrived
+        if burst is None or not (self.idle or arrived) or member in arrived or requests != burst.requests[member]:
+            return False
+        arrived[member] = self._moved = now
+        self.idle = len(arrived) == self._size
+        if self.idle:
+            arrived.clear()
+            self.ready = [*self.ready, *burst.ready] if self.ready else burst.ready
+            self._unsent.update(burst.numbers)
+        return True
+
+    def _count_one_by_one(self) -> None:
+        """Bring the tallies up to date, if some members have announced the burst: something else comes."""
+        burst = self._burst
+        if burst is None:
+            return
+        if self.ready is burst.ready:
+            self.ready = [*burst.ready]
+        arrived, self._arrived = self._arrived, {}
+        for member, since in arrived.items():
+            self._count(member, burst.requests[member], since)
+
+    def _remember_burst(self) -> None:
+        """Remember the last messages, one of each member, if everything that is ready is of them and was decided before."""
+        requests, ready = dict(self._messages), self.ready
+        if len(requests) < self._size or any(len(each) != len(ready) for each in requests.values()):
+            return
+        if not any(each.fresh or each.decision.members for each in ready):
+            self._burst = _Burst(requests, [*ready], frozenset(each.decision.identifier for each in ready))
 
     def taking_part(self, members: Sequence[int], request: Request) -> Sequence[int]:
         """The members that take part in a request and have not joined, of these members."""
@@ -158,6 +231,8 @@ class Negotiator:
         The same as :meth:`announce` for one after another. For a range it takes hardly longer than for one member, unless a
         member has joined.
         """
+        self._count_one_by_one()
+        self._messages[:] = [(-1, ())]  # no message of one member
         name = request.name
         tally = self._tallies.get(name)
         together = not self.joined and isinstance(members, range) and not request.members
@@ -167,16 +242,17 @@ class Negotiator:
         indices = slice(members.start, members.stop, members.step) if isinstance(members, range) else slice(0)
         if not together or tally is None or tally.ranks is not self._ranks or tally.requests[indices] != [None] * width:
             for member in members:  # which finds out what is wrong
-                self.announce(member, (request,), now)
+                self._count(member, (request,), now)
             return
         self._moved = now
         if tally.count == 0:
             tally.since = now
-            self.pending[name] = tally
+            self._pending[name] = tally
         tally.requests[indices] = [request] * width
         tally.count += width
         if tally.count == len(tally.requests):
             self._decide(name, tally)
+        self.idle = not self._pending and not self.joined
 
     def _index(self, member: int, request: Request, tally: _Tally) -> int:
         """The index of a member's request in the tally of a request that only some members take part in."""
@@ -196,8 +272,9 @@ class Negotiator:
 
         Members that have joined are shown as waiting if no name is incomplete: since the last announcement.
         """
+        self._count_one_by_one()
         found = []
-        for tally in self.pending.values():
+        for tally in self._pending.values():
             announced = [rank for rank, request in zip(tally.ranks, tally.requests, strict=True) if request is not None]
             missing = [
                 rank
@@ -217,7 +294,7 @@ class Negotiator:
 
         If nothing else is announced, they stay incomplete forever.
         """
-        found = self.waiting() if self.pending else []
+        found = self.waiting() if not self.idle else []
         announced = {rank for waiting in found for rank in waiting.announced}
         everyone = all(rank in announced or member in self.joined for member, rank in enumerate(self._ranks))
         return found if everyone and len(found) > 1 else []
@@ -230,7 +307,7 @@ class Negotiator:
     def oldest(self) -> float | None:
         """Since when the oldest of :meth:`waiting` has been incomplete."""
         default = self._moved if self.joined else None
-        return min((tally.since for tally in self.pending.values()), default=default)
+        return min([*(tally.since for tally in self._pending.values()), *self._arrived.values()], default=default)
 
     def _remember(self, request: Request) -> _Tally:
         if request.transient or self._capacity == 0:
@@ -255,7 +332,7 @@ class Negotiator:
             raise NegotiationError(f"rank {self._ranks[member]} joined twice")
         self.joined[member] = request
         self._last_joined = self._ranks[member]
-        for name, tally in list(self.pending.items()):
+        for name, tally in list(self._pending.items()):
             if self._complete(tally):
                 self._decide(name, tally)
         if len(self.joined) == self._size:
@@ -272,7 +349,7 @@ class Negotiator:
 
     def _decide(self, name: str, tally: _Tally) -> None:
         requests = tally.requests
-        del self.pending[name]
+        del self._pending[name]
         tally.requests = [None] * len(requests)
         tally.count = 0
         self._unsent.add(tally.identifier)
@@ -284,7 +361,9 @@ class Negotiator:
         self.ready.append(ready)
         if tally.identifier < 0:
             del self._tallies[name]
-        elif ready.decision.error or ready.decision.template is not None:
+            return
+        self._burst = None
+        if ready.decision.error or ready.decision.template is not None:
             tally.agreed = tally.ready = None
         else:
             tally.agreed, tally.ready = requests, ready._replace(fresh=False)

@@ -25,12 +25,20 @@ class RequestEncoder:
         """How many names it has now."""
         return len(self._known)
 
+    def items(self, requests: Iterable[Request]) -> list[int | Definition]:
+        """The items to send for these requests."""
+        known = self._known
+        return [
+            found[1] if (found := known.get(each.name)) is not None and found[0] is each else self.item(each)
+            for each in requests
+        ]
+
     def item(self, request: Request) -> int | Definition:
         """The item to send for ``request``."""
         known = self._known.get(request.name)
         if known is not None:
             sent, identifier = known
-            if sent is request or sent == request:
+            if sent == request:
                 return identifier
         elif request.transient or self._capacity == 0:
             return Definition(-1, request)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
 
 import msgspec
 
@@ -51,6 +52,39 @@ def labels(request: Request) -> list[TensorLabel]:
     """The tensors of a request as the timeline shows them; the request's name if it has none."""
     found = [TensorLabel(each.name, each.data_type.label, each.shape) for each in request.tensors]
     return found or [TensorLabel(request.name, "", ())]
+
+
+class _Plan(NamedTuple):
+    """How decisions are carried out. A burst that is repeated (:class:`Negotiator`) has the same list of decisions each time.
+
+    Attributes:
+        ready: the decisions.
+        threshold: the fusion threshold.
+        batches: the decisions of each batch.
+        items: the same for :class:`Order`: a decision that members know is its number.
+        divided: new decisions of which each member gets only its part.
+    """
+
+    ready: list[ReadyRequest]
+    threshold: int
+    batches: list[list[Decision]]
+    items: list[list[int | Decision]]
+    divided: list[ReadyRequest]
+
+    @classmethod
+    def of(cls, ready: list[ReadyRequest], threshold: int, groups_apart: bool) -> _Plan:
+        batches = fuse(ready, threshold, groups_apart)
+        items: list[list[int | Decision]] = []
+        divided: list[ReadyRequest] = []
+        for batch in batches:
+            items.append([])
+            for item in batch:
+                if item.fresh and item.received:
+                    divided.append(item)
+                    items[-1].append(item.for_all())
+                else:
+                    items[-1].append(item.decision if item.fresh else item.decision.identifier)
+        return cls(ready, threshold, [[item.decision for item in batch] for batch in batches], items, divided)
 
 
 class Coordinator(Role):
@@ -101,6 +135,7 @@ class Coordinator(Role):
         self._window_end = 0.0
         self._clocks = {member: ClockOffset() for member in self._groups}
         self._fusion_threshold = config.fusion_threshold
+        self._plan: _Plan | None = None
 
     # Messages
 
@@ -203,8 +238,7 @@ class Coordinator(Role):
         """Whether small collectives may run without an order now."""
         if self.tuner is not None and self.tuner.due is not None:
             return False  # only an order can carry the settings
-        negotiator = self._negotiator
-        return not negotiator.pending and not negotiator.joined and self.observer.timeline is None
+        return self._negotiator.idle and self.observer.timeline is None
 
     def settled(self) -> None:
         """Note that this rank has nothing in flight."""
@@ -218,15 +252,17 @@ class Coordinator(Role):
             self._tell_relays()
         if self._negotiator.ready and not self._in_window():
             tuned = self._take_tuned() if self.tuner is not None else None
-            batches = fuse(self._negotiator.take(), self._fusion_threshold, self._config.disable_group_fusion)
+            ready = self._negotiator.take()
+            plan = self._plan
+            if plan is None or plan.ready is not ready or plan.threshold != self._fusion_threshold:
+                plan = self._plan = _Plan.of(ready, self._fusion_threshold, self._config.disable_group_fusion)
             timeline = self.observer.timeline
             if timeline is not None:
                 timeline.cycle()
-            self._order(batches, tuned)
+            self._order(plan, tuned)
             if tuned is not None:
                 self._schedule.batches.append(tuned)
-            for batch in batches:
-                self._schedule.batches.append([item.decision for item in batch])
+            self._schedule.batches.extend(plan.batches)
 
     # Autotuning
 
@@ -270,19 +306,10 @@ class Coordinator(Role):
         self._window_end = 0.0
         return False
 
-    def _order(self, batches: list[list[ReadyRequest]], tuned: Tuned | None) -> None:
+    def _order(self, plan: _Plan, tuned: Tuned | None) -> None:
         if not self._groups:
             return
-        items: list[list[int | Decision]] = []
-        divided: list[ReadyRequest] = []
-        for batch in batches:
-            items.append([])
-            for item in batch:
-                if item.fresh and item.received:
-                    divided.append(item)
-                    items[-1].append(item.for_all())
-                else:
-                    items[-1].append(item.decision if item.fresh else item.decision.identifier)
+        items, divided = plan.items, plan.divided
         order = Order(items, tuned)
         if not divided:
             body = Message(encode(order))

@@ -66,7 +66,7 @@ class Member(Role):
         now = time.monotonic()
         ages = [now - each for each in since] if since and now - since[0] > _MOMENT_SECONDS else []
         proposal, proposed = self._fast_path.given_up(requests[0]) if self._fast_path is not None else (0, 0)
-        message = Announce([self._encoder.item(request) for request in requests], proposal, now, ages, proposed)
+        message = Announce(self._encoder.items(requests), proposal, now, ages, proposed)
         self._connections.send(self._parent, encode(message))
 
     def leave(self, reason: str, steps: Sequence[StepsMade] = ()) -> None:

@@ -131,6 +131,5 @@ class Relay(Member):
         now = time.monotonic()
         found = []
         for member, requests, since in shares:
-            encoder = self._encoders[member]
-            found.append(Share(member, [encoder.item(each) for each in requests], [now - at for at in since]))
+            found.append(Share(member, self._encoders[member].items(requests), [now - at for at in since]))
         self._connections.send(self._parent, encode(Relayed(found, now)))

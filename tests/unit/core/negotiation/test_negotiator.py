@@ -50,7 +50,7 @@ def announce_all(negotiator: Negotiator, size: int, *requests: Request) -> list[
 
 def is_idle(negotiator: Negotiator) -> bool:
     """Whether no name is incomplete and no member has joined."""
-    return not negotiator.pending and not negotiator.joined
+    return negotiator.idle
 
 
 JOIN = Request(Operation.JOIN, "join.noname", transient=True)
