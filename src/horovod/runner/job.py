@@ -402,7 +402,7 @@ class Job:
     def _reported_failure(self) -> ReportedFailure | None:
         value = self.delivered(FAILURE_KEY)
         if value is None:
-            awaited = None if self._server is None else self._server.awaited_in_vain()
+            awaited = None if self._server is None else self._server.exchanges.awaited_in_vain()
             return None if awaited is None else ReportedFailure(*awaited)
         try:
             content = json.loads(value)

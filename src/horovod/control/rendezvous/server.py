@@ -11,16 +11,13 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from horovod._base.running_time import TURN_SECONDS, running_time
+from horovod._base.running_time import running_time
 from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.connection import Connection
 from horovod.control.dial import listening_socket
-from horovod.control.fd_limit import DescriptorLimitError, make_room
 from horovod.control.listener import LARGEST_QUEUE, ConnectionListener
-from horovod.control.lost_rank import text_of_loss
 from horovod.control.rendezvous.messages import (
     PURPOSE,
-    REACHABILITY,
     VALUE_LIMIT,
     Answer,
     ExchangeValues,
@@ -31,14 +28,8 @@ from horovod.control.rendezvous.messages import (
     Values,
     decode_request,
     encode,
-    encode_values,
 )
-from horovod.control.rendezvous.rendezvous_group import (
-    FailedExchange,
-    RendezvousGroup,
-    ended_processes_error,
-    timeout_error,
-)
+from horovod.control.rendezvous.open_exchanges import OpenExchanges
 from horovod.control.rendezvous.store_requests import carry_out
 from horovod.control.sealing import Message
 from horovod.control.wakeup import WakeUp
@@ -58,6 +49,9 @@ class RendezvousServer:
         name: listen on this Unix socket instead; an abstract name starts with NUL.
         preface: sent to every client before the handshake, even to one without the secret.
         expected: how many clients may come from one address at a time, if that is known (:class:`ConnectionListener`).
+
+    Attributes:
+        exchanges: the all-gathers that are not complete.
     """
 
     def __init__(
@@ -77,11 +71,8 @@ class RendezvousServer:
         self._arrived = threading.Condition(self._lock)
         self._values: dict[str, bytes] = {}
         self._waiting: dict[str, list[tuple[Channel, float]]] = {}
-        self._rendezvous_groups: dict[str, RendezvousGroup] = {}
-        self._departed: dict[int, str] = {}
-        self._failed: dict[str, FailedExchange] = {}
+        self.exchanges = OpenExchanges(self._send, self._note_exchanged)
         self._passed_on: dict[str, Callable[[str, bytes], None]] = {}
-        self._over = (0, "")
         self._clients: set[Channel] = set()
         self._exchanged: set[Channel] = set()
         """The clients that have completed an exchange, as long as they are connected."""
@@ -156,8 +147,7 @@ class RendezvousServer:
 
     def end_rounds(self, number: int, reason: str) -> None:
         """Refuse exchanges in rounds of an elastic job up to ``number``, now and later; the error is ``reason``."""
-        with self._lock:
-            self._over = (number, reason)
+        self.exchanges.end_rounds(number, reason)
         self._wake_up.set()
 
     def peek(self, key: str) -> bytes | None:
@@ -182,19 +172,8 @@ class RendezvousServer:
         Args:
             ending: how it ended, as text, for example "exit code 0".
         """
-        with self._lock:
-            self._departed[rank] = ending
+        self.exchanges.depart(rank, ending)
         self._wake_up.set()
-
-    def awaited_in_vain(self) -> tuple[int, str] | None:
-        """The rank for which others waited until they failed, with the reason; None if there is none. Exchanges that were
-        repeated with success do not count."""
-        with self._lock:
-            return next(((failed.lost, failed.why) for failed in self._failed.values() if failed.lost >= 0), None)
-
-    def arrived(self) -> dict[str, list[int]]:
-        """By the key of each exchange that is not complete, the ranks that wait for the others."""
-        return {key: sorted(group.values) for key, group in list(self._rendezvous_groups.items())}
 
     def connected(self) -> int:
         """How many clients are connected."""
@@ -218,9 +197,8 @@ class RendezvousServer:
                     key.data(events)
                 listener.expire()
                 self._answer_waiting()
-                self._refuse_abandoned()
-                self._refuse_over()
                 self._expire()
+                self.exchanges.end_failed()
             listener.close()
             self._listener.close()
             for client in list(self._clients):
@@ -229,7 +207,7 @@ class RendezvousServer:
     def _sleep_limit(self, handshake_deadline: float | None) -> float | None:
         now = time.monotonic()
         deadlines = [deadline for queue in self._waiting.values() for _, deadline in queue]
-        deadlines += [now + min(group.left(now), TURN_SECONDS) for group in self._rendezvous_groups.values()]
+        deadlines += self.exchanges.sleep_limits(now)
         if handshake_deadline is not None:
             deadlines.append(handshake_deadline)
         return min(max(0.0, min(deadlines) - now), _LONGEST_SLEEP) if deadlines else None
@@ -275,7 +253,7 @@ class RendezvousServer:
         elif isinstance(request, Get):
             self._waiting.setdefault(request.key, []).append((client, time.monotonic() + request.seconds))
         elif isinstance(request, ExchangeValues):
-            self._exchange(client, request)
+            self.exchanges.add(client, request, len(self._clients))
         else:
             try:
                 with self._lock:
@@ -286,47 +264,9 @@ class RendezvousServer:
                 return
             self._answer(client, Values(values))
 
-    def _exchange(self, client: Channel, request: ExchangeValues) -> None:
-        if 0 < request.round <= self._over[0]:
-            self._answer(client, Refusal(self._over[1], False))
-            return
-        if len(request.members) not in (0, request.size):
-            self._answer(client, Refusal(f"{len(request.members)} members for {request.size} ranks", False))
-            return
-        group = self._rendezvous_groups.get(request.key)
-        if group is None:
-            try:
-                make_room(max(0, request.size - len(self._clients)), f"a rendezvous of {request.size} ranks")
-            except DescriptorLimitError as error:
-                self._answer(client, Refusal(str(error), False))
-                return
-            deadline = time.monotonic() + request.seconds
-            group = RendezvousGroup(request.size, deadline, request.seconds, request.members, request.round)
-            self._rendezvous_groups[request.key] = group
-        if request.size != group.size or not 0 <= request.rank < group.size:
-            reason = (
-                f"rank {request.rank} says the job has {request.size} ranks, others say {group.size}; "
-                "start all ranks with the same size"
-            )
-            self._answer(client, Refusal(reason, False))
-            return
-        if request.rank in group.values:
-            reason = (
-                f"two processes say they are rank {group.launched(request.rank)}; is the job started twice with one "
-                "rendezvous address?"
-            )
-            self._answer(client, Refusal(reason, False))
-            return
-        group.values[request.rank] = request.value
-        group.clients[request.rank] = client
-        if len(group.values) == group.size:
-            del self._rendezvous_groups[request.key]
-            with self._lock:
-                self._failed.pop(request.key, None)
-                self._exchanged |= self._clients.intersection(group.clients.values())
-            answer = Message(encode_values([group.values[rank] for rank in range(group.size)]))
-            for waiting in list(group.clients.values()):
-                self._send(waiting, answer)
+    def _note_exchanged(self, clients: Collection[Channel]) -> None:
+        with self._lock:
+            self._exchanged |= self._clients.intersection(clients)
 
     def _answer_waiting(self) -> None:
         with self._lock:
@@ -343,51 +283,6 @@ class RendezvousServer:
                 self._keep_waiting(key, [(client, deadline) for client, deadline in queue if deadline > now])
                 for client in late:
                     self._answer(client, Refusal(f"no rank delivered {key!r} in time", True))
-        groups = self._rendezvous_groups
-        reasons = {key: timeout_error(group, groups.values()) for key, group in groups.items() if group.left(now) <= 0}
-        for key, reason in reasons.items():
-            self._fail(key, groups[key].missing()[0], reason, reason, timed_out=True)
-
-    def _refuse_abandoned(self) -> None:
-        """End the groups that wait for ranks that have ended."""
-        with self._lock:
-            departed = dict(self._departed) if self._rendezvous_groups else {}
-        for key, group in list(self._rendezvous_groups.items()):
-            missing = {rank: ending for rank, ending in departed.items() if group.awaits(rank)}
-            earlier = self._failed.get(key)
-            if missing and earlier is not None and {earlier.lost, *earlier.heard} & missing.keys():
-                # It has failed for these ranks, too; or they had come, and have ended because of that.
-                self._fail(key, earlier.lost, earlier.error, earlier.why, earlier.heard)
-            elif missing:
-                error, why = ended_processes_error(group, missing, in_the_middle=key.startswith(f"{REACHABILITY}/"))
-                self._fail(key, next(iter(missing)), error, why)
-
-    def _fail(
-        self, key: str, lost: int, error: str, why: str, heard: Collection[int] = (), timed_out: bool = False
-    ) -> None:
-        """End an exchange: all its ranks raise an error.
-
-        Args:
-            lost: the rank of the launched job for which they waited.
-            error: the text of the error.
-            why: why that rank is to blame.
-            heard: ranks that got this error before.
-        """
-        group = self._rendezvous_groups.pop(key)
-        with self._lock:
-            self._failed[key] = FailedExchange(lost, error, why, {*heard, *group.present()})
-        for waiting in list(group.clients.values()):
-            self._answer(waiting, Refusal(error, timed_out))
-
-    def _refuse_over(self) -> None:
-        """End the exchanges of rounds that are over."""
-        with self._lock:
-            number, reason = self._over
-        for key, group in list(self._rendezvous_groups.items()):
-            if 0 < group.round <= number:
-                del self._rendezvous_groups[key]
-                for waiting in list(group.clients.values()):
-                    self._answer(waiting, Refusal(reason, False))
 
     def _keep_waiting(self, key: str, queue: list[tuple[Channel, float]]) -> None:
         if queue:
@@ -421,8 +316,5 @@ class RendezvousServer:
         client.close()
         for key, queue in list(self._waiting.items()):
             self._keep_waiting(key, [(waiting, deadline) for waiting, deadline in queue if waiting is not client])
-        for key, group in list(self._rendezvous_groups.items()):
-            left = [group.launched(rank) for rank, waiting in group.clients.items() if waiting is client]
-            if left and not self._stopping:
-                why = text_of_loss(left[0], "the other ranks waited for it in init()", "it closed its connection")
-                self._fail(key, left[0], why, why)
+        if not self._stopping:
+            self.exchanges.lose(client)

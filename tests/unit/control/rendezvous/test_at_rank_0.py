@@ -107,7 +107,7 @@ def test_a_rank_that_waits_at_a_rank_0_that_dies_meets_the_next_one(directory: M
     server.start()
     old.publish(server.address[1], noted)
     waiting = ConcurrentCalls(rank(directory, 1, 2))
-    wait_until(server.arrived, "rank 1 waiting at the old rank 0")
+    wait_until(server.exchanges.arrived, "rank 1 waiting at the old rank 0")
     server.stop()
     assert rank(directory, 0, 2)()[0] == everybody(2)
     assert waiting.results()[0][0] == everybody(2)

@@ -125,7 +125,7 @@ def test_the_launchers_server_serves_generation_after_generation() -> None:
         for generation in (1, 2, 3):
             assert run_concurrently(*ranks(at, 3, generation)) == expected(3, generation)
         wait_until(lambda: not server.connected(), "all leaving")
-        assert not server.arrived()
+        assert not server.exchanges.arrived()
     finally:
         server.stop()
 

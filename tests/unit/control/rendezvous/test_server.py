@@ -160,7 +160,7 @@ def test_the_timeout_names_several_missing_ranks_and_not_thousands(server: Rende
 
 def test_two_processes_that_claim_one_rank(server: RendezvousServer) -> None:
     legitimate = ConcurrentCalls(partial(exchange, server, 0, 2, b"real"))
-    wait_until(server.arrived, "the first claim")
+    wait_until(server.exchanges.arrived, "the first claim")
     with pytest.raises(RendezvousError, match="two processes say they are rank 0"):
         exchange(server, 0, 2, b"double")
     assert exchange(server, 1, 2, b"one") == [b"real", b"one"]
@@ -169,7 +169,7 @@ def test_two_processes_that_claim_one_rank(server: RendezvousServer) -> None:
 
 def test_ranks_that_differ_about_the_size(server: RendezvousServer) -> None:
     legitimate = ConcurrentCalls(partial(exchange, server, 0, 2, b"zero"))
-    wait_until(server.arrived, "the first claim")
+    wait_until(server.exchanges.arrived, "the first claim")
     with pytest.raises(RendezvousError, match=r"rank 1 says the job has 3 ranks, others say 2"):
         exchange(server, 1, 3)
     assert exchange(server, 1, 2, b"one") == [b"zero", b"one"]
@@ -189,7 +189,7 @@ def test_groups_of_launched_ranks_meet_apart(server: RendezvousServer) -> None:
 
 def test_ranks_with_contradicting_lists_are_named_at_the_timeout(server: RendezvousServer) -> None:
     other = ConcurrentCalls(partial(members, server, 1, [1, 0], 1.0))
-    wait_until(server.arrived, "the other list")
+    wait_until(server.exchanges.arrived, "the other list")
     (told,) = ConcurrentCalls(partial(members, server, 0, [0, 1], 0.2)).outcomes()
     assert isinstance(told, TimeoutError)
     assert "rank 1 of 2 did not call hvd.init(comm=[0, 1]) within 0.2 seconds" in str(told)
@@ -201,7 +201,7 @@ def test_ranks_with_contradicting_lists_are_named_at_the_timeout(server: Rendezv
 
 def test_a_group_may_wait_for_a_rank_that_meets_others_first(server: RendezvousServer) -> None:
     first = ConcurrentCalls(partial(members, server, 0, [0, 1]))
-    wait_until(server.arrived, "the one that waits")
+    wait_until(server.exchanges.arrived, "the one that waits")
     assert run_concurrently(*(partial(members, server, rank, [1, 2]) for rank in (1, 2))) == [[b"1", b"2"]] * 2
     assert members(server, 1, [0, 1]) == [b"0", b"1"]
     assert first.results() == [[b"0", b"1"]]
@@ -209,13 +209,13 @@ def test_a_group_may_wait_for_a_rank_that_meets_others_first(server: RendezvousS
 
 def test_early_and_late_waiters_for_an_ended_rank_are_told_at_once(server: RendezvousServer) -> None:
     early = ConcurrentCalls(partial(exchange, server, 0, 3))
-    wait_until(server.arrived, "rank 0")
+    wait_until(server.exchanges.arrived, "rank 0")
     server.depart(1, "exit code 0")
     outcomes = [*early.outcomes(), *ConcurrentCalls(partial(exchange, server, 2, 3)).outcomes()]
     for error in outcomes:
         assert isinstance(error, RendezvousError)
         assert "rank 1 of 3 has ended (exit code 0)" in str(error)
-    awaited = server.awaited_in_vain()
+    awaited = server.exchanges.awaited_in_vain()
     assert awaited is not None and awaited[0] == 1
     assert awaited[1].endswith("where rank 0 waited for it")
 
@@ -225,7 +225,7 @@ def test_several_ranks_that_departed_are_all_named_and_the_first_is_to_blame(ser
     server.depart(1, "exit code 0")
     (error,) = ConcurrentCalls(partial(exchange, server, 0, 3)).outcomes()
     assert "ranks 1, 2 of 3 have ended (exit codes 0, 3)" in str(error)
-    assert server.awaited_in_vain() == (
+    assert server.exchanges.awaited_in_vain() == (
         2,
         "it ended (exit code 3) instead of calling hvd.init(), where rank 0 waited for it",
     )
@@ -240,14 +240,14 @@ def test_a_rank_that_comes_after_the_others_have_given_up_hears_why(server: Rend
     assert [str(outcome).partition(". ")[0] for outcome in outcomes] == [
         "rank 2 of 3 did not call hvd.init() within 0.3 seconds of the first rank"
     ] * 3
-    assert server.awaited_in_vain() == (2, str(outcomes[0]))
+    assert server.exchanges.awaited_in_vain() == (2, str(outcomes[0]))
 
 
 def test_nobody_is_to_blame_for_an_exchange_that_was_repeated(server: RendezvousServer) -> None:
     (error,) = ConcurrentCalls(partial(exchange, server, 0, 2, seconds=0.1)).outcomes()
-    assert isinstance(error, TimeoutError) and server.awaited_in_vain() is not None
+    assert isinstance(error, TimeoutError) and server.exchanges.awaited_in_vain() is not None
     run_concurrently(*everybody(server, 2))
-    assert server.awaited_in_vain() is None
+    assert server.exchanges.awaited_in_vain() is None
 
 
 def test_a_rank_that_ends_between_two_exchanges_of_init_is_lost_there(server: RendezvousServer) -> None:
@@ -256,13 +256,13 @@ def test_a_rank_that_ends_between_two_exchanges_of_init_is_lost_there(server: Re
     (error,) = waiting.outcomes()
     reason = "lost rank 1 while the ranks met in init(): its process ended (exit code 3)"
     assert str(error) == f"hvd.init() cannot complete: {reason}. Look at the output of rank 1"
-    assert server.awaited_in_vain() == (1, reason)
+    assert server.exchanges.awaited_in_vain() == (1, reason)
 
 
 def test_clients_that_do_not_wait_for_an_ended_rank_are_not_told(server: RendezvousServer) -> None:
     server.depart(1, "exit code 0")
     assert run_concurrently(*(partial(members, server, rank, [2, 0]) for rank in (0, 2))) == [[b"2", b"0"]] * 2
-    assert server.awaited_in_vain() is None
+    assert server.exchanges.awaited_in_vain() is None
 
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])
@@ -288,7 +288,7 @@ class Guest:
 
 
 def arrived(server: RendezvousServer, key: str, count: int) -> Callable[[], bool]:
-    return lambda: len(server.arrived().get(key, ())) == count
+    return lambda: len(server.exchanges.arrived().get(key, ())) == count
 
 
 def test_a_rank_that_leaves_during_an_exchange_ends_the_wait_of_the_others(server: RendezvousServer) -> None:
@@ -320,7 +320,7 @@ def test_after_somebody_left_the_next_attempt_starts_from_nothing(server: Rendez
     with Guest(server) as leaver:
         leaver.say(ExchangeValues("k", 1, 2, b"stale", SECONDS))
         wait_until(arrived(server, "k", 1), "an arrival")
-    wait_until(lambda: "k" not in server.arrived(), "its end")
+    wait_until(lambda: "k" not in server.exchanges.arrived(), "its end")
     assert run_concurrently(*everybody(server, 2)) == [[b"value 0", b"value 1"]] * 2
 
 
@@ -465,7 +465,7 @@ def test_a_rank_that_is_back_for_its_next_rendezvous_is_not_waited_for(server: R
     run_concurrently(lambda: one.exchange("k", 0, 2, b"", SECONDS), lambda: two.exchange("k", 1, 2, b"", SECONDS))
     with RendezvousClient(server.address, SECRET, SECONDS) as back:
         waiting = ConcurrentCalls(lambda: back.exchange("k", 1, 2, b"", SECONDS))
-        wait_until(server.arrived, "the rank that is back")
+        wait_until(server.exchanges.arrived, "the rank that is back")
         two.close()
         ConcurrentCalls(lambda: server.wait_until_left(time.monotonic() + 10 * SECONDS)).results()
         server.stop()
