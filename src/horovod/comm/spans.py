@@ -295,28 +295,28 @@ def source_and_target(inputs: Vectors, outputs: Vectors) -> tuple[Spans, Spans]:
 
 
 @lru_cache(maxsize=64)
-def _joined_layout(layouts: tuple[Layout, ...]) -> Layout:
-    """The layout of all vectors together; cached, because every training step has the same batches."""
-    first = layouts[0]
-    return Layout.of(first.dtype, [size for layout in layouts for size in layout.sizes], first.device)
+def _joined_layout(layouts: tuple[Layout, ...]) -> Layout | None:
+    """The layout of all vectors together; None if they are not of one dtype and device. Cached, because every training step has
+    the same batches."""
+    dtype, device = layouts[0].dtype, layouts[0].device
+    if any(layout.dtype is not dtype or layout.device != device for layout in layouts):
+        return None
+    return Layout.of(dtype, [size for layout in layouts for size in layout.sizes], device)
+
+
+def joined_spans(parts: Sequence[Vectors]) -> Spans | None:
+    """The vectors of all parts together, if all parts are spans of one dtype and device; else None."""
+    spans = [part for part in parts if isinstance(part, Spans)]
+    layout = _joined_layout(tuple([part.layout for part in spans])) if len(spans) == len(parts) else None
+    return None if layout is None else Spans(layout, [address for part in spans for address in part.addresses])
 
 
 def joined(parts: Sequence[Vectors]) -> Vectors:
     """The vectors of all parts together: as spans if all parts are spans of one dtype and device, else as a list."""
-    first = parts[0]
     if len(parts) == 1:
-        return first
-    if isinstance(first, Spans):
-        dtype, device = first.layout.dtype, first.layout.device
-        spans = [
-            part
-            for part in parts
-            if isinstance(part, Spans) and part.layout.dtype is dtype and part.layout.device == device
-        ]
-        if len(spans) == len(parts):
-            layout = _joined_layout(tuple([part.layout for part in spans]))
-            return Spans(layout, [address for part in spans for address in part.addresses])
-    return [vector for part in parts for vector in _each(part)]
+        return parts[0]
+    together = joined_spans(parts)
+    return [vector for part in parts for vector in _each(part)] if together is None else together
 
 
 def _each(vectors: Vectors) -> Sequence[Any]:

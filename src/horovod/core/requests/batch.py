@@ -7,6 +7,7 @@ contributes values that do not change the others' results, and discards its own 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import is_
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from horovod.comm.spans import (
     dtype_of,
     host_vector,
     joined,
+    joined_spans,
     size_in_bytes,
     sizes_of,
     vector_of,
@@ -221,19 +223,15 @@ def _allreduce(communicator: Communicator, batch: Batch, held: list[object] | No
     # decisions, or in none.
     unlike_sum = op != ReduceOp.SUM
     scale_here = first.template is not None and unlike_sum and prescale != 1.0
-    entries: list[Entry] = []
-    parts: list[Vectors] = []
-    targets: list[Vectors] = []
-    in_place = not scale_here
-    for decision, own in batch:
-        entry = own or _stand_in(communicator, decision)
-        vectors = entry.inputs
-        in_place = in_place and entry.outputs is vectors
-        if scale_here and own is not None:
-            vectors = [_scaled(array, prescale) for array in vectors]
-        entries.append(entry)
-        parts.append(vectors)
-        targets.append(entry.outputs)
+    entries = [own or _stand_in(communicator, decision) for decision, own in batch]
+    parts = [entry.inputs for entry in entries]
+    targets = [entry.outputs for entry in entries]
+    in_place = not scale_here and all(map(is_, parts, targets))
+    if scale_here:
+        parts = [
+            part if own is None else [_scaled(array, prescale) for array in part]
+            for part, (_, own) in zip(parts, batch, strict=True)
+        ]
     if held is not None:
         held.append(entries)
     if scale_here:
@@ -284,10 +282,12 @@ def _by_type(inputs: Sequence[Vectors], outputs: Sequence[Vectors]) -> Sequence[
     """Join the vectors of each type, in the order in which types first appear (the same on all ranks)."""
     if len(inputs) == 1 and isinstance(inputs[0], Spans):
         return [(inputs[0], outputs[0])]
-    if len({part.layout.dtype for part in inputs if isinstance(part, Spans)}) < 2:
-        together = joined(inputs)
-        if isinstance(together, Spans) or len({array.dtype for array in together}) == 1:
-            return [(together, together if outputs is inputs else joined(outputs))]
+    together: Vectors | None = joined_spans(inputs)
+    if together is None and len({part.layout.dtype for part in inputs if isinstance(part, Spans)}) < 2:
+        arrays = joined(inputs)
+        together = arrays if len({array.dtype for array in arrays}) == 1 else None
+    if together is not None:
+        return [(together, together if outputs is inputs else joined(outputs))]
     split: dict[object, tuple[list[Vectors], list[Vectors]]] = {}
     for sources, targets in zip(inputs, outputs, strict=True):
         for index in range(len(sources)):

@@ -91,27 +91,35 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         """Whether a thread waits for it or has asked to be called."""
         return bool(self._next)
 
-    def complete(self, error: BaseException | None = None) -> None:
-        """Complete the handle and wake all threads that wait. Called once."""
-        end, self.end = self.end, None
-        if end is not None:
-            try:
-                error = end(error)
-            except Exception as failure:
-                error = error or HorovodInternalError(
-                    f"the collective is complete, but processing its result failed: {failure!r}"
-                )
-                _log.exception("processing the result of a collective failed")
+    def complete(self, error: BaseException | None = None, now: float = 0.0) -> None:
+        """Complete the handle and wake all threads that wait. Called once.
+
+        Args:
+            now: the time (``time.monotonic``), if the caller has just looked at the clock.
+        """
+        if self.end is not None:
+            error = self._process(error)
         self.error = error
         record = self.record
         if record is not None:
-            record.ended = monotonic()  # not by a method: each call costs
+            record.ended = now or monotonic()  # not by a method: each call costs
             if error is not None:
                 record.fail(error)
         self._finished = True
         self.driver = None
         if self._next:
             self._call_next(self._next)
+
+    def _process(self, error: BaseException | None) -> BaseException | None:
+        """Call ``end``, once. Returns the error of the handle."""
+        end, self.end = self.end, None
+        assert end is not None
+        try:
+            return end(error)
+        except Exception as failure:
+            _log.exception("processing the result of a collective failed")
+            text = f"the collective is complete, but processing its result failed: {failure!r}"
+            return error or HorovodInternalError(text)
 
     def then(self, callback: Callable[[], None], hurried: bool = True) -> None:
         """Call ``callback`` once when the collective is done, on the thread that completes it; at once if it is done.
@@ -160,7 +168,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         """
         record = self.record
         if record is not None:
-            record.awaited = monotonic()
+            record.awaited = record.ended or monotonic()
         if self.driver is not None and (final or timeout < 0):
             self.attempt()
         if not self._finished:

@@ -208,13 +208,16 @@ class Executor:
             self._open_events.add(completion, names, (entries, held), time.monotonic())
         self._settle()
         tuned, joined = self.tuned, batch[0][0].template is not None
+        special = completion is not None or tuned is not None or joined
+        now = time.monotonic()
         for entry in entries:
-            if entry is not None:  # an abort has completed it, or this rank has joined
+            if entry is not None:  # else an abort has completed it, or this rank has joined
                 handle = entry.handle
-                handle.event = completion
-                handle.tuned = tuned
-                handle.joined = joined
-                handle.complete(error or entry.error)
+                if special:
+                    handle.event = completion
+                    handle.tuned = tuned
+                    handle.joined = joined
+                handle.complete(error or entry.error, now)
 
     def _settle(self) -> None:
         if self._requests.none():
