@@ -106,9 +106,12 @@ class FlightRecorder:
         occurrence = 1
         if not request.transient:
             occurrences = self._occurrences
-            if len(occurrences) >= MOST_NAMES:
+            before = occurrences.get(name)
+            if before is not None:
+                occurrence = before + 1
+            elif len(occurrences) >= MOST_NAMES:
                 occurrences.clear()
-            occurrence = occurrences[name] = occurrences.get(name, 0) + 1
+            occurrences[name] = occurrence
         number = self.count = self.count + 1
         record = Record(request, number, occurrence, now)
         self.ring.append(record)

