@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import os
@@ -18,6 +19,7 @@ if importlib.util.find_spec("triton"):  # of PyTorch's builds for CUDA: it abort
     import triton  # noqa: F401
 
 import native_devices
+from eager import framework_imports
 from leaks import Inventory, left_behind
 from part import draws
 from ranks import Pools, RankPool
@@ -45,6 +47,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ["TMPDIR"] = tempfile.tempdir = folder.name
     config.pluginmanager.register(Spent())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing that is there before the first test is garbage, and the collector need not look through it again and again."""
+    framework_imports.install()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -34,6 +34,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import rank_worker
+from eager import framework_imports
 from time_limits import SOON
 
 NUMBER = struct.Struct("<q")
@@ -240,10 +241,12 @@ def main() -> None:
     rank_worker.die_with(int(holder))
     connection = socket.socket(fileno=int(descriptor))
     os.set_inheritable(int(descriptor), False)
+    framework_imports.install()
+    gc.disable()
     for name in (module, *WHEN_USED.get(module, [])):
         importlib.import_module(name)
-    gc.collect()
     gc.freeze()  # a rank that looked through all of it would copy it
+    gc.enable()
     forked = serve(connection)
     if forked is not None:
         link, log, env = forked

@@ -2,7 +2,8 @@
 DistributedDataParallel: that takes as long as importing PyTorch itself.
 
 A Python process imports this module at its start if PYTHONPATH names this folder. A script that compiles nothing then gets, of
-``torch._dynamo``, only what such a script calls. Whatever else it uses of it, or of its submodules, imports the real one.
+``torch._dynamo``, only what such a script calls. Whatever else it uses of it, or of its submodules, imports the real one. What
+else spares it time is in ``framework_imports``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+import framework_imports
 
 NAME = "torch._dynamo"
 
@@ -77,5 +80,6 @@ def real() -> ModuleType:
     return importlib.import_module(NAME)
 
 
+framework_imports.install()
 finder = WithoutCompiler()
 sys.meta_path.insert(0, finder)
