@@ -21,6 +21,7 @@ import pytest
 
 import horovod
 from keras_ranks import env_of
+from launcher.harness import EAGER
 from ranks import RankPool
 
 pytest.importorskip("tensorflow")
@@ -380,7 +381,12 @@ def test_pipelines_and_files(ranks: Callable[..., RankPool], tmp_path: Path) -> 
 def start(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run something to its end as a user would, with whatever it leaves behind in ``folder``."""
     own = {name: value for name, value in os.environ.items() if "HOROVOD" not in name}
-    own |= {"PYTHONPATH": str(SOURCE), **QUIET, "JUPYTER_RUNTIME_DIR": str(folder), "JUPYTER_CONFIG_DIR": str(folder)}
+    own |= {
+        "PYTHONPATH": os.pathsep.join([str(SOURCE), EAGER]),
+        **QUIET,
+        "JUPYTER_RUNTIME_DIR": str(folder),
+        "JUPYTER_CONFIG_DIR": str(folder),
+    }
     own |= {"IPYTHONDIR": str(folder), "MPLCONFIGDIR": str(folder), "HOROVOD_CHECK": "error", **environment}
     return subprocess.run([sys.executable, *command], cwd=folder, env=own, capture_output=True, text=True, timeout=240)
 

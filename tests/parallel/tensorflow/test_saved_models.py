@@ -13,6 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 import horovod.tensorflow as hvd
+from launcher.harness import EAGER
+from parallel.tensorflow.conftest import QUIET
 from ranks import SOURCE
 from time_limits import SOON
 
@@ -96,7 +98,7 @@ import horovod.tensorflow as hvd
 hvd.init()
 assert loaded.train(x).numpy().tolist() == [-3.0, -6.0]  # in a job of one rank
 """
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(SOURCE)}
+    environment = {**os.environ, **QUIET, "PYTHONPATH": os.pathsep.join([str(SOURCE), EAGER])}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=SOON
     )
