@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+# PyTorch's threads wait for each other without using the cores that others need: half of what a small training costs.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 if importlib.util.find_spec("triton"):  # of PyTorch's builds for CUDA: it aborts if TensorFlow was imported before
     import triton  # noqa: F401
 
