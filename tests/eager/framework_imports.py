@@ -2,8 +2,11 @@
 
 While a framework is imported, the garbage collector is off: it would look through some hundred thousand objects again and
 again, and find nothing. Afterwards it leaves them alone, also at the end of the process. What a script makes itself is
-collected as ever. What TensorFlow and Keras import only because it is installed beside them, for functions that no test uses,
-is missing for them. Others can import it.
+collected as ever, except in the end what is in cycles that its globals hold. So some tests start processes without this: the
+program of the README, that of docs/notebooks.md, and the scripts of ``tests/parallel/tensorflow/test_scripts.py``.
+
+What TensorFlow and Keras import only because it is installed beside them, for functions that no test uses, is missing for them.
+Others can import it.
 
 Imported in processes that tests launch (``sitecustomize``), in those that ranks are forked from, and in pytest's own.
 """
@@ -18,8 +21,16 @@ from types import FrameType, ModuleType
 from typing import Any
 
 FRAMEWORKS = {"accelerate", "jax", "keras", "lightning", "sklearn", "tensorflow", "tf_keras", "torch", "transformers"}
-MISSING = {"jax": "tensorflow.lite.", "matplotlib": "keras.src.", "sklearn": "keras.src."}
-"""For whom a package is missing: the beginning of the names of the modules that import it."""
+MISSING = {
+    "IPython": ("keras.src.",),
+    "huggingface_hub": ("keras.src.",),
+    "jax": ("keras.src.callbacks.", "tensorflow.lite."),
+    "matplotlib": ("keras.src.",),
+    "requests": ("tensorflow.python.keras.",),
+    "scipy": ("tensorflow.python.keras.",),
+    "sklearn": ("keras.src.",),
+}
+"""For whom a package is missing: how the names of the modules begin that import it."""
 
 
 class Frameworks(MetaPathFinder):

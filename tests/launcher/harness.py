@@ -17,7 +17,7 @@ LIMIT_SECONDS, RUN_SECONDS = SOON, JOB
 _TAG = "LAUNCHER_TEST_TAG"
 _SOURCE = str(Path(horovod.__file__).resolve().parents[1])
 EAGER = str(Path(__file__).resolve().parents[1] / "eager")
-"""Scripts that compile nothing start faster with this folder in PYTHONPATH: see its only file."""
+"""Scripts with a framework start faster with this folder in PYTHONPATH: see its files."""
 
 
 @dataclass

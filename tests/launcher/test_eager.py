@@ -1,4 +1,4 @@
-"""Scripts that tests launch get PyTorch's compiler only if they use it: ``tests/eager``."""
+"""Scripts that tests launch import less, and what they import and make themselves is as ever: ``tests/eager``."""
 
 from __future__ import annotations
 
@@ -33,3 +33,41 @@ def test_the_compiler_is_imported_by_a_script_that_compiles(launcher: Launcher) 
     done = finish(launcher.python("-c", SCRIPT))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["after a step: False", "compiled: 1"]
+
+
+COLLECTED = """
+import gc
+import weakref
+
+class Node: ...
+
+def in_a_cycle():
+    node = Node()
+    node.itself = node
+    return node
+
+weakref.finalize(in_a_cycle(), print, "collected").atexit = False
+assert gc.isenabled()
+import torch
+assert gc.isenabled() and gc.get_freeze_count() > 100_000
+weakref.finalize(in_a_cycle(), print, "collected, too").atexit = False
+gc.collect()
+"""
+
+
+def test_what_a_script_makes_itself_is_collected(launcher: Launcher) -> None:
+    done = finish(launcher.python("-c", COLLECTED))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["collected, too"]
+
+
+def test_keras_finds_its_back_end_and_not_what_it_could_do_without(launcher: Launcher) -> None:
+    pytest.importorskip("keras")
+    pytest.importorskip("jax")
+    pytest.importorskip("tensorflow")
+    script = (
+        "import sys, keras; print('jax' in sys.modules); import jax, sklearn; print(jax.__name__, sklearn.__name__)"
+    )
+    for backend, imported in (("jax", True), ("tensorflow", False)):
+        done = finish(launcher.python("-c", script, KERAS_BACKEND=backend))
+        assert done.stdout.splitlines() == [str(imported), "jax sklearn"], done.stderr

@@ -57,10 +57,13 @@ def play(pool: RankPool, path: Path, script: str) -> list[str]:
 
 PENDING = """
 import os, threading, time
+import keras
 import tensorflow as tf
+import horovod.keras
 import horovod.tensorflow as hvd
 
 hvd.init()
+optimizer = horovod.keras.DistributedOptimizer(keras.optimizers.SGD(0.1))
 assert float(tf.function(lambda: hvd.allreduce(tf.constant(1.0), op=hvd.Sum))()) == 2.0
 print("threads", os.environ["TF_NUM_INTRAOP_THREADS"], os.environ["TF_NUM_INTEROP_THREADS"])
 waiting = tf.function(lambda: hvd.allreduce(tf.constant(1.0), name=f"only.{hvd.rank()}"))
@@ -73,6 +76,7 @@ print("the end of the script")
 def test_a_process_may_end_while_a_graph_runs(tmp_path: Path) -> None:
     done = run(tmp_path, PENDING, "-np", "2")
     assert done.stdout.count("the end of the script") == 2, done.stderr
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
     share = max(1, len(os.sched_getaffinity(0)) // 2)
     assert done.stdout.count(f"threads {share} {share}") == 2, done.stdout
 
