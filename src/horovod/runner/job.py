@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
 import time
@@ -32,7 +31,7 @@ from horovod.runner.checks import (
     with_absolute_python_path,
 )
 from horovod.runner.children import Cleanup, owned
-from horovod.runner.errors import LaunchError, UsageError
+from horovod.runner.errors import UsageError
 from horovod.runner.event_loop import Loop
 from horovod.runner.hosts import host_sources
 from horovod.runner.hosts.slots import HostInfo, SlotInfo, get_host_assignments
@@ -348,7 +347,7 @@ class Job:
         return {
             **(own if here else worker_environment.forwarded(own)),
             **self._asked,
-            **worker_environment.interfaces(self._interfaces(host, facts)),
+            **worker_environment.interfaces_of_host(self._options.nics, facts.interfaces, host),
             **worker_environment.threads(own, facts.cores, ranks),
             **self._memory,
             **self._recorder_variables(),
@@ -375,16 +374,6 @@ class Job:
         address = launcher.partition(",")[0] if host in self._here else host
         return worker_environment.torch_store(self._launcher_environment, address, str(self._torch_port))
 
-    def _interfaces(self, host: str, facts: HostFacts) -> list[str]:
-        """The network interfaces that ranks of a host use; names may differ from host to host."""
-        asked = self._options.nics
-        found = [name for name in asked if name in facts.interfaces]
-        if asked and not found:
-            raise LaunchError(
-                f"host {host} has none of the network interfaces {', '.join(asked)}; it has {', '.join(facts.interfaces)}"
-            )
-        return found
-
     def _start_guardian(self, cleanup: Cleanup, mark: bytes, output: JobOutput) -> Guardian | None:
         environment = {
             name: value for name, value in self._launcher_environment.items() if name != config.SECRET_KEY
@@ -401,11 +390,7 @@ class Job:
 
     def _reported_failure(self) -> ReportedFailure | None:
         value = self.delivered(FAILURE_KEY)
-        if value is None:
-            awaited = None if self._server is None else self._server.exchanges.awaited_in_vain()
-            return None if awaited is None else ReportedFailure(*awaited)
-        try:
-            content = json.loads(value)
-            return ReportedFailure(int(content["rank"]), str(content["reason"]), bool(content.get("own")))
-        except (ValueError, KeyError, TypeError):
-            return None  # not written by the runtime of this version
+        if value is not None:
+            return ReportedFailure.decoded(value)
+        awaited = None if self._server is None else self._server.exchanges.awaited_in_vain()
+        return None if awaited is None else ReportedFailure(*awaited)

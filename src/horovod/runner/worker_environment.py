@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from horovod._base import config
-from horovod.runner.errors import UsageError
+from horovod.runner.errors import LaunchError, UsageError
 from horovod.runner.hosts.slots import SlotInfo
 from horovod.runner.options import Options
 from horovod.runner.tunables import exported
@@ -75,6 +75,20 @@ def start_timeout(options: Options, environment: Mapping[str, str]) -> float:
         ).start_timeout.total_seconds()
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def interfaces_of_host(asked: Sequence[str], available: Sequence[str], host: str) -> dict[str, str]:
+    """As :func:`interfaces`, for those of the interfaces ``asked`` that the host has; names may differ from host to host.
+
+    Raises:
+        LaunchError: the host has none of them.
+    """
+    found = [name for name in asked if name in available]
+    if asked and not found:
+        raise LaunchError(
+            f"host {host} has none of the network interfaces {', '.join(asked)}; it has {', '.join(available)}"
+        )
+    return interfaces(found)
 
 
 def interfaces(names: Sequence[str]) -> dict[str, str]:

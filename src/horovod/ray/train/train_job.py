@@ -115,7 +115,7 @@ class TrainJob(ElasticJob):
     ) -> Mapping[str, str]:
         # Ray has given the process its environment.
         return {
-            **worker_environment.interfaces(self._interfaces(host, facts)),
+            **worker_environment.interfaces_of_host(self._options.nics, facts.interfaces, host),
             **self._recorder_variables(),
             **worker_environment.rendezvous_point(rendezvous, secret),
         }

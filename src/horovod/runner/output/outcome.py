@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,15 @@ class ReportedFailure:
     reason: str
     own: bool = False
     """Whether the rank itself has said so, such as one whose script has raised."""
+
+    @classmethod
+    def decoded(cls, value: bytes) -> ReportedFailure | None:
+        """The failure that a rank has put at the rendezvous server; None if no runtime of this version has written it."""
+        try:
+            content = json.loads(value)
+            return cls(int(content["rank"]), str(content["reason"]), bool(content.get("own")))
+        except (ValueError, KeyError, TypeError):
+            return None
 
 
 @dataclass(frozen=True)

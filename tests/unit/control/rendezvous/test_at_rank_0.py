@@ -160,7 +160,7 @@ def test_rank_0_that_never_comes_is_an_error_in_time(directory: Making) -> None:
 
 
 def test_a_missing_rank_is_named(directory: Making) -> None:
-    outcomes = ConcurrentCalls(*(rank(directory, number, 3, seconds=0.7) for number in range(2))).outcomes()
+    outcomes = ConcurrentCalls(*(rank(directory, number, 3, seconds=3.0) for number in range(2))).outcomes()
     assert all(isinstance(outcome, TimeoutError) for outcome in outcomes)
     assert "rank 2 of 3 did not call hvd.init()" in str(outcomes[0])
 
