@@ -69,7 +69,7 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped bas
         if len(self._contexts or ()) > 1:
             raise ValueError(
                 f"the parameters are on several devices, {', '.join(map(str, self._contexts))}; a rank trains on one device. "
-                "Initialise them with one, such as ctx=mx.gpu(hvd.local_rank())"
+                "Initialise them on one device, such as ctx=mx.gpu(hvd.local_rank())"
             )
         self._scale *= self._gradients.rescale()
 

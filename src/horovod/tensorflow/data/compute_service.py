@@ -138,8 +138,8 @@ class TfDataServiceConfig:
             while not path.exists():  # nothing announces a file on a shared file system
                 if time.monotonic() >= deadline:
                     raise TimeoutException(
-                        f"{path} does not exist after {timeout:g} seconds. The compute job writes it: is one running that was "
-                        "started with this file?"
+                        f"{path} does not exist after {timeout:g} seconds. The compute job writes it: check that one "
+                        "is running, and that it was started with this path"
                     )
                 time.sleep(min(_POLL_SECONDS, timeout))
         try:
@@ -210,9 +210,9 @@ def send_to_data_service(
     """
     if compute_config.dispatcher_side == "training":
         raise RuntimeError(
-            "the dispatcher runs on the training side, and must live as long as data are read: use `with "
-            "tf_data_service(compute_config, rank) as address:` and tf.data.experimental.service.distribute(service=address, "
-            "...) inside; or start the compute job with --dispatcher-side compute"
+            "the dispatchers of this compute job run in the training job: use `with tf_data_service(compute_config, rank) as "
+            "address:`, and read the data within it, through tf.data.experimental.service.distribute(service=address, ...); or "
+            "start the compute job with --dispatcher-side compute"
         )
     if round_robin and not (reuse_dataset and size is not None):
         raise ValueError(
