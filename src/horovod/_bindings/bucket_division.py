@@ -1,8 +1,9 @@
 """Cuts gradients into buckets, each of which is one request. The same in every binding.
 
 Gradients become ready roughly in the reverse order of the parameters, so buckets are cut from the end. If communication
-overlaps with backward, the first two buckets are small, so that communication starts early. Every rank must cut in the same
-way, so the cut depends only on names, shapes, types and settings that are the same on all ranks.
+overlaps with backward, the first two buckets are small, so that communication starts early, and so are the last ones, because
+little of backward is left to overlap with them. Every rank must cut in the same way, so the cut depends only on names, shapes,
+types and settings that are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from horovod.common.util import split_list
 from horovod.core.lifecycle.context import running
 
-FIRST_BYTES = 1 << 20
+SMALL_BYTES = 1 << 20
 OVERLAPPING_BYTES = 16 << 20
 ONE_BUCKET = sys.maxsize
 
@@ -23,38 +24,43 @@ ONE_BUCKET = sys.maxsize
 def bucket_limit(on_processor: bool) -> int:
     """The size of a bucket in bytes, unless the user has set one; the same on all ranks.
 
-    With cores to spare, or on other devices, the communication of early buckets overlaps with the rest of backward. If every
-    core computes, nothing overlaps: two threads that share a core only disturb each other's caches. One bucket after backward
-    is faster then (2 ranks on 2 cores: 2 % of a step).
+    With cores to spare, on other devices, or between hosts, the communication of early buckets overlaps with the rest of
+    backward. If every core of the only host computes, nothing overlaps: two threads that share a core only disturb each other's
+    caches. One bucket after backward is faster then (2 ranks on 2 cores: 2 % of a step). A link between hosts needs no core.
     """
     context = running()
     if context.config.bucket_bytes:
         return context.config.bucket_bytes
-    return ONE_BUCKET if context.crowded and on_processor else OVERLAPPING_BYTES
+    return ONE_BUCKET if context.crowded and on_processor and len(set(context.hosts)) == 1 else OVERLAPPING_BYTES
 
 
 def cut(sizes: Sequence[tuple[Hashable, int]], limit: int) -> list[list[int]]:
     """Cut parameters into buckets of one kind and at most ``limit`` bytes each, from the last parameter to the first.
 
-    A parameter larger than the limit is a bucket of its own.
+    No bucket but the first two and those of at most :data:`SMALL_BYTES` has more than half of the bytes that are left when it
+    is begun, so what is sent at the end of backward is small. A parameter larger than the bound is a bucket of its own.
 
     Args:
         sizes: each parameter's kind, which is the same within a bucket, and its bytes; in order.
+        limit: :data:`ONE_BUCKET` for one bucket of each kind.
 
     Returns:
         The indices of the parameters of each bucket.
     """
     buckets: list[list[int]] = []
-    filling: dict[Hashable, tuple[list[int], int]] = {}
+    filling: dict[Hashable, tuple[list[int], int]] = {}  # members, and the bytes that the bucket has room for
+    left = sum(size for _, size in sizes)
     for index in reversed(range(len(sizes))):
         kind, size = sizes[index]
-        members, filled = filling.get(kind, ([], 0))
-        bound = min(limit, FIRST_BYTES) if len(buckets) <= 1 and limit != ONE_BUCKET else limit
-        if not members or filled + size > bound:
-            members, filled = [], 0
+        members, room = filling.get(kind, ([], 0))
+        if not members or size > room:
+            members, room = [], limit
+            if limit != ONE_BUCKET:
+                room = min(limit, SMALL_BYTES if len(buckets) < 2 else max(SMALL_BYTES, left // 2))
             buckets.append(members)
         members.append(index)
-        filling[kind] = (members, filled + size)
+        filling[kind] = (members, room - size)
+        left -= size
     return buckets
 
 
