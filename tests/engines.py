@@ -99,6 +99,14 @@ def loopback_pair() -> tuple[socket.socket, socket.socket]:
     return first, second
 
 
+def host_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected TCP sockets with different addresses, as those of two hosts."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = socket.create_connection(listener.getsockname(), source_address=("127.0.0.2", 0))
+        second, _ = listener.accept()
+    return first, second
+
+
 def _single(size: int, timeout: timedelta) -> list[Communicator]:
     return [SingleCommunicator()]
 

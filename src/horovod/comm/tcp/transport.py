@@ -106,11 +106,15 @@ class TcpExchange(PeerExchange[TcpFlow]):
         for flow, _ in missing:
             flow.link.stamp, flow.link.stalls = now, 0
         while missing:
+            self._await_bytes(missing)
             silent = min((flow.link for flow, _ in missing), key=lambda link: link.stamp)
             remaining = silent.stamp + self._stall_timeout - now
             if remaining <= 0:
-                silent.stamp, silent.stalls = now, silent.stalls + 1
-                self._tell(silent)
+                silent.stamp = now
+                if not silent.receive_less():
+                    silent.stalls += 1
+                    self._tell(silent)
+                missing = [mark for mark in missing if mark[0].done < mark[1]]
                 continue
             events = self._epoll.poll(min(remaining, _LONGEST_POLL))
             now = time.monotonic()
@@ -128,6 +132,12 @@ class TcpExchange(PeerExchange[TcpFlow]):
                     link.send()
                 self._watch(link)
             missing = [mark for mark in missing if mark[0].done < mark[1]]
+
+    def _await_bytes(self, missing: Sequence[Mark[TcpFlow]]) -> None:
+        """Let the kernel wake this thread when a good part of what is missing has arrived."""
+        wanted = {flow.link: position - flow.done for flow, position in missing if flow is flow.link.incoming}
+        for link, count in wanted.items():  # of several marks of a flow, the last one
+            link.await_bytes(count)
 
     def _tell(self, silent: TcpLink) -> None:
         """Report a peer that makes no progress. Raises PeerFailure if the network has lost its host."""

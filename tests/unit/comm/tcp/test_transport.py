@@ -9,14 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import cycle
 from typing import Any
 from unittest.mock import patch
 
 import psutil
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cut_network import in_a_cut_network
-from engines import loopback_pair, tcp_sockets
+from engines import host_pair, loopback_pair, tcp_sockets
 from horovod._base.silent_host import silent_host_reason
 from horovod.comm.base import Aborted, PeerFailure, Stall
 from horovod.comm.exchange.base import HEADER, MAGIC, CollectiveKind
@@ -28,7 +31,7 @@ def frame(payload: bytes, collective: int = CollectiveKind.ALLREDUCE, number: in
     return HEADER.pack(MAGIC, collective, number, len(payload)) + payload
 
 
-@pytest.fixture(params=[socket.socketpair, loopback_pair], ids=["unix", "tcp"])
+@pytest.fixture(params=[socket.socketpair, loopback_pair, host_pair], ids=["unix", "tcp", "hosts"])
 def key(request: pytest.FixtureRequest) -> Iterator[tuple[TcpExchange, socket.socket]]:
     """An exchange whose only peer, rank 1, is the other end of a socket in the test's hands."""
     own, other = request.param()
@@ -213,23 +216,109 @@ def test_a_tolerated_stall_is_reported_repeatedly_until_it_ends() -> None:
     other.close()
 
 
-def test_slow_is_not_silent(key: tuple[TcpExchange, socket.socket]) -> None:
+@pytest.mark.parametrize("size", [6, 100_000])
+def test_slow_is_not_silent(key: tuple[TcpExchange, socket.socket], size: int) -> None:
     """Longer than the timeout in all, but never without progress for so long."""
     exchange, other = key
-    buffer = bytearray(6)
+    sent, buffer = os.urandom(size), bytearray(size)
     mark = exchange.receive(1, memoryview(buffer))
 
     def slowly() -> None:
-        data = frame(b"abcdef")
-        for begin in range(0, len(data), 4):
+        data = frame(sent)
+        for begin in range(0, len(data), len(data) // 5):
             time.sleep(0.1)
-            other.sendall(data[begin : begin + 4])
+            other.sendall(data[begin : begin + len(data) // 5])
 
     thread = threading.Thread(target=slowly)
     thread.start()
     exchange.wait([mark])
     thread.join()
-    assert bytes(buffer) == b"abcdef"
+    assert bytes(buffer) == sent
+
+
+def test_between_hosts_few_packets_at_a_time_wake_nobody() -> None:
+    own, other = host_pair()
+    polls = CountingPoll(select.epoll())
+    with patch.object(select, "epoll", lambda: polls):
+        exchange = TcpExchange({1: own}, timedelta(seconds=SOON))
+    exchange.begin(CollectiveKind.ALLREDUCE)
+    data = frame(os.urandom(1 << 20))
+    buffer = bytearray(1 << 20)
+    mark = exchange.receive(1, memoryview(buffer))
+
+    def slowly() -> None:
+        for begin in range(0, len(data), 4096):
+            other.sendall(data[begin : begin + 4096])
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=slowly)
+    thread.start()
+    exchange.wait([mark])
+    thread.join()
+    assert data.endswith(buffer)
+    assert polls.count <= 40  # 256 packets, but 16 times 64 KB
+    exchange.close()
+    other.close()
+
+
+def test_another_header_is_found_at_once_though_much_more_is_awaited() -> None:
+    own, other = host_pair()
+    exchange = TcpExchange({1: own}, timedelta(hours=1))
+    exchange.begin(CollectiveKind.ALLREDUCE)
+    mark = exchange.receive(1, memoryview(bytearray(1 << 20)))
+    other.sendall(frame(b"abc"))
+    with pytest.raises(PeerFailure, match="3 bytes"):
+        exchange.wait([mark])
+    exchange.close()
+    other.close()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 200_000), st.booleans()), min_size=1, max_size=8),
+    st.lists(st.integers(1, 100_000), min_size=1, max_size=20),
+)
+@settings(deadline=None)
+def test_a_wait_ends_when_its_transfers_are_there_however_they_arrive(
+    transfers: list[tuple[int, bool]], portions: list[int]
+) -> None:
+    """The peer sends nothing beyond what this rank waits for, in any portions.
+
+    Args:
+        transfers: the size of each, and whether this rank waits for it before the peer sends the next one.
+    """
+    own, other = host_pair()
+    exchange = TcpExchange({1: own}, timedelta(seconds=SOON))
+    exchange.begin(CollectiveKind.ALLREDUCE)
+    contents = [os.urandom(size) for size, _ in transfers]
+    buffers = [bytearray(size) for size, _ in transfers]
+    goes_on = threading.Semaphore(0)
+
+    def send() -> None:
+        turns = cycle(portions)
+        for content, (_, awaited) in zip(contents, transfers, strict=True):
+            data = frame(content)
+            while data:
+                portion = next(turns)
+                other.sendall(data[:portion])
+                data = data[portion:]
+            if awaited:
+                assert goes_on.acquire(timeout=SOON)
+
+    marks = [exchange.receive(1, memoryview(buffer)) for buffer in buffers]
+    thread = threading.Thread(target=send)
+    thread.start()
+    pending = []
+    for mark, (_, awaited) in zip(marks, transfers, strict=True):
+        pending.append(mark)
+        if awaited:
+            exchange.wait(pending)
+            pending.clear()
+            goes_on.release()
+    exchange.wait(pending)
+    thread.join()
+    assert buffers == contents
+    exchange.close()
+    other.close()
 
 
 def test_the_silent_one_of_several_is_named() -> None:
