@@ -156,6 +156,8 @@ class Bucket:
     """
 
     __slots__ = (
+        "_errors",
+        "_kept",
         "_parts",
         "_prepared",
         "_single",
@@ -179,6 +181,8 @@ class Bucket:
         self.reached: list[int] = []
         self._prepared: Prepared | None = None
         self._single: list[int] = []
+        self._kept: list[torch.Tensor | None] = []  # of the slots, when ``_errors`` was made
+        self._errors: Errors = ()
         self._parts: dict[int, Bucket] = {}
         self.renumber()
 
@@ -253,7 +257,7 @@ class Bucket:
         self._parts.clear()
         self.slots.clear()
         self.sent.clear()
-        self._prepared = None
+        self._prepared, self._errors = None, ()
 
     def submit(
         self,
@@ -299,6 +303,7 @@ class Bucket:
             self._single = [index for index, tensor in enumerate(tensors) if tensor.numel() == 1]
         members = reduction.process_set.process_set_id
         errors = errors_of(slots, tensors) if call.compresses(members) else ()
+        self._errors = ()
         handle = submit(members, call.request, sources, targets, errors=errors)
         self.after.insert(0, partial(memory.arrive, handle))
         return handle
@@ -334,5 +339,13 @@ class Bucket:
             for index in self._single:
                 check_sign(tensors[index])
             vectors = prepared.at([*map(_ADDRESS, tensors)])
-        errors = errors_of(self.slots, tensors) if prepared.compresses(process_set_id) else ()
+        errors = self._errors_again(tensors) if prepared.compresses(process_set_id) else ()
         return prepared.submit(process_set_id, vectors, vectors, awaited, owner=tensors, errors=errors)
+
+    def _errors_again(self, tensors: Sequence[torch.Tensor]) -> Errors:
+        """As :func:`errors_of`; what it returned last, as long as the slots keep the same memory."""
+        kept = [slot.memory.get(ROUNDED_OFF) for slot in self.slots]
+        if not self._errors or not all(map(is_, kept, self._kept)):
+            self._errors = errors_of(self.slots, tensors)
+            self._kept = [slot.memory.get(ROUNDED_OFF) for slot in self.slots]
+        return self._errors
