@@ -56,7 +56,7 @@ from horovod.control.rendezvous.messages import encode_values
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.control.sealing import Message
 from horovod.core.engines.device_choice import DeviceReport
-from horovod.core.lifecycle.rendezvous import RankInfo
+from horovod.core.lifecycle.rank_exchange import RankInfo
 from horovod.core.negotiation.tree import Tree
 from horovod.core.worker.connections import Connections
 from horovod.core.worker.coordinator import Coordinator

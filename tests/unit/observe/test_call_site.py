@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import ast
 import concurrent.futures
 import gc
 import json
+import queue
 import sys
 import threading
 from pathlib import Path
@@ -55,6 +57,17 @@ def test_frames_outside_the_users_code_are_skipped(filename: str) -> None:
     outer = compiled(filename)
     found, line = outer(call_site.caller), line_of()  # type: ignore[operator]
     assert found == f"{HERE}:{line}"
+
+
+def test_frames_that_are_known_are_skipped() -> None:
+    found, line = compiled("/home/user/train.py", "function(1)")(call_site.caller), line_of()  # type: ignore[operator]
+    assert found == f"{HERE}:{line}"
+
+
+def test_more_frames_to_skip_than_there_are() -> None:
+    found: queue.Queue[str] = queue.Queue()
+    _thread.start_new_thread(lambda: found.put(call_site.caller(2)), ())
+    assert found.get(timeout=SOON).startswith(f"{HERE}:")
 
 
 @pytest.mark.parametrize("filename", ["/home/user/train.py", "<stdin>", "<ipython-input-3-abc>", "script.py"])

@@ -48,6 +48,8 @@ ALIGNMENT = 16
 _BLOCK_BYTES = 20 << 10
 _HEAD_BYTES = 1 << 10
 _NOTE_BYTES = 8
+_KEPT_PARTS = 256
+"""How many parts of contributions are kept as arrays: to make one takes longer than to copy a small tensor."""
 
 
 def memory_bytes(size: int) -> int:
@@ -94,7 +96,7 @@ class Proposals:
         )
         self._blocks = [[_block(memory, slot, each, size) for each in range(size)] for slot in range(2)]
         self._heads = [[block[:_HEAD_BYTES].data for block in row] for row in self._blocks]
-        self._typed: dict[tuple[int, np.dtype[Any]], list[Array]] = {}
+        self._parts: dict[tuple[int, np.dtype[Any], int, int], list[Array]] = {}  # what _contributions() has returned
         self._workspace = Workspace()
         self._given_up = word_index(rank, GIVEN_UP)
         self._proposal_of = [word_index(each, PROPOSAL) for each in range(size)]
@@ -115,12 +117,10 @@ class Proposals:
         self._slot = ~max(self._words.values[self._outcome], self._concluded) & 1
         if len(vectors) == 1:
             vector = vectors[0]
-            first = start // vector.dtype.itemsize
-            np.copyto(self._parts(vector.dtype)[self._rank][first : first + vector.size], vector)
+            np.copyto(self._contributions(vector.dtype, start, vector.size)[self._rank], vector)
         elif vectors:
             source = spans_of(vectors)
-            first = start // source.dtype.itemsize
-            source.read(0, source.length, self._parts(source.dtype)[self._rank][first : first + source.length])
+            source.read(0, source.length, self._contributions(source.dtype, start, source.length)[self._rank])
 
     def propose(self, identity: bytes, notes: Sequence[int] = ()) -> int:
         """Take part in the present try, and return its number. The leader opens the fast path by it.
@@ -302,18 +302,17 @@ class Proposals:
         """Open the fast path again."""
         self._words.values[self._closed] = 0
 
-    def _parts(self, dtype: np.dtype[Any]) -> list[Array]:
-        """By rank, the memory of its contribution to the present try."""
-        key = (self._slot, dtype)
-        found = self._typed.get(key)
-        if found is None:
-            found = self._typed[key] = [block[_HEAD_BYTES:].view(dtype) for block in self._blocks[self._slot]]
-        return found
-
     def _contributions(self, dtype: np.dtype[Any], start: int, length: int) -> list[Array]:
-        """By rank, ``length`` elements of its contribution from byte ``start`` on."""
-        first = start // dtype.itemsize
-        return [each[first : first + length] for each in self._parts(dtype)]
+        """By rank, ``length`` elements of its contribution to the present try from byte ``start`` on."""
+        part = self._slot, dtype, start, length
+        found = self._parts.get(part)
+        if found is None:
+            if len(self._parts) >= _KEPT_PARTS:
+                self._parts.clear()
+            begin = _HEAD_BYTES + start
+            end = begin + length * dtype.itemsize
+            found = self._parts[part] = [block[begin:end].view(dtype) for block in self._blocks[self._slot]]
+        return found
 
     def completed_calls(self, spins: int) -> CompletedCalls:
         """The numbers of completed calls, which are in the same memory. They are released with it.
@@ -331,7 +330,7 @@ class Proposals:
 
     def close(self) -> None:
         """Release the memory."""
-        self._typed.clear()
+        self._parts.clear()
         self._blocks.clear()
         self._heads.clear()
         self._words.release()

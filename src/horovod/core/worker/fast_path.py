@@ -250,7 +250,7 @@ class FastPath:
         proposals, messages = self._proposals, self._connections.poll_messages
         success = True
         for peer in range(1, len(self._ranks)):
-            in_time = self._await(
+            in_time = proposals.await_proposal(peer, number, self._polls, 0) or self._await(
                 partial(proposals.await_proposal, peer, number),
                 lambda: messages(0).readable,
                 lambda: self._disturbed() or messages(0).readable,
@@ -270,19 +270,22 @@ class FastPath:
     ) -> bool:
         """Poll, then sleep, until a word has arrived; whether it has, before another end of the wait.
 
+        The caller has polled for one round, in which the word mostly arrives.
+
         Args:
             arrived: polls as often as its first argument says, then sleeps for the seconds of its second.
-            ended: whether to stop waiting, asked after each round of polls.
+            ended: whether to stop waiting, asked after each round of polls, that of the caller included.
             ended_asleep: the same, asked after each sleep.
         """
         patience, polls = self._patience, self._polls
-        for poll in range(patience.polls):
-            if arrived(polls, 0):
-                if poll:
-                    patience.answered()
-                return True
+        for _ in range(1, patience.polls):
             if ended():
                 return False
+            if arrived(polls, 0):
+                patience.answered()
+                return True
+        if ended():
+            return False
         began = time.monotonic()
         for _ in range(SLEEPS):
             if arrived(1, SLEEP_SECONDS):
@@ -298,7 +301,7 @@ class FastPath:
         if proposals.conclude(number, identity):
             return True
         self._unresolved = (number, entries)
-        in_time = self._await(
+        in_time = proposals.await_outcome(number, self._polls, 0) or self._await(
             partial(proposals.await_outcome, number),
             proposals.closed,
             lambda: self._disturbed() or proposals.closed(),

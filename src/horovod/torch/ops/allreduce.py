@@ -49,21 +49,17 @@ def _start(
     if call.layout is None:
         return _start_several(_SINGLE, [tensor], name, reduction, in_place, awaited)
     result = tensor if in_place else empty_like(tensor)
-    sources: Vectors
-    targets: Vectors
-    owner: object = None
+    spans = call.at((tensor.data_ptr(),))
+    if spans.layout.sizes[0] == 1:
+        check_sign(tensor)
+    sources: Vectors = spans
     if awaited:  # probably not batched with others, and then the engine needs arrays
-        sources = targets = (flat_array(tensor),)
-        if not in_place:
-            targets = (flat_array(result),)
-    else:
-        sources = targets = spans = call.at((tensor.data_ptr(),))
-        if spans.layout.sizes[0] == 1:
-            check_sign(tensor)
-        owner = tensor
-        if not in_place:
-            targets = Spans(spans.layout, (result.data_ptr(),))
-            owner = tensor, result
+        sources = spans.arrays()
+    targets = sources
+    owner: object = tensor
+    if not in_place:
+        targets = (flat_array(result),) if awaited else Spans(spans.layout, (result.data_ptr(),))
+        owner = tensor, result
     return Started(call.submit(reduction.process_set.process_set_id, sources, targets, awaited, owner), None, result)
 
 
