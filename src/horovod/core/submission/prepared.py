@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from horovod.comm.compression.block_reduction import Errors, new_errors
+from horovod.comm.datatypes import Array
 from horovod.comm.spans import Layout, Spans, Vectors, joined
 from horovod.core.lifecycle.context import worker_of
 from horovod.core.negotiation.messages import HOST, Request
@@ -38,6 +39,7 @@ class Prepared(msgspec.Struct, eq=False, gc=False):
     request: Request
     layout: Layout | None = None
     _spans: Spans | None = None
+    _arrays: Sequence[Array] | None = None  # of the spans
     _errors: Errors = ()
 
     def at(self, addresses: Sequence[int]) -> Spans:
@@ -47,7 +49,16 @@ class Prepared(msgspec.Struct, eq=False, gc=False):
             return spans
         assert self.layout is not None
         spans = self._spans = Spans(self.layout, addresses)
+        self._arrays = None
         return spans
+
+    def arrays_at(self, addresses: Sequence[int]) -> Sequence[Array]:
+        """The same as arrays, which do not keep the memory alive: the same ones while the addresses are the same."""
+        spans = self.at(addresses)
+        arrays = self._arrays
+        if arrays is None:
+            arrays = self._arrays = spans.arrays()
+        return arrays
 
     def compresses(self, process_set_id: int | None) -> bool:
         """Whether these ranks compress some of its tensors."""

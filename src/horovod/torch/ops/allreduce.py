@@ -49,16 +49,15 @@ def _start(
     if call.layout is None:
         return _start_several(_SINGLE, [tensor], name, reduction, in_place, awaited)
     result = tensor if in_place else empty_like(tensor)
-    spans = call.at((tensor.data_ptr(),))
-    if spans.layout.sizes[0] == 1:
+    if call.layout.sizes[0] == 1:
         check_sign(tensor)
-    sources: Vectors = spans
-    if awaited:  # probably not batched with others, and then the engine needs arrays
-        sources = spans.arrays()
+    at = (tensor.data_ptr(),)
+    # An awaited call is probably not batched with others, and then the engine needs arrays.
+    sources: Vectors = call.arrays_at(at) if awaited else call.at(at)
     targets = sources
     owner: object = tensor
     if not in_place:
-        targets = (flat_array(result),) if awaited else Spans(spans.layout, (result.data_ptr(),))
+        targets = (flat_array(result),) if awaited else Spans(call.layout, (result.data_ptr(),))
         owner = tensor, result
     return Started(call.submit(reduction.process_set.process_set_id, sources, targets, awaited, owner), None, result)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from horovod.comm.spans import Layout
+from horovod.comm.spans import Layout, address_of
 from horovod.core.negotiation.messages import Operation, Request
 from horovod.core.submission.prepared import Prepared, recall, remember
 
@@ -43,3 +43,16 @@ def test_tensors_that_stay_where_they_are_are_described_once() -> None:
     moved = tensors.at((64, 256))
     assert list(moved.addresses) == [64, 256]
     assert moved.layout is first.layout
+
+
+def test_arrays_are_those_of_the_present_addresses() -> None:
+    tensors = make("key", Layout.of(np.dtype(np.float32), [2]))
+    one, other = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
+    first = tensors.arrays_at((address_of(one),))
+    assert tensors.arrays_at((address_of(one),)) is first
+    for array in (other, one, other):
+        tensors.at((address_of(array),))
+        (found,) = tensors.arrays_at((address_of(array),))
+        assert found.tolist() == array.tolist()
+        found[0] += 10
+        assert found[0] == array[0]
