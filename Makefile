@@ -77,7 +77,7 @@ HAVE_DOCS := $(DOCS_VENV)/stamps/docs
 HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train wheel test test-gpu test-nccl-host test-mxnet test-ray test-spark test-oldest test-newest test-odd test-all lint bench bench-check bench-gpu bench-tensorflow publish docs clean
+.PHONY: help train wheel test test-but-mxnet test-mxnet-beside test-gpu test-nccl-host test-mxnet test-ray test-spark test-oldest test-newest test-odd test-all lint bench bench-check bench-gpu bench-tensorflow publish docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -91,8 +91,14 @@ wheel: $(HAVE_WHEEL)  ## build dist/*.whl and check it (REPOSITORY_URL=https://.
 	$(BIN)/python -m twine check --strict dist/*.whl
 
 test: lint $(HAVE_NCCL_HOST)  ## lint, then run the tests that every change must pass
-	$(PYTEST) $(PYTEST_ARGUMENTS)
-	$(if $(PYTEST_ARGUMENTS),,$(MAKE) test-mxnet)
+	$(if $(PYTEST_ARGUMENTS),$(PYTEST) $(PYTEST_ARGUMENTS),$(MAKE) --no-print-directory -j 2 test-but-mxnet test-mxnet-beside)
+
+test-but-mxnet: $(HAVE_TEST)
+	@MAKEFLAGS= $(PYTEST)
+
+# What it prints comes at once: meanwhile the other tests print theirs.
+test-mxnet-beside:
+	@mkdir -p build && $(MAKE) test-mxnet > build/test-mxnet.log 2>&1; status=$$?; echo; cat build/test-mxnet.log; exit $$status
 
 test-gpu: $(HAVE_TEST)  ## run the tests of tensors on GPUs, where PyTorch finds one
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "The tests on GPUs are skipped: \
