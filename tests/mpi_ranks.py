@@ -31,6 +31,7 @@ from horovod.comm.engine import Bootstrap, EngineGroup, EngineSettings, MpiRanks
 from horovod.comm.mpi.engine import MpiEngine
 from horovod.comm.reduction import ReduceOp
 from horovod.comm.spans import Vectors, arrays_of
+from launcher.harness import EAGER
 from time_limits import SOON
 
 BIN = Path(sys.executable).parent
@@ -52,7 +53,7 @@ def command(prefix: Path, size: int) -> tuple[list[str], dict[str, str]]:
     environment |= {
         "PATH": f"{prefix / 'bin'}:{environment['PATH']}",
         "MPI4PY_LIBMPI": str(library),
-        "PYTHONPATH": f"{Path(horovod.__file__).resolve().parents[1]}:{Path(__file__).parent}",
+        "PYTHONPATH": f"{Path(horovod.__file__).resolve().parents[1]}:{Path(__file__).parent}:{EAGER}",
         "OMP_NUM_THREADS": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

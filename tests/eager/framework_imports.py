@@ -3,7 +3,7 @@
 While a framework is imported, the garbage collector is off: it would look through some hundred thousand objects again and
 again, and find nothing. Afterwards it leaves them alone, also at the end of the process. What a script makes itself is
 collected as ever, except in the end what is in cycles that its globals hold. So some tests start processes without this: the
-program of the README, that of docs/notebooks.md, and the scripts of ``tests/parallel/tensorflow/test_scripts.py``.
+program of the README, that of docs/notebooks.md, and a script of ``tests/parallel/tensorflow/test_scripts.py``.
 
 What TensorFlow and Keras import only because it is installed beside them, for functions that no test uses, is missing for them.
 Others can import it.

@@ -12,6 +12,7 @@ import pytest
 
 import horovod
 from keras_ranks import env_of
+from launcher.harness import EAGER
 from parallel.tensorflow.conftest import QUIET
 from ranks import RankPool
 from time_limits import SOON
@@ -27,7 +28,7 @@ def run(tmp_path: Path, script: str, *launcher: str, **extra: str) -> subprocess
     command = [sys.executable, "-m", "horovod.runner.launch", *launcher] if launcher else []
     return subprocess.run(
         [*command, sys.executable, str(path)],
-        env={**env, **QUIET, "PYTHONPATH": str(SOURCE), **extra},
+        env={**env, **QUIET, "PYTHONPATH": os.pathsep.join([str(SOURCE), EAGER]), **extra},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -74,7 +75,7 @@ print("the end of the script")
 
 
 def test_a_process_may_end_while_a_graph_runs(tmp_path: Path) -> None:
-    done = run(tmp_path, PENDING, "-np", "2")
+    done = run(tmp_path, PENDING, "-np", "2", PYTHONPATH=str(SOURCE))
     assert done.stdout.count("the end of the script") == 2, done.stderr
     assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr
     share = max(1, len(os.sched_getaffinity(0)) // 2)
