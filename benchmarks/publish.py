@@ -241,21 +241,22 @@ def of_torch_distributed(record: Record) -> Iterator[str]:
 
 
 def of_slow_links(record: Record) -> Iterator[str]:
-    """One row a contender: the steps to the loss, and for each link a step, their product, and how often one host's speed."""
+    """One row a contender: the steps to the loss, and for each link a step and its processor time, the product of steps and
+    seconds, and how often one host's speed."""
     links = list(dict.fromkeys(row["link"] for row in record["results"]))
-    heads = " | ".join(f"{link}: ms a step | s | times one host" for link in links)
+    heads = " | ".join(f"{link}: ms a step (of a processor) | s | times one host" for link in links)
     yield f"| {record['hosts']} hosts | steps to the loss, by seed | {heads} |"
     yield f"|---|---|{'---:|' * 3 * len(links)}"
     found = {(row["task"], row["contender"], row["link"]): row for row in record["results"]}
     for task, contender in dict.fromkeys((row["task"], row["contender"]) for row in record["results"]):
         rows = [found[task, contender, link] for link in links]
         alone = [found[task, record["one"], link]["projected"] for link in links]
-        cells = [
-            f"{1e3 * row['step_seconds']:.0f} | {row['projected']:.0f} | {one / row['projected']:.2f}"
-            if row["projected"]
-            else f"{1e3 * row['step_seconds']:.0f} | not reached |"
-            for row, one in zip(rows, alone, strict=True)
-        ]
+        cells = []
+        for row, one in zip(rows, alone, strict=True):
+            milliseconds = 1e3 * row["step_seconds"]
+            step = f"{milliseconds:.0f} ({milliseconds * row['share'] / record['share']:.0f})"
+            reached = f"{row['projected']:.0f} | {one / row['projected']:.2f}" if row["projected"] else "not reached |"
+            cells.append(f"{step} | {reached}")
         yield f"| {task}: {contender} | {', '.join(map(str, rows[0]['steps']))} | {' | '.join(cells)} |"
     for row in record["results"]:
         if row["confirmed"]:
