@@ -78,12 +78,8 @@ Batch = Sequence[tuple[Decision, Entry | None]]
 
 
 def size_of(batch: Batch) -> int:
-    """The bytes that this rank contributes to a batch, or that it receives if it contributes nothing."""
-    total = 0
-    for _, entry in batch:
-        if entry is not None:
-            total += entry.size()
-    return total
+    """The bytes of this rank's tensors in a batch."""
+    return sum([entry.request.nbytes for _, entry in batch if entry is not None])
 
 
 def shard_rows(rows: int, size: int) -> list[int]:
