@@ -93,9 +93,9 @@ def caller(ours: int = 0) -> str:
         frame = sys._getframe(1 + ours)
     except ValueError:  # C code has called the outermost of these functions
         frame = sys._getframe(1)
-    while _users.get(frame.f_code.co_filename) is False and (outer := frame.f_back) is not None:
-        frame = outer
     code = frame.f_code
+    while _users.get(code.co_filename) is False and (outer := frame.f_back) is not None:
+        frame, code = outer, outer.f_code
     known = _lines.get((id(code), frame.f_lasti))
     if known is not None and known[0] is code:  # the usual case: a line of the user's that was found before
         return known[1]

@@ -89,18 +89,18 @@ class Arena(SharedMemory):
         return cls(duplicated(descriptor, length), length, piece_bytes)
 
     # The kernel gathers and scatters small vectors in a third of the time of a Python loop over arrays of a few kilobytes.
-    # ``iovecs`` are rows as :meth:`Spans.iovecs` returns them.
+    # ``iovecs`` are rows as :meth:`Spans.iovecs` returns them, of ``stop - start`` bytes in all.
 
-    def gather(self, start: int, iovecs: Array) -> None:
-        """Gather the memory ranges ``iovecs`` into the arena from byte ``start`` on."""
-        self._move(_pwritev, start, iovecs)
+    def gather(self, start: int, stop: int, iovecs: Array) -> None:
+        """Gather the memory ranges ``iovecs`` into bytes ``[start, stop)``."""
+        self._move(_pwritev, start, stop, iovecs)
 
-    def scatter(self, start: int, iovecs: Array) -> None:
-        """Scatter the arena from byte ``start`` on into the memory ranges ``iovecs``."""
-        self._move(_preadv, start, iovecs)
+    def scatter(self, start: int, stop: int, iovecs: Array) -> None:
+        """Scatter bytes ``[start, stop)`` into the memory ranges ``iovecs``."""
+        self._move(_preadv, start, stop, iovecs)
 
-    def _move(self, call: Any, start: int, iovecs: Array) -> None:
-        address, stop = iovecs.ctypes.data, start + int(iovecs[:, 1].sum())
+    def _move(self, call: Any, start: int, stop: int, iovecs: Array) -> None:
+        address = iovecs.ctypes.data
         for first in range(0, len(iovecs), VECTORS):
             moved = call(self.descriptor, address + first * IOVEC_BYTES, min(VECTORS, len(iovecs) - first), start)
             if moved < 0:

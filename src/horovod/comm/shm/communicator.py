@@ -172,7 +172,8 @@ class ShmCommunicator(Communicator):
         """Contribute elements ``[start, stop)``, with this rank's own shard, as the next piece; return its number."""
         piece = self._begin()
         if source.addresses:
-            self._arena.gather(self._start(piece, self.rank), source.iovecs(start, stop))
+            begin = self._start(piece, self.rank)
+            self._arena.gather(begin, begin + (stop - start) * dtype.itemsize, source.iovecs(start, stop))
         else:
             source.read(start, stop, self._region(piece, self.rank, dtype)[: stop - start])
         self._counters.signal(PACKED, piece)
@@ -181,10 +182,11 @@ class ShmCommunicator(Communicator):
     def _unpack_all(self, target: Spans, start: int, stop: int, piece: int, dtype: np.dtype[Any]) -> None:
         """Copy a piece's result over elements ``[start, stop)``."""
         begin = self._start(piece, self.size)
+        end = begin + (stop - start) * dtype.itemsize
         if target.addresses:
-            self._arena.scatter(begin, target.iovecs(start, stop))
+            self._arena.scatter(begin, end, target.iovecs(start, stop))
         elif dtype.kind != "V":
-            self._arena.scatter_over(begin, begin + (stop - start) * dtype.itemsize, target.runs(start, stop))
+            self._arena.scatter_over(begin, end, target.runs(start, stop))
         else:  # not a built-in NumPy type, so it has no buffer protocol
             target.write(start, stop, self._region(piece, self.size, dtype)[: stop - start])
 

@@ -36,11 +36,11 @@ def test_the_kernel_gathers_and_scatters_more_places_than_one_call_takes() -> No
         sources = vectors(lengths)
         targets = [np.zeros_like(source) for source in sources]
         total = sum(lengths)
-        arena.gather(begin, spans(sources).iovecs(0, total))
+        arena.gather(begin, begin + 2 * total, spans(sources).iovecs(0, total))
         assert np.array_equal(arena.bytes[begin : begin + 2 * total].view(np.int16), np.arange(total))
-        arena.scatter(begin, spans(targets).iovecs(0, total))
+        arena.scatter(begin, begin + 2 * total, spans(targets).iovecs(0, total))
         assert all(map(np.array_equal, sources, targets))
-        arena.scatter(begin, spans(targets).iovecs(0, 0))
+        arena.scatter(begin, begin, spans(targets).iovecs(0, 0))
     finally:
         arena.close()
 
@@ -50,9 +50,9 @@ def test_what_the_kernel_cannot_copy_is_an_error() -> None:
     try:
         array = np.zeros(4, np.int16)
         with pytest.raises(OSError, match="short of 2 bytes"):
-            arena.scatter(arena.length - 6, spans([array]).iovecs(0, 4))
+            arena.scatter(arena.length - 6, arena.length + 2, spans([array]).iovecs(0, 4))
         nowhere = Spans(Layout.of(array.dtype, [4]), [8])
         with pytest.raises(OSError, match=r"shared memory: Bad address\. Was a tensor resized"):
-            arena.gather(Arena.header_bytes(2), nowhere.iovecs(0, 4))
+            arena.gather(Arena.header_bytes(2), Arena.header_bytes(2) + 8, nowhere.iovecs(0, 4))
     finally:
         arena.close()
