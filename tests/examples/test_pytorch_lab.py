@@ -53,9 +53,13 @@ def run(tmp_path: Path) -> Run:
     return run
 
 
-def accuracies(done: subprocess.CompletedProcess[str]) -> list[float]:
+ABORT_AT_THE_END = "terminate called without an active exception"
+"""PyTorch 2.13 aborts so after every third or so training of DDP on Gloo, with no Horovod in the script, when all is done."""
+
+
+def accuracies(done: subprocess.CompletedProcess[str], by_pytorch_alone: bool = False) -> list[float]:
     """What a script said after each epoch."""
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 or (by_pytorch_alone and ABORT_AT_THE_END in done.stderr), done.stderr
     found = [float(each) for each in re.findall(r"epoch \d: reads ([\d.]+)%", done.stdout)]
     assert len(found) == 5 and found[-1] > 80, done.stdout
     return found
@@ -67,7 +71,7 @@ def test_one_process_two_ranks_and_ddp_learn_the_same(run: Run) -> None:
     done = run("horovodrun -np 2 --torch-backend horovod python step_4_ddp.py")
     assert accuracies(done) == pytest.approx(with_hvd, abs=1.0) and "by horovod" in done.stdout
     done = run("torchrun --nproc-per-node 2 step_4_ddp.py")
-    assert accuracies(done) == pytest.approx(with_hvd, abs=1.0) and "by gloo" in done.stdout
+    assert accuracies(done, True) == pytest.approx(with_hvd, abs=1.0) and "by gloo" in done.stdout
 
 
 def test_an_elastic_job_goes_on_with_two_of_three_ranks(run: Run) -> None:

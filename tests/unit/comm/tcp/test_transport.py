@@ -31,11 +31,17 @@ def frame(payload: bytes, collective: int = CollectiveKind.ALLREDUCE, number: in
     return HEADER.pack(MAGIC, collective, number, len(payload)) + payload
 
 
+@pytest.fixture
+def stall_seconds() -> float:
+    """How long the peer of ``key`` may move no byte."""
+    return 0.3
+
+
 @pytest.fixture(params=[socket.socketpair, loopback_pair, host_pair], ids=["unix", "tcp", "hosts"])
-def key(request: pytest.FixtureRequest) -> Iterator[tuple[TcpExchange, socket.socket]]:
+def key(request: pytest.FixtureRequest, stall_seconds: float) -> Iterator[tuple[TcpExchange, socket.socket]]:
     """An exchange whose only peer, rank 1, is the other end of a socket in the test's hands."""
     own, other = request.param()
-    exchange = TcpExchange({1: own}, timedelta(seconds=0.3))
+    exchange = TcpExchange({1: own}, timedelta(seconds=stall_seconds))
     exchange.begin(CollectiveKind.ALLREDUCE)
     try:
         yield exchange, other
@@ -336,9 +342,12 @@ def test_the_silent_one_of_several_is_named() -> None:
         other.close()
 
 
+@pytest.mark.parametrize("stall_seconds", [SOON])
 @pytest.mark.parametrize("wanted", ["receive", "send"])
 @pytest.mark.parametrize("when", ["before", "during"])
-def test_a_peer_that_leaves(key: tuple[TcpExchange, socket.socket], wanted: str, when: str) -> None:
+def test_a_peer_that_leaves(
+    key: tuple[TcpExchange, socket.socket], wanted: str, when: str, stall_seconds: float
+) -> None:
     exchange, other = key
     mark = exchange.receive(1) if wanted == "receive" else exchange.send(1, memoryview(bytes(64 << 20)))
     timer = threading.Timer(0.05, lambda: other.shutdown(socket.SHUT_RDWR))
