@@ -23,6 +23,7 @@ if importlib.util.find_spec("triton"):  # of PyTorch's builds for CUDA: it abort
 
 import native_devices
 from eager import framework_imports
+from file_order import places
 from leaks import Inventory, left_behind
 from part import draws
 from ranks import Pools, RankPool
@@ -62,6 +63,14 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The same order in all processes of pytest."""
+    files = [each.nodeid.split("::")[0] for each in items]
+    place = places(files)
+    items[:] = [item for _, item in sorted(zip(files, items, strict=True), key=lambda pair: place[pair[0]])]
 
 
 @pytest.hookimpl(optionalhook=True)

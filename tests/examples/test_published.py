@@ -85,11 +85,11 @@ def test_a_row_of_slow_links_is_steps_times_seconds_beside_one_host(publish: Mod
         row("local", "1gbit", [300, 300], 15.0, confirmed=14.6),
         row("lost", "1gbit", [0, 0], 0.0),
     ]
-    table = list(publish.of_slow_links({"hosts": 4, "one": "one", "results": results}))
+    table = list(publish.of_slow_links({"hosts": 4, "one": "one", "share": 0.5, "results": results}))
     assert table[2:5] == [
-        "| digits: one | 800, 1000 | 50 | 45 | 1.00 |",
-        "| digits: local | 300, 300 | 50 | 15 | 3.00 |",
-        "| digits: lost | 0, 0 | 50 | not reached | |",
+        "| digits: one | 800, 1000 | 50 (40) | 45 | 1.00 |",
+        "| digits: local | 300, 300 | 50 (40) | 15 | 3.00 |",
+        "| digits: lost | 0, 0 | 50 (40) | not reached | |",
     ]
     assert table[-1].endswith("digits, local: 14.6 s with the first seed, where the product is 15.0 s.")
 
