@@ -38,7 +38,9 @@ def cut(sizes: Sequence[tuple[Hashable, int]], limit: int) -> list[list[int]]:
     """Cut parameters into buckets of one kind and at most ``limit`` bytes each, from the last parameter to the first.
 
     No bucket but the first two and those of at most :data:`SMALL_BYTES` has more than half of the bytes that are left when it
-    is begun, so what is sent at the end of backward is small. A parameter larger than the bound is a bucket of its own.
+    is begun, so what is sent at the end of backward is small. If less than :data:`SMALL_BYTES` is left for a third or later
+    bucket, it travels with the one before: another message would take longer. A parameter larger than the bound is a bucket of
+    its own.
 
     Args:
         sizes: each parameter's kind, which is the same within a bucket, and its bytes; in order.
@@ -48,18 +50,20 @@ def cut(sizes: Sequence[tuple[Hashable, int]], limit: int) -> list[list[int]]:
         The indices of the parameters of each bucket.
     """
     buckets: list[list[int]] = []
-    filling: dict[Hashable, tuple[list[int], int]] = {}  # members, and the bytes that the bucket has room for
+    filling: dict[Hashable, tuple[list[int], int, int]] = {}  # members, their bytes, and how many they may be
     left = sum(size for _, size in sizes)
     for index in reversed(range(len(sizes))):
         kind, size = sizes[index]
-        members, room = filling.get(kind, ([], 0))
-        if not members or size > room:
-            members, room = [], limit
+        members, filled, bound = filling.get(kind, ([], 0, 0))
+        if len(buckets) >= 2 and left < SMALL_BYTES:
+            bound = limit
+        if not members or filled + size > bound:
+            members, filled, bound = [], 0, limit
             if limit != ONE_BUCKET:
-                room = min(limit, SMALL_BYTES if len(buckets) < 2 else max(SMALL_BYTES, left // 2))
+                bound = min(limit, SMALL_BYTES if len(buckets) < 2 else max(SMALL_BYTES, left // 2))
             buckets.append(members)
         members.append(index)
-        filling[kind] = (members, room - size)
+        filling[kind] = (members, filled + size, bound)
         left -= size
     return buckets
 
