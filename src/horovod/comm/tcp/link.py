@@ -23,10 +23,10 @@ _LONGEST_PROBE_SECONDS = 3600
 _RETRANSMISSIONS = 3  # of the same bytes, after which the network counts as broken; by then they are seconds apart
 _BUFFERS_AT_ONCE = 64  # per system call; the kernel's own limit is 1024
 _UNIX_BUFFER_BYTES = 1 << 20  # measured: 64 MB between 2 ranks take a fifth less time than with the kernel's default
-_WAKE_BYTES = 128 << 10
-"""So many awaited bytes from another host are worth a wake-up. A slow network delivers a few packets at a time. Measured with
-11 MB among 4 hosts at 40 Mbit/s: with 64 KB the worker thread needs 27 ms of processor time, with 128 KB 19, with 256 KB 20,
-and 60 if it wakes for everything."""
+_WAKE_BYTES = 64 << 10
+"""So many awaited bytes from another host are worth a wake-up: half of the kernel's first receive buffer, so that the window
+does not close. A slow network delivers a few packets at a time. Measured with 11 MB among 4 hosts at 40 Mbit/s: the worker
+thread needs 27 ms of processor time, and 60 if it wakes for everything, in the same time."""
 _LEAST_WAKE_BYTES = 16 << 10  # for fewer, a system call to set the option costs more than it saves
 _LOOPBACK_BUFFER_BYTES = 384 << 10  # measured: 64 MB take a third less time than with the kernel's own tuning
 

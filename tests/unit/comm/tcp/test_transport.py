@@ -222,7 +222,7 @@ def test_a_tolerated_stall_is_reported_repeatedly_until_it_ends() -> None:
     other.close()
 
 
-@pytest.mark.parametrize("size", [6, 200_000])
+@pytest.mark.parametrize("size", [6, 100_000])
 def test_slow_is_not_silent(key: tuple[TcpExchange, socket.socket], size: int) -> None:
     """Longer than the timeout in all, but never without progress for so long."""
     exchange, other = key
@@ -262,7 +262,7 @@ def test_between_hosts_few_packets_at_a_time_wake_nobody() -> None:
     exchange.wait([mark])
     thread.join()
     assert data.endswith(buffer)
-    assert polls.count <= 40  # 256 packets, but 8 times 128 KB
+    assert polls.count <= 40  # 256 packets, but 16 times 64 KB
     exchange.close()
     other.close()
 
