@@ -60,7 +60,7 @@ def test_frames_outside_the_users_code_are_skipped(filename: str) -> None:
 
 
 def test_frames_that_are_known_are_skipped() -> None:
-    found, line = compiled("/home/user/train.py", "function(1)")(call_site.caller), line_of()  # type: ignore[operator]
+    found, line = compiled("/home/user/train.py", "function(1)")(call_site.caller), line_of()  # type: ignore[operator]  # a function
     assert found == f"{HERE}:{line}"
 
 

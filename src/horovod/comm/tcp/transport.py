@@ -59,6 +59,7 @@ class TcpExchange(PeerExchange[TcpFlow]):
         self._by_fd = {link.fd: link for some in links.values() for link in some}
         self._to = {rank: cycle(some) for rank, some in links.items()}  # which link carries the next transfer
         self._from = {rank: cycle(some) for rank, some in links.items()}
+        self._between_hosts = any(link.ends for link in self._by_fd.values())
         self._fresh: set[TcpLink] = set()  # links with something queued since the last wait
         for link in self._by_fd.values():
             link.socket.setblocking(False)
@@ -106,7 +107,8 @@ class TcpExchange(PeerExchange[TcpFlow]):
         for flow, _ in missing:
             flow.link.stamp, flow.link.stalls = now, 0
         while missing:
-            self._await_bytes(missing)
+            if self._between_hosts:
+                self._await_bytes(missing)
             silent = min((flow.link for flow, _ in missing), key=lambda link: link.stamp)
             remaining = silent.stamp + self._stall_timeout - now
             if remaining <= 0:
@@ -133,11 +135,11 @@ class TcpExchange(PeerExchange[TcpFlow]):
                 self._watch(link)
             missing = [mark for mark in missing if mark[0].done < mark[1]]
 
-    def _await_bytes(self, missing: Sequence[Mark[TcpFlow]]) -> None:
+    def _await_bytes(self, missing: Iterable[Mark[TcpFlow]]) -> None:
         """Let the kernel wake this thread when a good part of what is missing has arrived."""
-        wanted = {flow.link: position - flow.done for flow, position in missing if flow is flow.link.incoming}
-        for link, count in wanted.items():  # of several marks of a flow, the last one
-            link.await_bytes(count)
+        for flow, position in missing:  # of several marks of a flow, the last one counts
+            if flow is flow.link.incoming:
+                flow.link.await_bytes(position - flow.done)
 
     def _tell(self, silent: TcpLink) -> None:
         """Report a peer that makes no progress. Raises PeerFailure if the network has lost its host."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from horovod.core.negotiation.negotiator import ReadyRequest
+from horovod.core.negotiation.ready_request import ReadyRequest
 
 
 def fuse(ready: Sequence[ReadyRequest], threshold: int, groups_apart: bool = False) -> list[list[ReadyRequest]]:

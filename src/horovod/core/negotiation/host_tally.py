@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from horovod.core.negotiation.messages import Operation, Request
-from horovod.core.negotiation.negotiator import NegotiationError
+from horovod.core.negotiation.ready_request import NegotiationError
 
 ALL_MEMBERS = -1
 """Instead of a member's rank: all members of the host that take part in a request and have not joined."""

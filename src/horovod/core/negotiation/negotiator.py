@@ -10,14 +10,11 @@ message what it announced in one message the last time, they are not even counte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
-
-from horovod.core.negotiation.agreement import disagreement
 from horovod.core.negotiation.messages import Decision, Operation, Request
+from horovod.core.negotiation.ready_request import NegotiationError, ReadyRequest, decide
 
 _KEYS = 1024
 """How many keys are kept, so that equal keys are the same object and quick to compare."""
@@ -26,33 +23,6 @@ _LEAST_BURST = 16
 """The fewest requests in one message that are remembered together."""
 
 _JOIN = Operation.JOIN  # an attribute of an enumeration takes longer to look up than to compare
-
-_FUSIBLE = {Operation.ALLREDUCE, Operation.ADASUM, Operation.ALLGATHER, Operation.REDUCESCATTER}
-
-
-class ReadyRequest(NamedTuple):
-    """A decision, and its properties for fusion.
-
-    Attributes:
-        key: decisions with equal keys may form a batch; None: it is a batch of its own.
-        size: the bytes that it adds to a batch.
-        fresh: the members have not been sent this decision before.
-        received: of an alltoall, by member the ``received`` of its decision; a member that takes no part has none.
-    """
-
-    decision: Decision
-    key: tuple[object, ...] | None
-    size: int
-    fresh: bool
-    received: Mapping[int, tuple[int, ...]] = MappingProxyType({})
-
-    def received_by(self, member: int) -> tuple[int, ...]:
-        """The ``received`` of its decision."""
-        return self.received.get(member, ())
-
-    def for_all(self) -> Decision:
-        """The decision without the parts that only one member needs."""
-        return msgspec.structs.replace(self.decision, received=())
 
 
 class IncompleteRequest(NamedTuple):
@@ -100,10 +70,6 @@ class _Burst(NamedTuple):
     numbers: frozenset[int]
 
 
-class NegotiationError(Exception):
-    """A member broke the protocol. The checks in its own process should have prevented it."""
-
-
 class Negotiator:
     """Coordinates one process set, and requests on device memory that only some of its members take part in.
 
@@ -132,9 +98,8 @@ class Negotiator:
         self._unsent: set[int] = set()
         self._keys: dict[tuple[object, ...], tuple[object, ...]] = {}
         self._burst: _Burst | None = None
-        self._arrived: dict[
-            int, float
-        ] = {}  # when each member has announced the burst again, if nothing else is incomplete
+        # When each member has announced the burst again, if nothing else is incomplete.
+        self._arrived: dict[int, float] = {}
         # The announcements since nothing was incomplete or ready, up to one more than there are members.
         self._messages: list[tuple[int, Sequence[Request]]] = []
 
@@ -294,7 +259,7 @@ class Negotiator:
 
         If nothing else is announced, they stay incomplete forever.
         """
-        found = self.waiting() if not self.idle else []
+        found = [] if self.idle else self.waiting()
         announced = {rank for waiting in found for rank in waiting.announced}
         everyone = all(rank in announced or member in self.joined for member, rank in enumerate(self._ranks))
         return found if everyone and len(found) > 1 else []
@@ -357,7 +322,7 @@ class Negotiator:
             tally.agreed = requests  # the objects that come the next time, too
             self.ready.append(tally.ready)
             return
-        ready = self._agree(name, requests, tally.identifier, tally.ranks)
+        ready = self._decision(name, requests, tally)
         self.ready.append(ready)
         if tally.identifier < 0:
             del self._tallies[name]
@@ -368,52 +333,12 @@ class Negotiator:
         else:
             tally.agreed, tally.ready = requests, ready._replace(fresh=False)
 
-    def _agree(self, name: str, requests: list[Request | None], identifier: int, ranks: Sequence[int]) -> ReadyRequest:
-        first = next(request for request in requests if request is not None)
-        operation = first.operation
-        error = disagreement(requests, ranks)
-        if error:
-            lines = {rank: each.caller for rank, each in zip(ranks, requests, strict=True) if each is not None}
-            return ReadyRequest(Decision(-1, name, operation, error=error, call_sites=lines), None, 0, True)
-        template = first if None in requests else None
-        rows: tuple[tuple[int, ...], ...] = ()
-        received: dict[int, tuple[int, ...]] = {}
-        longest = 0
-        if operation is Operation.ALLGATHER:
-            rows = tuple(
-                tuple(0 if request is None else request.tensors[index].shape[0] for request in requests)
-                for index in range(len(first.tensors))
-            )
-        elif operation is Operation.ALLTOALL:
-            splits = [(0,) * len(ranks) if request is None else request.splits for request in requests]
-            for rank, row in zip(ranks, splits, strict=True):
-                if len(row) != len(ranks):
-                    raise NegotiationError(
-                        f"rank {rank} announced {name!r} with {len(row)} splits for {len(ranks)} ranks"
-                    )
-            members = range(self._size) if ranks is self._ranks else map(self._ranks.index, ranks)
-            received = dict(zip(members, zip(*splits, strict=True), strict=True))
-            longest = max(map(max, splits))
-        number = -1 if template else identifier
-        decision = Decision(
-            number,
-            name,
-            operation,
-            rows,
-            received.get(0, ()),
-            longest,
-            template,
-            device=first.device,
-            members=first.members,
-        )
-        key: tuple[object, ...] | None = None
-        if operation in _FUSIBLE:
-            types = frozenset(tensor.data_type for tensor in first.tensors)
-            joined = template is not None
-            scaling = (first.reduce_op, first.prescale, first.postscale, first.compression)
-            key = (operation, types, *scaling, first.device, first.members, joined)
-            if len(self._keys) > _KEYS:
-                self._keys.clear()
-            key = self._keys.setdefault(key, key)
-        size = sum(request.nbytes for request in requests if request is not None and operation is Operation.ALLGATHER)
-        return ReadyRequest(decision, key, size or first.nbytes, True, received)
+    def _decision(self, name: str, requests: list[Request | None], tally: _Tally) -> ReadyRequest:
+        ranks = tally.ranks
+        members = range(self._size) if ranks is self._ranks else map(self._ranks.index, ranks)
+        ready = decide(name, requests, tally.identifier, ranks, members)
+        if ready.key is None:
+            return ready
+        if len(self._keys) > _KEYS:
+            self._keys.clear()
+        return ready._replace(key=self._keys.setdefault(ready.key, ready.key))

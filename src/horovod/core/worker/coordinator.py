@@ -32,7 +32,8 @@ from horovod.core.negotiation.messages import (
     decode_from_member,
     encode,
 )
-from horovod.core.negotiation.negotiator import IncompleteRequest, Negotiator, ReadyRequest
+from horovod.core.negotiation.negotiator import IncompleteRequest, Negotiator
+from horovod.core.negotiation.ready_request import ReadyRequest
 from horovod.core.negotiation.request_dictionary import RequestDecoder
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.requests.batch import Batch

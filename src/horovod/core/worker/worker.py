@@ -30,7 +30,7 @@ from horovod.control.channel import Channel, ChannelClosed
 from horovod.control.failure import ENGINE, TIME_LIMIT
 from horovod.core.errors import HorovodInternalError, RankLostError, shut_down_by
 from horovod.core.negotiation.messages import MessageError, Request, StepsMade, Stop
-from horovod.core.negotiation.negotiator import NegotiationError
+from horovod.core.negotiation.ready_request import NegotiationError
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle

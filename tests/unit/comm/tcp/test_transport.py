@@ -255,7 +255,7 @@ def test_between_hosts_few_packets_at_a_time_wake_nobody() -> None:
     def slowly() -> None:
         for begin in range(0, len(data), 4096):
             other.sendall(data[begin : begin + 4096])
-            time.sleep(0.0005)
+            time.sleep(0.0005)  # as on a slow network
 
     thread = threading.Thread(target=slowly)
     thread.start()

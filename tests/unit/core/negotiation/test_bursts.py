@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from horovod.comm.datatypes import DataType
 from horovod.core.negotiation import negotiator as module
 from horovod.core.negotiation.messages import Decision, Operation, Request, TensorSpec
-from horovod.core.negotiation.negotiator import IncompleteRequest, NegotiationError, Negotiator, ReadyRequest
+from horovod.core.negotiation.negotiator import IncompleteRequest, Negotiator
+from horovod.core.negotiation.ready_request import NegotiationError, ReadyRequest
 from part import draws
 
 MANY = 20

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from horovod.core.negotiation.fusion import fuse
 from horovod.core.negotiation.messages import Decision, Operation
-from horovod.core.negotiation.negotiator import ReadyRequest
+from horovod.core.negotiation.ready_request import ReadyRequest
 
 
 def ready(number: int, key: str | None = "k", size: int = 10) -> ReadyRequest:

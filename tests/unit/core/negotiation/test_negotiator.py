@@ -24,7 +24,8 @@ from horovod.core.negotiation.messages import (
     decode_from_member,
     encode,
 )
-from horovod.core.negotiation.negotiator import NegotiationError, Negotiator, ReadyRequest
+from horovod.core.negotiation.negotiator import Negotiator
+from horovod.core.negotiation.ready_request import NegotiationError, ReadyRequest
 from horovod.core.negotiation.request_dictionary import RequestDecoder, RequestEncoder
 from part import draws
 

@@ -81,7 +81,7 @@ def test_both_ends_of_a_dictionary_agree_over_any_sequence(
     encoder, decoder = RequestEncoder(capacity), RequestDecoder(capacity)
     for name, version, transient in sequence:
         request = make(name, version, transient)
-        (item,) = decode_from_member(encode(Announce([encoder.item(request)]))).items  # type: ignore[union-attr]
+        (item,) = decode_from_member(encode(Announce([encoder.item(request)]))).items  # type: ignore[union-attr]  # an Announce
         assert decoder.requests([item])[0] == request
     assert len(decoder) <= capacity
     assert len(encoder) <= capacity

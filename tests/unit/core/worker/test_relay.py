@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from horovod.core.negotiation.host_tally import HELD_SECONDS
 from horovod.core.negotiation.messages import Leave, MessageError, Relayed, Share, encode
-from horovod.core.negotiation.negotiator import NegotiationError
+from horovod.core.negotiation.ready_request import NegotiationError
 from horovod.core.negotiation.tree import Tree
 from horovod.core.worker import relay
 from part import draws
