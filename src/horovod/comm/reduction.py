@@ -60,6 +60,15 @@ _FOLD: dict[ReduceOp, Any] = {
     ReduceOp.BXOR: np.bitwise_xor,
 }
 
+
+def without_average(op: ReduceOp, prescale: float, postscale: float, size: int) -> tuple[ReduceOp, float, float]:
+    """An engine's operation and factors for a reduction over ``size`` ranks: Average is a Sum whose postscale is divided by
+    it."""
+    if op == ReduceOp.AVERAGE:
+        return ReduceOp.SUM, prescale, postscale / size
+    return op, prescale, postscale
+
+
 OF_BITS = frozenset({ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR})
 """The reductions of integers and bools bit by bit."""
 

@@ -121,12 +121,16 @@ class _Look(NamedTuple):
 
 @dataclass(eq=False)
 class Samples:
-    """The looks of a process set's optimizers in one generation, or of one optimizer that compares by itself."""
+    """The looks of a process set's optimizers in one generation, or of one optimizer that compares by itself.
+
+    Attributes:
+        offers: those that wait for the next agreement, by optimizer.
+    """
 
     process_set_id: int
+    offers: dict[str, list[StepLooks]] = field(default_factory=dict)
     _owners: dict[str, Owner] = field(default_factory=dict)
     _joins: int = 0
-    _offers: dict[str, list[StepLooks]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _enter_generation()
@@ -151,33 +155,33 @@ class Samples:
     def offer(self, offer: StepLooks) -> None:
         """Compare an optimizer's looks with the next agreement. Older ones of it that wait are replaced."""
         self._forget_before_join()
-        waiting = self._offers.setdefault(offer.owner.name, [])
+        waiting = self.offers.setdefault(offer.owner.name, [])
         waiting.append(offer)
         del waiting[: -2 if offer.late else -1]
 
     def drop(self, owner: str) -> None:
         """Forget the looks of an optimizer: its gradients or parameters are no longer those of a step."""
-        self._offers.pop(owner, None)
+        self.offers.pop(owner, None)
 
     def begin_anew(self) -> None:
         """Forget all looks, since all parameters have been replaced, and compare them again."""
-        self._offers.clear()
+        self.offers.clear()
         for owner in self._owners.values():
             owner.parameters_reported, owner.drift = owner.reported, 0.0
 
     def taken(self) -> SentLooks:
         """What goes with the next agreement, which every member makes that has not joined."""
-        if not self._offers:
+        if not self.offers:
             return _NONE
         self._forget_before_join()
         due = []
-        for name, waiting in [*self._offers.items()]:
+        for name, waiting in [*self.offers.items()]:
             if len(waiting) == 1 and waiting[0].late:
                 waiting[0] = waiting[0]._replace(late=False)  # the next agreement takes it
                 continue
             due.append(waiting.pop(0))
             if not waiting:
-                del self._offers[name]
+                del self.offers[name]
         if len(due) > 1:  # if not all fit, some are drawn: by their numbers of tensors, in the same way on all ranks
             due.sort(key=_turn)
         found: list[tuple[StepLooks, Seen]] = []
@@ -194,7 +198,7 @@ class Samples:
         joins = running().joins
         if self._joins != joins:
             self._joins = joins
-            self._offers.clear()
+            self.offers.clear()
 
     def judge(self, rows: Mapping[int, bytes]) -> None:
         """Judge what the ranks have seen until an agreement, because digests differ. All ranks of ``rows`` call it.

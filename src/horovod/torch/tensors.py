@@ -26,6 +26,8 @@ REACHABLE = {"cuda"}
 """Kinds of devices, beside the CPU, whose tensors can be communicated. ROCm's devices are called ``cuda`` too."""
 
 _STRIDED = torch.strided
+_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = frozenset(each for each in DATA_TYPES if not each.is_complex)
 _NEGATIVE = "Tensor is a lazily negated view (is_neg()). Call .resolve_neg() on it first."
 _CONJUGATE = "Tensor is a lazily conjugated view (is_conj()). Call .resolve_conj() on it first."
 _ordinary: set[type] = {torch.Tensor, torch.nn.Parameter}
@@ -201,6 +203,24 @@ def view(tensor: torch.Tensor) -> Tensor:
         if not tensor.is_cpu:
             raise ValueError(f"Tensors in list must be on same device. One is on cpu, another on {tensor.device}.")
     return Tensor(flat_array(tensor), data_type, tuple(tensor.shape))
+
+
+def plain_view(tensor: torch.Tensor) -> Tensor | None:
+    """:func:`view` of a tensor, flat; None if it is not plain (contiguous, dense, of a type that the core supports, of no other
+    subclass of Tensor than Parameter) or not in host memory. Complex tensors may be lazily conjugated, so none is plain."""
+    if (
+        tensor.__class__ not in _PLAIN_CLASSES
+        or not tensor.is_cpu
+        or tensor.dtype not in _PLAIN_TYPES
+        or tensor.layout is not _STRIDED
+        or not tensor.is_contiguous()
+    ):
+        return None
+    try:
+        elements = flat_array(tensor)
+    except (RuntimeError, ValueError):  # lazily negated: checking beforehand would take longer
+        return None
+    return Tensor(elements, DATA_TYPES[tensor.dtype], elements.shape)
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

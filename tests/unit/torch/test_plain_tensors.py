@@ -8,7 +8,8 @@ import torch
 
 from horovod.comm.shm import huge_pages
 from horovod.comm.spans import address_of
-from horovod.torch.distributed.flat_tensors import plain_view, results_into
+from horovod.torch.distributed.flat_tensors import results_into
+from horovod.torch.tensors import plain_view
 
 
 class Subclass(torch.Tensor):

@@ -122,13 +122,6 @@ class Request(msgspec.Struct, frozen=True, array_like=True, dict=True):
             return encoded
         return b"\xc1" + blake2b(encoded, digest_size=32).digest()  # no encoded value begins with this byte
 
-    def scaling(self, size: int) -> tuple[ReduceOp, float, float]:
-        """An engine's operation and factors for a reduction over ``size`` ranks: Average is a Sum whose postscale is divided by
-        it."""
-        if self.reduce_op == ReduceOp.AVERAGE:
-            return ReduceOp.SUM, self.prescale, self.postscale / size
-        return self.reduce_op, self.prescale, self.postscale
-
 
 UNNAMED = ".noname."
 """In the name of a call without one; its number comes behind it when the call is submitted."""

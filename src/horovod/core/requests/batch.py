@@ -18,7 +18,7 @@ from horovod.comm.base import Communicator, Completion
 from horovod.comm.compression.block_reduction import Errors
 from horovod.comm.compression.blocks import FORMATS, BlockFormat, can_compress
 from horovod.comm.datatypes import Array, DataType
-from horovod.comm.reduction import ReduceOp, neutral, scale
+from horovod.comm.reduction import ReduceOp, neutral, scale, without_average
 from horovod.comm.spans import (
     Spans,
     Vectors,
@@ -214,7 +214,7 @@ def _allreduce(communicator: Communicator, batch: Batch, held: list[object] | No
     first, entry = batch[0]
     request = first.template if entry is None else entry.request
     assert request is not None
-    op, prescale, postscale = request.scaling(communicator.size)
+    op, prescale, postscale = without_average(request.reduce_op, request.prescale, request.postscale, communicator.size)
     # Scaled by the engine, what joined ranks contribute would not be neutral any more. Some have joined in all of a batch's
     # decisions, or in none.
     unlike_sum = op != ReduceOp.SUM
@@ -345,7 +345,8 @@ def _reducescatter(communicator: Communicator, entries: Sequence[Entry]) -> Comp
             inputs.append(vector_of(entry.inputs, index))
             outputs.append(vector_of(entry.outputs, index))
             counts.append([rows * row_elements for rows in shard_rows(tensor.shape[0], communicator.size)])
-    op, prescale, postscale = entries[0].request.scaling(communicator.size)
+    request = entries[0].request
+    op, prescale, postscale = without_average(request.reduce_op, request.prescale, request.postscale, communicator.size)
     completion: Completion = None
     for some in _by_type_with_counts(inputs, outputs, counts):
         completion = communicator.reducescatter(*some, op, prescale, postscale)

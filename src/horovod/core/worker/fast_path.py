@@ -26,6 +26,7 @@ from functools import partial
 from operator import attrgetter
 
 from horovod.comm.ranges import parts_of
+from horovod.comm.reduction import without_average
 from horovod.comm.shm.proposals import ALIGNMENT, Proposals, fits
 from horovod.comm.spans import arrays_of, vector_of
 from horovod.core.negotiation.messages import Operation, Request, Succeeded, encode
@@ -196,7 +197,8 @@ class FastPath:
                 self._executor.carry_out_alone(entry)
             else:
                 if request.operation is Operation.ALLREDUCE:
-                    self._proposals.reduce(entry.outputs, *request.scaling(len(self._ranks)), place)
+                    how = without_average(request.reduce_op, request.prescale, request.postscale, len(self._ranks))
+                    self._proposals.reduce(entry.outputs, *how, place)
                 elif request.operation is Operation.REDUCESCATTER:
                     self._compute_shards(entry, place)
                 elif request.operation is Operation.BROADCAST:
@@ -345,9 +347,9 @@ class FastPath:
         self._unresolved = None
 
     def _compute_shards(self, entry: Entry, start: int) -> None:
-        size = len(self._ranks)
-        how = entry.request.scaling(size)
-        for index, tensor in enumerate(entry.request.tensors):
+        request, size = entry.request, len(self._ranks)
+        how = without_average(request.reduce_op, request.prescale, request.postscale, size)
+        for index, tensor in enumerate(request.tensors):
             rows, *others = tensor.shape
             row_bytes = math.prod(others) * tensor.data_type.itemsize
             before = sum(shard_rows(rows, size)[: self._index])

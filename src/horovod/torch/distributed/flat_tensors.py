@@ -1,8 +1,8 @@
 """Flat tensors: what the core reads and writes of the caller's tensors, and how results get to the caller's tensors.
 
 A plain tensor (dense, contiguous, of a type that the core supports) in host memory is passed as it lies there
-(:func:`plain_view`). Other tensors are flattened, copied or staged first (:func:`flat`). Both make the same requests, so
-ranks may differ in this.
+(:func:`~horovod.torch.tensors.plain_view`). Other tensors are flattened, copied or staged first (:func:`flat`). Both make the
+same requests, so ranks may differ in this.
 """
 
 from __future__ import annotations
@@ -24,41 +24,18 @@ from horovod.torch.device.base import TorchMemory
 from horovod.torch.device.memory import host_memory
 from horovod.torch.distributed.arguments import ArgumentError
 from horovod.torch.distributed.work import Finish
-from horovod.torch.tensors import DATA_TYPES, flat_array, plain
+from horovod.torch.tensors import DATA_TYPES, flat_array, plain, plain_view
 
 _WHERE = "torch.distributed"
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By element size in bytes, the type as which elements of other types are sent. They cannot be reduced."""
 
-
-_PLAIN_TYPES = frozenset(each for each in DATA_TYPES if not each.is_complex)
-_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
-_STRIDED = torch.strided
-
 SMALL_BYTES = 64 << 10
 """Lists of tensors of at most this size in all are passed as they lie in host memory. For larger ones it saves nothing."""
 
 
-def plain_view(tensor: torch.Tensor) -> Tensor | None:
-    """The tensor's own memory, flat, for the core; None if the tensor is not plain (contiguous, dense, of a type that the core
-    supports, of no other subclass of Tensor than Parameter) or not in host memory."""
-    if (
-        tensor.__class__ not in _PLAIN_CLASSES
-        or not tensor.is_cpu
-        or tensor.dtype not in _PLAIN_TYPES
-        or tensor.layout is not _STRIDED
-        or not tensor.is_contiguous()
-    ):
-        return None
-    try:
-        elements = flat_array(tensor)
-    except (RuntimeError, ValueError):  # lazily negated: checking beforehand would take longer
-        return None
-    return Tensor(elements, DATA_TYPES[tensor.dtype], elements.shape)
-
-
 def plain_views(tensors: Sequence[torch.Tensor]) -> list[Tensor] | None:
-    """:func:`plain_view` of each tensor; None if one is not plain."""
+    """:func:`~horovod.torch.tensors.plain_view` of each tensor; None if one is not plain."""
     found = []
     for tensor in tensors:
         view = plain_view(tensor)
@@ -69,7 +46,7 @@ def plain_views(tensors: Sequence[torch.Tensor]) -> list[Tensor] | None:
 
 
 def small_views(tensors: Sequence[torch.Tensor]) -> list[Tensor] | None:
-    """:func:`plain_view` of each tensor; None if one is not plain, or if they are not small together."""
+    """:func:`~horovod.torch.tensors.plain_view` of each tensor; None if one is not plain, or if they are not small together."""
     found = []
     left = SMALL_BYTES
     for tensor in tensors:

@@ -27,15 +27,17 @@ from horovod.torch.distributed.arguments import (
     same_kind,
     same_types,
 )
-from horovod.torch.distributed.flat_tensors import apart, as_flat, flat, plain_view, writes_back
+from horovod.torch.distributed.flat_tensors import apart, as_flat, flat, writes_back
 from horovod.torch.distributed.sparse import allreduce_sparse
 from horovod.torch.distributed.submission import Submitter, checked_reduction
 from horovod.torch.distributed.work import HorovodWork
+from horovod.torch.tensors import plain_view
 from horovod.torch.uncompiled import uncompiled
 
 Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 c10d: Any = dist.distributed_c10d  # its stubs lack some classes of options
+_ALLREDUCE_OPTIONS = c10d.AllreduceOptions
 
 
 @uncompiled
@@ -54,8 +56,11 @@ class Reductions:
         op: Any = None,
     ) -> HorovodWork:
         """Reduce a tensor over the ranks, in place. Several tensors get one result: the reduction over all of all ranks."""
-        opts = options_of(c10d.AllreduceOptions, opts, op, timeout)
-        tensors, reduction = as_list(tensors, tensor), checked_reduction(opts.reduceOp)
+        if opts.__class__ is not _ALLREDUCE_OPTIONS:
+            opts = options_of(_ALLREDUCE_OPTIONS, opts, op, timeout)
+        if tensors.__class__ is not list:
+            tensors = as_list(tensors, tensor)
+        reduction = checked_reduction(opts.reduceOp)
         combine = _COMBINED.get(reduction.op)
         if len(tensors) != 1:
             same_kind("all_reduce", listed("all_reduce", tensors))

@@ -28,14 +28,13 @@ from horovod.torch.distributed.flat_tensors import (
     apart,
     divided,
     flat,
-    plain_view,
     results_into,
     small_views,
     writes_back,
 )
 from horovod.torch.distributed.submission import Submitter
 from horovod.torch.distributed.work import HorovodWork
-from horovod.torch.tensors import empty_like
+from horovod.torch.tensors import empty_like, plain_view
 from horovod.torch.uncompiled import uncompiled
 
 Tensors = Sequence[torch.Tensor]

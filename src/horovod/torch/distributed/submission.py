@@ -29,7 +29,6 @@ from horovod.torch.distributed.flat_tensors import (
     expects,
     flat,
     overlapping,
-    plain_view,
     plain_views,
     results_into_each,
     scratch_like,
@@ -39,7 +38,7 @@ from horovod.torch.distributed.flat_tensors import (
 from horovod.torch.distributed.futures import Origin, present
 from horovod.torch.distributed.membership import GroupMembership
 from horovod.torch.distributed.work import Finish, HorovodWork
-from horovod.torch.tensors import empty_like
+from horovod.torch.tensors import empty_like, plain_view
 
 PREFIX = "torch.distributed"
 """The first part of the names of all calls. The calls of a group share one counter, so all ranks must make the same calls in

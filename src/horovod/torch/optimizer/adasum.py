@@ -21,6 +21,7 @@ import torch
 
 from horovod.torch.optimizer.adasum_passes import AdasumPasses
 from horovod.torch.optimizer.adasum_sender import AdasumSender
+from horovod.torch.optimizer.counted_passes import paused_error
 from horovod.torch.optimizer.distributed_part import DistributedPart
 from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.parameters import OptimizerParameters
@@ -45,7 +46,8 @@ class AdasumReduction(DistributedPart):
 
     def finish(self) -> None:
         """Send all remaining buckets, wait for all buckets, and apply the combined changes."""
-        self.passes.refuse_paused("step()")
+        if self.passes.is_paused:
+            raise paused_error("step()")
         error = self.passes.send_all()
         for bucket in self.parameters.buckets:
             try:

@@ -61,7 +61,7 @@ class CountedPasses(GradientListener):
         finally:
             self.is_paused = before
 
-    def refuse_paused(self, what: str) -> None:
-        """Raise AssertionError inside :meth:`paused`. ``what`` is the call of the script, for the text."""
-        if self.is_paused:
-            raise AssertionError(_INSIDE_NO_SYNC.format(what=what))
+
+def paused_error(what: str) -> AssertionError:
+    """The error of a script that calls ``what`` inside :meth:`CountedPasses.paused`."""
+    return AssertionError(_INSIDE_NO_SYNC.format(what=what))

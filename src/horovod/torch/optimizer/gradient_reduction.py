@@ -18,8 +18,10 @@ Each backward pass reduces the gradients that any rank's pass has touched, and w
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import torch
@@ -33,10 +35,11 @@ from horovod.observe.step_clock import UPDATE, clock
 from horovod.torch.ops.allreduce import allreduce_
 from horovod.torch.optimizer.backward_passes import current_task
 from horovod.torch.optimizer.bucket_sender import BucketSender
+from horovod.torch.optimizer.counted_passes import paused_error
 from horovod.torch.optimizer.distributed_part import DistributedPart
+from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.gradient_passes import GradientPasses
 from horovod.torch.optimizer.gradient_rounds import GradientRounds
-from horovod.torch.optimizer.later_optimizers import LaterOptimizers, has_any, register_part
 from horovod.torch.optimizer.parameters import OptimizerParameters
 from horovod.torch.optimizer.reduction_round import reduce_together, register_optimizer
 
@@ -63,6 +66,10 @@ _LEFT_OUT = (
     "is clipped together with the others, as by clip_grad_norm_(model.parameters()), each rank clips by a different norm. "
     "Freeze it with requires_grad_(False), or clip only the parameters of the optimizer."
 )
+_OTHER_SETTINGS = (
+    "The parameter {name!r} also belongs to a DistributedOptimizer that was made later and reduces with other settings. "
+    "Delete that optimizer before you step with this one."
+)
 
 
 class GradientReduction(DistributedPart):
@@ -80,12 +87,12 @@ class GradientReduction(DistributedPart):
         passes = GradientPasses(parameters, sender)
         super().__init__(parameters, passes)
         self.rounds = GradientRounds(parameters, passes, sender)
-        self._later = LaterOptimizers(parameters, passes)
+        self._later = _LaterOptimizers(parameters, passes)
         self._skip = False
         self._looked = False
         parameters.report_to(passes, self.rounds)
         register_optimizer(self.rounds)
-        register_part(self)
+        _parts[next(_count)] = self
 
     def synchronize(self) -> None:
         """Reduce all gradients that are not reduced. ``optimizer.synchronize()`` calls it.
@@ -94,7 +101,8 @@ class GradientReduction(DistributedPart):
             HorovodInternalError: the reduction failed.
             AssertionError: inside ``no_sync()``, or a gradient was changed before its reduction.
         """
-        self.passes.refuse_paused("synchronize()")
+        if self.passes.is_paused:
+            raise paused_error("synchronize()")
         self.complete()
         self.passes.note_synchronized()
 
@@ -118,7 +126,8 @@ class GradientReduction(DistributedPart):
         """
         passes = self.passes
         if not self._skip:
-            passes.refuse_paused("step()")
+            if passes.is_paused:
+                raise paused_error("step()")
             if not passes.scaler_steps:
                 self.complete()
             if not self._looked:
@@ -134,7 +143,7 @@ class GradientReduction(DistributedPart):
             return
         self._looked = True
         for parameter, name in self.parameters.names.items():
-            if parameter.requires_grad and parameter.grad is not None and not has_any(parameter):
+            if parameter.requires_grad and parameter.grad is not None and not _reduces_any(parameter):
                 warnings.warn(_LEFT_OUT.format(name=name), stacklevel=4)
                 return
 
@@ -152,7 +161,8 @@ class GradientReduction(DistributedPart):
 
     def reducing(self, closure: Callable[[], Any], agree: bool) -> Callable[[], Any]:
         """A closure that calls ``closure`` and then reduces the gradients, and with ``agree`` also the loss."""
-        self.passes.refuse_paused("step()")
+        if self.passes.is_paused:
+            raise paused_error("step()")
         if self.passes.under_way:
             self.complete()
 
@@ -245,3 +255,60 @@ class GradientReduction(DistributedPart):
         common = torch.as_tensor(loss).detach().to(torch.float64, copy=True)
         allreduce_(common, name=f"{self.rounds.name}.loss", op=self.settings.op, process_set=self.settings.process_set)
         return common.to(loss) if isinstance(loss, torch.Tensor) else common.item()
+
+
+_parts: weakref.WeakValueDictionary[int, GradientReduction] = weakref.WeakValueDictionary()
+"""The parts of the optimizers of this process that reduce gradients, in the order in which they were made."""
+_count = count()
+
+
+def _reduces_any(parameter: torch.Tensor) -> bool:
+    """Whether any optimizer of this process reduces gradients of the parameter."""
+    return any(parameter in each.parameters.slots for each in _parts.values())
+
+
+class _LaterOptimizers:
+    """The optimizers that were made later over some parameters of one optimizer.
+
+    Args:
+        parameters, passes: of that optimizer.
+    """
+
+    def __init__(self, parameters: OptimizerParameters, passes: GradientPasses) -> None:
+        self._parameters = parameters
+        self._passes = passes
+        self._found: list[GradientReduction] = []
+        self._at = -1
+
+    def found(self) -> list[GradientReduction]:
+        """Their parts. They reduce the gradients of these parameters."""
+        if self._at != GradientHook.changes:
+            self._at = GradientHook.changes
+            self._found = self._look()
+        return self._found
+
+    def check(self) -> None:
+        """Check the settings of those that :meth:`found` returns. Raises AssertionError if one reduces with others."""
+        for other in self._found:
+            if not other.settings.reduces_as(self._parameters.settings):
+                shared = (slot.name for p, slot in self._parameters.slots.items() if p in other.parameters.slots)
+                raise AssertionError(_OTHER_SETTINGS.format(name=next(shared)))
+
+    def _look(self) -> list[GradientReduction]:
+        slots = self._parameters.slots.values()
+        found: list[GradientReduction] = []
+        covered = 0
+        lost = [slot for slot in slots if slot.hook is not None and not slot.hook.is_registered()]
+        for other in list(_parts.values()) if lost else ():
+            if other.parameters is self._parameters:
+                continue
+            for slot in lost:
+                theirs = other.parameters.slots.get(slot.parameter)
+                if theirs is not None and theirs.hook is not None and theirs.hook.is_registered():
+                    covered |= slot.bit
+                    if other not in found:
+                        found.append(other)
+        if left := [slot for slot in lost if not slot.bit & covered]:
+            self._parameters.listen_again(left)
+        self._passes.cover(covered)
+        return found

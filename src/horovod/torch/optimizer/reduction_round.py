@@ -213,7 +213,7 @@ class _Round:
                 common = _RoundsOfSet(generation, request_of(RECORD, line), samples_of(number))
                 _rounds_of[number] = common
             self._samples = common.samples
-            if self._samples is not None:
+            if self._samples is not None and self._samples.offers:
                 self._sent = self._samples.taken()
             self._comparison = Comparison(
                 RECORD,

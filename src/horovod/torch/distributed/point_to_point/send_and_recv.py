@@ -12,13 +12,14 @@ from horovod.comm.datatypes import Array
 from horovod.core.requests.handle import Handle
 from horovod.observe.call_site import caller
 from horovod.torch.distributed.arguments import check_peer, listed, only
-from horovod.torch.distributed.flat_tensors import flat, plain_view, writes_back
+from horovod.torch.distributed.flat_tensors import flat, writes_back
 from horovod.torch.distributed.point_to_point.mailbox import Mailbox, mailbox_of
 from horovod.torch.distributed.point_to_point.matching import ANY, ReceiveFilter
 from horovod.torch.distributed.point_to_point.messages import Envelope
 from horovod.torch.distributed.point_to_point.receiving import Receive
 from horovod.torch.distributed.submission import Submitter
 from horovod.torch.distributed.work import HorovodWork
+from horovod.torch.tensors import plain_view
 from horovod.torch.uncompiled import uncompiled
 
 
