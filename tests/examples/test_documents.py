@@ -15,10 +15,8 @@ In what is quoted, ``...`` stands for anything.
 from __future__ import annotations
 
 import os
-import random
 import re
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from typing import Any
 import pytest
 
 import horovod
+from free_ports import free_port
 from launcher.harness import EAGER
 from ranks import RankPool
 from time_limits import SOON
@@ -343,15 +342,3 @@ def test_commands_that_are_wrong_are_told_so(document: str, block: str, tmp_path
     assert (prompt, program) == ("$", "horovodrun")
     done = horovodrun(tmp_path, *arguments)
     assert done.returncode == 2 and quotes(quoted, done.stderr), done.stderr
-
-
-def free_port() -> int:
-    """A port that nobody uses, and that the kernel gives to nobody who asks for any."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise OSError("100 ports are all in use")

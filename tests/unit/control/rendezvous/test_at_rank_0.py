@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 
+from free_ports import free_port
 from horovod.control.rendezvous.at_rank_0 import Directory, KnownAddress, RendezvousAtRank0
 from horovod.control.rendezvous.messages import RendezvousError
 from horovod.control.rendezvous.server import RendezvousServer
@@ -24,12 +25,6 @@ from unit.control.unauthenticated_clients import BAD_CLIENTS, connect, visited_b
 SECONDS = SOON
 SECRET = b"a secret of the user's"
 Making = Callable[[], Directory]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from free_ports import free_ports
 from horovod.control.handshake import MAGIC
 from horovod.control.rendezvous import on_hosts as rendezvous_on_hosts
 from horovod.control.rendezvous.messages import PURPOSE
@@ -57,15 +58,6 @@ def ranks(
     make: Callable[[], RendezvousOnHosts], size: int, attempt: int = 1, seconds: float = SECONDS
 ) -> list[partial[object]]:
     return [partial(make().exchange, attempt, rank, size, b"%d" % rank, seconds) for rank in range(size)]
-
-
-def free_ports(number: int) -> list[int]:
-    found = []
-    for _ in range(number):
-        with socket.socket() as one:
-            one.bind(("", 0))
-            found.append(one.getsockname()[1])
-    return found
 
 
 @pytest.mark.parametrize("key", [b"", KEY], ids=["MUNGE", "a key"])
