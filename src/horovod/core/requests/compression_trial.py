@@ -57,7 +57,7 @@ def try_compression(
     plain, ours = min(as_it_is[1:]), min(compressed[1:])
     if communicator.rank == 0 and ours > plain:
         _log.warning(
-            "compression to %s costs time between these hosts: %d MB take %.3g ms compressed and %.3g ms as they are. Use "
+            "compression to %s costs time between these hosts: %d MB take %.3g ms compressed and %.3g ms uncompressed. Use "
             "hvd.Compression.none, or unset %s.",
             form.name,
             SAMPLE_BYTES >> 20,
