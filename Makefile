@@ -35,8 +35,8 @@ NCCL_SOURCE ?=
 CUDA_HEADERS ?=
 NCCL_HOST := build/nccl-host
 # How many files of tests run at a time, in their order: tests of one framework then share processes that have imported it.
-# One more than the cores of a small machine: a quarter of the time tests wait, and use none.
-JOBS ?= 3
+# Two more than the cores of a small machine: a third of the time tests wait, and use none. Each takes up to 4 GB of memory.
+JOBS ?= $(shell awk '/MemTotal/ { print ($$2 > 20000000 ? 4 : 3) }' /proc/meminfo 2> /dev/null || echo 3)
 OLDEST_TESTS ?= tests/unit tests/parallel tests/faults tests/launcher tests/examples
 MXNET_TESTS ?= tests/unit/mxnet tests/parallel/mxnet
 BENCH_ARGUMENTS ?=
