@@ -229,7 +229,7 @@ class Guard:
         self, called: str, held: bytes, tell: Tell, what: Alike | None = None, samples: Samples | None = None
     ) -> None:
         number = self._process_set.process_set_id
-        sent = samples.taken() if samples is not None else SentLooks()
+        sent = samples.taken() if samples is not None and samples.offers else SentLooks()
         comparison = Comparison(f"{self._name}.{called}", held, number, self._line, beside=sent.digest)
         self._compared.append(_Running(comparison, tell, what, sent))
 

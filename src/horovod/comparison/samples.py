@@ -170,9 +170,7 @@ class Samples:
             owner.parameters_reported, owner.drift = owner.reported, 0.0
 
     def taken(self) -> SentLooks:
-        """What goes with the next agreement, which every member makes that has not joined."""
-        if not self.offers:
-            return _NONE
+        """What goes with the next agreement, which every member makes that has not joined. Without ``offers``, nothing."""
         self._forget_before_join()
         due = []
         for name, waiting in [*self.offers.items()]:

@@ -26,11 +26,11 @@ REACHABLE = {"cuda"}
 """Kinds of devices, beside the CPU, whose tensors can be communicated. ROCm's devices are called ``cuda`` too."""
 
 _STRIDED = torch.strided
-_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
 _PLAIN_TYPES = frozenset(each for each in DATA_TYPES if not each.is_complex)
 _NEGATIVE = "Tensor is a lazily negated view (is_neg()). Call .resolve_neg() on it first."
 _CONJUGATE = "Tensor is a lazily conjugated view (is_conj()). Call .resolve_conj() on it first."
-_ordinary: set[type] = {torch.Tensor, torch.nn.Parameter}
+_PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
+_ordinary: set[type] = {*_PLAIN_CLASSES}
 """Classes of tensors that have memory of their own."""
 _dispatch_keys: Any = torch._C._dispatch_keys
 _LAZILY_NEGATED: Any = torch._C.DispatchKey.Negative

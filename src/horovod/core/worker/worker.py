@@ -4,8 +4,9 @@ One thread does all of it. While a collective runs, it need do nothing else: req
 sockets, and form the next batch. Other threads append to a queue and return. The worker thread sleeps in one ``poll`` of its
 connections and its wake-up, without a timeout while nothing is in flight (:mod:`horovod.core.worker.waiting`).
 
-The worker works in steps. A thread that waits for a quick collective may take steps, too, one thread at a time
-(:mod:`horovod.core.worker.driving_threads`). Large collectives and the orderly end are left to the worker thread.
+The worker works in steps (:mod:`horovod.core.worker.worker_steps`). A thread that waits for a quick collective may take steps,
+too, one thread at a time (:mod:`horovod.core.worker.driving_threads`). Large collectives and the orderly end are left to the
+worker thread.
 
 The messages of a step depend on the worker's role (:mod:`horovod.core.worker.role`).
 """
@@ -22,15 +23,13 @@ import numpy as np
 from horovod._base.config import Config
 from horovod._base.running_time import running_time
 from horovod._base.signal_deferral import with_signals_deferred
-from horovod.autotune.kept import Tuned
 from horovod.autotune.tuner import Tuner
 from horovod.comm.base import Aborted, Communicator, DeviceFailure, PeerFailure
 from horovod.comm.shm.proposals import Proposals
-from horovod.control.channel import Channel, ChannelClosed
+from horovod.control.channel import Channel
 from horovod.control.failure import ENGINE, TIME_LIMIT
 from horovod.core.errors import HorovodInternalError, RankLostError, shut_down_by
-from horovod.core.negotiation.messages import MessageError, Request, StepsMade, Stop
-from horovod.core.negotiation.ready_request import NegotiationError
+from horovod.core.negotiation.messages import Request, StepsMade, Stop
 from horovod.core.negotiation.tree import COORDINATOR, Tree
 from horovod.core.requests.batch import Entry
 from horovod.core.requests.handle import Handle
@@ -38,7 +37,7 @@ from horovod.core.worker.conditional_calls import ConditionalCalls
 from horovod.core.worker.connections import Connections, ReadyConnections
 from horovod.core.worker.coordinator import Coordinator
 from horovod.core.worker.cpu_affinity import ANYWHERE, CpuPlacement
-from horovod.core.worker.driving_threads import DrivingThreads, may_drive
+from horovod.core.worker.driving_threads import DrivingThreads
 from horovod.core.worker.executor import Executor
 from horovod.core.worker.fast_path import FastPath
 from horovod.core.worker.in_flight import InFlight
@@ -48,11 +47,9 @@ from horovod.core.worker.observer import Observer
 from horovod.core.worker.relay import Relay
 from horovod.core.worker.role import Role, Schedule, Watch
 from horovod.core.worker.waiting import STANDBY_MILLISECONDS, STANDBY_ROUNDS, polls
+from horovod.core.worker.worker_steps import WorkerSteps
 
 _log = logging.getLogger("horovod.core")
-
-_LOOK_SECONDS = 0.2
-"""The interval at which a thread that waits for space in a socket checks whether the job has failed."""
 
 
 def still_in_use(error: HorovodInternalError, why: str) -> HorovodInternalError:
@@ -127,8 +124,8 @@ class WorkerThread:
         self.recorder = observer.recorder(config.flight_recorder_size)
         self._requests = InFlight(None if config.cycle_time else self, self.recorder)
         self._schedule = Schedule()
-        self._children = frozenset(tree.children(index))
-        self._driving = DrivingThreads(self._connections, self._polls, bool(self._children))
+        children = frozenset(tree.children(index))
+        self._driving = DrivingThreads(self._connections, self._polls, bool(children))
         self._proposals = proposals
         self.completed_calls = None if proposals is None else proposals.completed_calls(self._polls.word)
         coordinator: Coordinator | None = None
@@ -171,7 +168,7 @@ class WorkerThread:
         self.role: Role
         if coordinator is not None:
             self.role = coordinator
-        elif self._children:
+        elif children:
             seconds = config.timeout.total_seconds() / 3
             capacity, group = config.cache_capacity, tree.group(index)
             self.role = Relay(self._connections, self._schedule, capacity, group, self.ranks, seconds)
@@ -179,8 +176,18 @@ class WorkerThread:
             self.role = Member(self._connections, self._schedule, fast_path, config.cache_capacity, tree.parent(index))
         self._conditional_calls = ConditionalCalls(ranks[index]) if config.debug and name == "0" else None
         self._left = threading.Event()
-        self._leaving: tuple[str, Sequence[StepsMade]] | None = None
-        self._said_leave = False
+        self._steps = WorkerSteps(
+            self.ranks,
+            children,
+            self._requests,
+            self._connections,
+            self._schedule,
+            self.role,
+            self.executor,
+            communicator,
+            watch,
+            self._stop,
+        )
         self._probes = LivenessProbes(watch.probe, config.timeout)
         self._thread = threading.Thread(target=self._run, name=f"horovod-worker-{name}", daemon=True)
 
@@ -269,7 +276,7 @@ class WorkerThread:
         Args:
             steps: the steps of this rank's optimizers, for the other ranks' :attr:`farewell`.
         """
-        self._leaving = reason, steps
+        self._steps.leave(reason, steps)
         self._connections.wake()
 
     # An abort has three steps, because a script that gets the error may use the tensors' memory for something else:
@@ -338,7 +345,7 @@ class WorkerThread:
     def _quick_step(self, ready: ReadyConnections) -> bool:
         """A step of a waiting thread; whether anything is left for the worker thread."""
         if ready.readable or self._requests.waiting():
-            self._step(ready, driven=True)
+            self._steps.take(ready, driven=True)
             if self._schedule.batches or self._schedule.stop is not None or self._connections.unsent():
                 return True
         return self.finished or self._requests.closed
@@ -361,7 +368,7 @@ class WorkerThread:
             with np.errstate(all="ignore"):  # the script must find overflows in gradients
                 while not self.finished and not self._requests.closed:
                     self._stand_by()
-                    self._driving.take(self._wait(), self._step)
+                    self._driving.take(self._wait(), self._steps.take)
             return ""
         except PeerFailure as failure:
             self._watch.report(self.ranks[failure.rank], failure.reason, failure.suspected)
@@ -400,7 +407,7 @@ class WorkerThread:
                 ready = self._connections.poll(0)
                 if ready.readable or ready.woken or self._requests.waiting():
                     return ready
-        limit: float | None = self._requests.begin_wait(busy=self._leaving is not None and not self._said_leave)
+        limit: float | None = self._requests.begin_wait(busy=self._steps.about_to_leave())
         sleep = self._driving.sleep_limit(self._milliseconds) if limit == -1 else limit
         if sleep is None:
             ready = self._connections.poll(None)
@@ -420,90 +427,6 @@ class WorkerThread:
         """Probe the other ranks if a probe is due. Returns the milliseconds until the next; None if nothing is in flight."""
         oldest = self._requests.oldest()
         return None if oldest is None else max(1.0, self._probes.look(oldest.since) * 1000)
-
-    # Steps, on the thread that drives the worker.
-
-    def _step(self, ready: ReadyConnections, driven: bool = False) -> None:
-        """Do everything there is to do now.
-
-        Args:
-            driven: by a waiting thread. Large batches and the orderly end are left to the worker thread.
-        """
-        if self._requests.closed:
-            return
-        leaving = None if self._said_leave else self._leaving
-        if self._announce_submissions():
-            self._requests.announced(coalesce=not driven)
-        for member in ready.writable:
-            if member in self._connections:
-                self._connections.flush(member)
-        for member in ready.readable:
-            if member in self._connections and not self._receive(member):
-                return
-        if leaving is not None:
-            self._said_leave = True
-            self.role.leave(*leaving)
-        self.role.decide()
-        if self._schedule.batches:
-            self.executor.agreed = time.monotonic()
-        while self._schedule.batches:
-            ordered = self._schedule.batches[0]
-            if isinstance(ordered, Tuned):
-                self._schedule.batches.popleft()
-                self.executor.tune(ordered)
-                continue
-            if self._connections.unsent() and not self._orders_are_sent(driven):
-                return
-            batch = self._requests.batch(ordered)
-            if self._requests.closed:
-                raise Aborted
-            if driven and not (self.communicator.any_thread and may_drive(batch)):
-                return
-            self._schedule.batches.popleft()
-            with self.role.record(batch):
-                self.executor.carry_out(batch, driven)
-            if self.role.announces_between_batches and self._announce_submissions():
-                self.role.decide()
-        if self._schedule.stop is not None and not driven:
-            self.role.stop(self._schedule.stop)
-            self._stop(self._schedule.stop)
-
-    def _orders_are_sent(self, driven: bool) -> bool:
-        """Wait until the ranks that get a batch through this one can take part in it. False: take another step first.
-
-        A long order does not fit into a socket. This rank would wait in the batch for ranks that have only a part of its order.
-        """
-        while not self._connections.flush_some(self._children, 0.0 if driven else _LOOK_SECONDS):
-            if driven or self._requests.closed:
-                return False
-        return True
-
-    def _announce_submissions(self) -> bool:
-        """Announce what was submitted since the last time; False if nothing was."""
-        submitted = self._requests.take()
-        if submitted:
-            self.role.announce([entry.request for entry in submitted], [entry.since for entry in submitted])
-        return bool(submitted)
-
-    def _receive(self, member: int) -> bool:
-        """Take the messages of a member; False if its connection has ended."""
-        try:
-            for body in self._connections.receive(member):
-                self.role.receive(member, body)
-        except ChannelClosed as error:
-            self._lost(member, error.network or f"its control connection broke ({error})", suspected=not error.changed)
-            return False
-        except (MessageError, NegotiationError) as error:
-            self._lost(member, f"it broke the protocol ({error})")
-            return False
-        return True
-
-    def _lost(self, member: int, reason: str, suspected: bool = True) -> None:
-        """Close a connection. The liveness monitor finds out which rank failed, unless the reason is certain; it hears of it
-        first, because the peer asks about a connection that has ended."""
-        if member in self._connections:
-            self._watch.report(self.ranks[member], reason, suspected=suspected)
-            self._connections.drop(member)
 
     def _stop(self, stop: Stop) -> None:
         """End without a failure: all ordered batches have run; requests that are still in flight fail."""

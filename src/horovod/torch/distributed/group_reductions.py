@@ -56,6 +56,7 @@ class Reductions:
         op: Any = None,
     ) -> HorovodWork:
         """Reduce a tensor over the ranks, in place. Several tensors get one result: the reduction over all of all ranks."""
+        # What PyTorch passes itself needs no conversion.
         if opts.__class__ is not _ALLREDUCE_OPTIONS:
             opts = options_of(_ALLREDUCE_OPTIONS, opts, op, timeout)
         if tensors.__class__ is not list:
