@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 if importlib.util.find_spec("triton"):  # of PyTorch's builds for CUDA: it aborts if TensorFlow was imported before
     import triton  # noqa: F401
 
+import mpi_memory
 import native_devices
 from eager import framework_imports
 from file_order import places
@@ -50,6 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = tempfile.TemporaryDirectory(prefix="hvd-", ignore_cleanup_errors=True)  # short: sockets' paths are limited
     config.add_cleanup(folder.cleanup)
     os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+    if not hasattr(config, "workerinput"):  # the process that outlives those that run a part of the tests
+        config.add_cleanup(mpi_memory.remover())
     config.pluginmanager.register(Spent())
 
 

@@ -47,6 +47,7 @@ PermitRootLogin prohibit-password
 StrictModes no
 UsePAM no
 PidFile none
+SetEnv TMPDIR={temporary}/{name}
 """
 _SSH_CONFIG = """
 Host *
@@ -101,7 +102,10 @@ class Hosts:
         for key in ("id", "other_id", *(f"key_{name}" for name in ADDRESSES)):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key], check=True)
         for name in ADDRESSES:
-            self._write(f"{name}.conf", _SSHD_CONFIG.format(folder=self.folder, name=name))
+            # Launchers that are killed leave files there whose names have process ids, which are the same on other hosts.
+            temporary = Path(tempfile.gettempdir())
+            (temporary / name).mkdir(exist_ok=True)
+            self._write(f"{name}.conf", _SSHD_CONFIG.format(folder=self.folder, name=name, temporary=temporary))
             script = _INIT.format(folder=self.folder, name=name, sshd=_SSHD)
             options = ["--net", "--uts", "--mount", "--pid", "--ipc", "--fork", "--mount-proc", "--kill-child"]
             null = subprocess.DEVNULL
