@@ -78,7 +78,7 @@ HAVE_DOCS := $(DOCS_VENV)/stamps/docs
 HAVE_NEWEST := $(NEWEST_VENV)/stamps/test
 
 .DEFAULT_GOAL := help
-.PHONY: help train wheel test test-but-mxnet test-mxnet-beside test-gpu test-nccl-host test-mxnet test-ray test-spark test-oldest test-newest test-odd test-all lint bench bench-check bench-gpu bench-tensorflow publish docs clean
+.PHONY: help train wheel test test-but-mxnet test-compiled test-mxnet-beside test-gpu test-nccl-host test-mxnet test-ray test-spark test-oldest test-newest test-odd test-all lint bench bench-check bench-gpu bench-tensorflow publish docs clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -93,10 +93,14 @@ wheel: $(HAVE_WHEEL)  ## build dist/*.whl and check it (REPOSITORY_URL=https://.
 
 test: $(HAVE_NCCL_HOST)  ## lint, then run the tests that every change must pass
 	@$(if $(PYTEST_ARGUMENTS),$(MAKE) --no-print-directory lint && $(PYTEST) $(PYTEST_ARGUMENTS),\
-	$(MAKE) --no-print-directory -k -j 2 test-but-mxnet test-mxnet-beside; status=$$?; echo; cat build/test-mxnet.log; exit $$status)
+	$(MAKE) --no-print-directory -k -j 3 test-but-mxnet test-mxnet-beside; status=$$?; echo; cat build/test-mxnet.log; exit $$status)
 
-test-but-mxnet: lint
+test-but-mxnet: lint test-compiled
 	@MAKEFLAGS= $(PYTEST)
+
+# What all tests import is compiled once, beside mypy: else each process of pytest would do it.
+test-compiled: $(HAVE_TEST)
+	@$(BIN)/python -m pytest --collect-only -q > build/collected.log 2>&1 || true
 
 # From the beginning on: to install packages and to lint takes one core. What it prints comes at the end of all tests.
 test-mxnet-beside:
@@ -220,7 +224,6 @@ $(HAVE_TEST): pyproject.toml $(HAVE_TORCH) $(HAVE_MPI)
 	$(call install,horovod and what the tests need (with TensorFlow and JAX),\
 		-e '.[torch$(comma)examples$(comma)bench$(comma)test$(comma)lint]' '$(TENSORFLOW)')
 	$(call install,Keras 2,--no-deps '$(TF_KERAS)')  # it asks for a TensorFlow with CUDA
-	@TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c 'import torch, tensorflow, jax'  # or each process of pytest would compile them
 	@touch $@
 
 $(HAVE_MXNET): pyproject.toml

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.harness import Launcher
+from part import some
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -19,15 +20,18 @@ SECONDS = 240  # these import a great deal
 BY_GLOO = ("--torch-backend", "horovod")
 
 
+JOBS = [
+    ("lightning", "lightning_digits.py", (), "--epochs 3"),
+    ("lightning", "fabric_digits.py", (), "--epochs 3"),
+    ("accelerate", "accelerate_digits.py", (), "--epochs 3"),
+    ("transformers", "transformers_digits.py", BY_GLOO, "--epochs 3 --backend gloo"),
+]
+FURTHER = [("accelerate", "accelerate_digits.py", BY_GLOO, "--epochs 3 --backend gloo")]
+
+
 @pytest.mark.parametrize(
     ("package", "example", "launched", "arguments"),
-    [
-        ("lightning", "lightning_digits.py", (), "--epochs 3"),
-        ("lightning", "fabric_digits.py", (), "--epochs 3"),
-        ("accelerate", "accelerate_digits.py", (), "--epochs 3"),
-        ("accelerate", "accelerate_digits.py", BY_GLOO, "--epochs 3 --backend gloo"),
-        ("transformers", "transformers_digits.py", BY_GLOO, "--epochs 3 --backend gloo"),
-    ],
+    some([*JOBS, *FURTHER], JOBS),
     ids=lambda value: value if isinstance(value, str) and value.endswith(".py") else "",
 )
 def test_the_example_learns(
