@@ -100,7 +100,7 @@ test-but-mxnet: lint test-compiled
 
 # What all tests import is compiled once, beside mypy: else each process of pytest would do it.
 test-compiled: $(HAVE_TEST)
-	@$(BIN)/python -m pytest --collect-only -q > build/collected.log 2>&1 || true
+	@mkdir -p build && $(BIN)/python -m pytest --collect-only -q > build/collected.log 2>&1 || true
 
 # From the beginning on: to install packages and to lint takes one core. What it prints comes at the end of all tests.
 test-mxnet-beside:

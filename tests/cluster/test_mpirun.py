@@ -14,7 +14,7 @@ import mpi_wheels as mpi
 from cluster.conftest import Cluster
 from cluster.hosts import ADDRESSES
 from cluster.training import TRAINING, Outcome, outcomes
-from time_limits import SOON, await_file
+from time_limits import SOON
 from torch_versions import GLOO
 
 PATIENCE_SECONDS = SOON
@@ -166,11 +166,9 @@ def finish_leniently(cluster: Cluster, kind: str, *command: str | Path) -> tuple
     (https://github.com/openpmix/prrte/issues/1839): all are killed then."""
     process = start(cluster, kind, "hostA:2,hostB:2", *LENIENT[kind], *command, engine="mpi")
     files = [cluster.folder / f"errors-{rank}" for rank in range(4)]
-    for file in files:
-        await_file(file)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while ranks := [line for host in ADDRESSES for line in cluster.hosts.processes(host).values() if _is_rank(line)]:
-        assert time.monotonic() < deadline, f"these ranks have not ended: {ranks}"
+    while process.poll() is None and (not all(file.exists() for file in files) or _ranks(cluster)):
+        assert time.monotonic() < deadline, f"these ranks have not ended: {_ranks(cluster)}"
         time.sleep(0.1)
     try:
         done = cluster.finish(process, PATIENCE_SECONDS if kind == mpi.MPICH else 5)
@@ -178,12 +176,14 @@ def finish_leniently(cluster: Cluster, kind: str, *command: str | Path) -> tuple
         assert kind == mpi.OPEN_MPI
         cluster.hosts.mend()
         done = cluster.finish(process, PATIENCE_SECONDS)
-    assert done.returncode is not None
+    assert done.returncode is not None and all(file.exists() for file in files), done.stdout + done.stderr
     return done.returncode, "".join(file.read_text() for file in files) + done.stderr
 
 
-def _is_rank(command: str) -> bool:
-    return command.startswith("python ")
+def _ranks(cluster: Cluster) -> list[str]:
+    """The command lines of all ranks that run."""
+    found = [line for host in ADDRESSES for line in cluster.hosts.processes(host).values()]
+    return [line for line in found if line.startswith("python ")]
 
 
 @pytest.mark.parametrize(("lost", "late"), [(0, 0), (0, 2), (2, 0), (3, 0)])

@@ -649,7 +649,7 @@ def test_abort_wakes_every_wait(engine: str, collective: str) -> None:
         found = outcomes(group, lambda communicator: call(communicator) if communicator.rank != 1 else None)
         timer.join()
         assert isinstance(found[0], Aborted), found
-        assert isinstance(found[2], Aborted), found
+        assert isinstance(found[2], Aborted | PeerFailure), found  # it may see first that the others have been aborted
 
 
 @pytest.mark.parametrize("engine", [name for name in SEVERAL if not name.startswith("mpi")])
