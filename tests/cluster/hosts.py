@@ -101,9 +101,9 @@ class Hosts:
         self._write("keyless_config", _SSH_CONFIG.format(folder=self.folder))
         for key in ("id", "other_id", *(f"key_{name}" for name in ADDRESSES)):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key], check=True)
+        # Launchers that are killed leave files there whose names have process ids, which are the same on other hosts.
+        temporary = Path(tempfile.gettempdir())
         for name in ADDRESSES:
-            # Launchers that are killed leave files there whose names have process ids, which are the same on other hosts.
-            temporary = Path(tempfile.gettempdir())
             (temporary / name).mkdir(exist_ok=True)
             self._write(f"{name}.conf", _SSHD_CONFIG.format(folder=self.folder, name=name, temporary=temporary))
             script = _INIT.format(folder=self.folder, name=name, sshd=_SSHD)
@@ -255,16 +255,16 @@ class Hosts:
         found = self.processes(name).items()
         return sorted(pid for pid, line in found if "agent.program" in line and "/bin/sh" not in line)
 
-    def await_nothing(self, seconds: float) -> None:
-        """Fail unless everything ends on both hosts within ``seconds``."""
+    def await_nothing(self, seconds: float, command: str = "") -> None:
+        """Fail unless everything ends on all hosts within ``seconds``, or all whose command lines begin with ``command``."""
         deadline = time.monotonic() + seconds
-        while left := {name: found for name in ADDRESSES if (found := self._left(name))}:
+        while left := {name: found for name in ADDRESSES if (found := self._left(name, command))}:
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.1)
 
-    def _left(self, name: str) -> dict[int, str]:
-        found = self.processes(name).items()
-        return {pid: line for pid, line in found if not (self.cut and line.startswith("sshd: "))}
+    def _left(self, name: str, command: str) -> dict[int, str]:
+        found = {pid: line for pid, line in self.processes(name).items() if line.startswith(command)}
+        return {pid: line for pid, line in found.items() if not (self.cut and line.startswith("sshd: "))}
 
     def mend(self) -> None:
         """Plug all cables in, and end what is left, such as an sshd that waits for a host that is gone."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 import mpi_wheels as mpi
 from cluster.conftest import Cluster
-from cluster.hosts import ADDRESSES
 from cluster.training import TRAINING, Outcome, outcomes
 from time_limits import SOON
 from torch_versions import GLOO
+from unit.control.concurrent_ranks import wait_until
 
 PATIENCE_SECONDS = SOON
 NO_MPI4PY = "import sys; sys.modules['mpi4py'] = None\n"
@@ -166,10 +165,8 @@ def finish_leniently(cluster: Cluster, kind: str, *command: str | Path) -> tuple
     (https://github.com/openpmix/prrte/issues/1839): all are killed then."""
     process = start(cluster, kind, "hostA:2,hostB:2", *LENIENT[kind], *command, engine="mpi")
     files = [cluster.folder / f"errors-{rank}" for rank in range(4)]
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while process.poll() is None and (not all(file.exists() for file in files) or _ranks(cluster)):
-        assert time.monotonic() < deadline, f"these ranks have not ended: {_ranks(cluster)}"
-        time.sleep(0.1)
+    wait_until(lambda: process.poll() is not None or all(file.exists() for file in files), "the start of all ranks")
+    cluster.hosts.await_nothing(PATIENCE_SECONDS, "python ")
     try:
         done = cluster.finish(process, PATIENCE_SECONDS if kind == mpi.MPICH else 5)
     except subprocess.TimeoutExpired:
@@ -178,12 +175,6 @@ def finish_leniently(cluster: Cluster, kind: str, *command: str | Path) -> tuple
         done = cluster.finish(process, PATIENCE_SECONDS)
     assert done.returncode is not None and all(file.exists() for file in files), done.stdout + done.stderr
     return done.returncode, "".join(file.read_text() for file in files) + done.stderr
-
-
-def _ranks(cluster: Cluster) -> list[str]:
-    """The command lines of all ranks that run."""
-    found = [line for host in ADDRESSES for line in cluster.hosts.processes(host).values()]
-    return [line for line in found if line.startswith("python ")]
 
 
 @pytest.mark.parametrize(("lost", "late"), [(0, 0), (0, 2), (2, 0), (3, 0)])
