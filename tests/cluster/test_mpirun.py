@@ -160,8 +160,8 @@ COME = "os.dup2(os.open(f'errors-{rank}', os.O_CREAT | os.O_WRONLY), 2)\n"
 
 
 def finish_leniently(cluster: Cluster, kind: str, *command: str | Path) -> tuple[int, str]:
-    """Four ranks on two hosts to their end, each of which does COME: the launcher's exit status, and what the ranks said. When
-    they have ended, Open MPI's ``mpirun`` with these options may wait without end, as its daemons do
+    """Four ranks on two hosts to their end, each of which does COME before one ends: the launcher's exit status, and what they
+    said. When they have ended, Open MPI's ``mpirun`` with these options may wait without end, as its daemons do
     (https://github.com/openpmix/prrte/issues/1839): all are killed then."""
     process = start(cluster, kind, "hostA:2,hostB:2", *LENIENT[kind], *command, engine="mpi")
     files = [cluster.folder / f"errors-{rank}" for rank in range(4)]
@@ -186,8 +186,9 @@ def test_a_rank_that_dies_after_all_have_left_does_not_keep_those_on_the_other_h
     connection between hosts closed; MPICH waits on, and if they come ``late`` seconds later, in a call that may not return."""
     script = cluster.script(
         "import os, time, numpy, plain\nfrom horovod.common import basics\n"
-        "plain.init()\nrank = basics.rank()\nplain.allreduce(numpy.ones(9, numpy.float32), 'x')\nplain.shutdown()\n"
-        f"{COME}if rank == {lost}:\n    os._exit(3)\ntime.sleep({late})\n"
+        f"plain.init()\nrank = basics.rank()\n{COME}"
+        "plain.allreduce(numpy.ones(9, numpy.float32), 'x')\nplain.shutdown()\n"
+        f"if rank == {lost}:\n    os._exit(3)\ntime.sleep({late})\n"
     )
     status, said = finish_leniently(cluster, kind, "python", script)
     assert status and "Segmentation" not in said
