@@ -255,16 +255,20 @@ class Hosts:
         found = self.processes(name).items()
         return sorted(pid for pid, line in found if "agent.program" in line and "/bin/sh" not in line)
 
-    def await_nothing(self, seconds: float, command: str = "") -> None:
-        """Fail unless everything ends on all hosts within ``seconds``, or all whose command lines begin with ``command``."""
+    def await_nothing(self, seconds: float) -> None:
+        """Fail unless everything ends on all hosts within ``seconds``."""
         deadline = time.monotonic() + seconds
-        while left := {name: found for name in ADDRESSES if (found := self._left(name, command))}:
+        while left := self.left():
             assert time.monotonic() < deadline, f"left behind: {left}"
             time.sleep(0.1)
 
-    def _left(self, name: str, command: str) -> dict[int, str]:
-        found = {pid: line for pid, line in self.processes(name).items() if line.startswith(command)}
-        return {pid: line for pid, line in found.items() if not (self.cut and line.startswith("sshd: "))}
+    def left(self, start: str = "") -> list[str]:
+        """Processes on all hosts, of those whose command lines begin with ``start``."""
+        found = [(name, pid, line) for name in ADDRESSES for pid, line in self.processes(name).items()]
+        found = [
+            each for each in found if each[2].startswith(start) and not (self.cut and each[2].startswith("sshd: "))
+        ]
+        return [f"{name}: {pid} {line}" for name, pid, line in found]
 
     def mend(self) -> None:
         """Plug all cables in, and end what is left, such as an sshd that waits for a host that is gone."""

@@ -14,7 +14,7 @@ import pytest
 import mpi_wheels
 from cluster.conftest import Cluster
 from cluster.hosts import INTERFACES
-from cluster.test_mpirun import PATIENCE_SECONDS, lines
+from cluster.test_mpirun import finish, lines
 from cluster.training import TRAINING, Outcome, outcomes
 from launcher.test_mpi import JOB
 
@@ -35,7 +35,7 @@ class Mpi:
         return self.cluster.start(*command, **self.environment, **extra)
 
     def run(self, program: str, *words: str, **keywords: str) -> subprocess.CompletedProcess[str]:
-        return self.cluster.finish(self.start(program, *words, **keywords), PATIENCE_SECONDS)
+        return finish(self.cluster, self.start(program, *words, **keywords))
 
 
 @pytest.fixture(params=mpi_wheels.MPIS)
@@ -83,7 +83,7 @@ def test_the_secret_is_in_no_list_of_processes_and_no_file(mpi: Mpi) -> None:
     folder = mpi.cluster.folder
     assert not [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     looked.touch()
-    assert mpi.cluster.finish(process, PATIENCE_SECONDS).returncode == 0
+    assert finish(mpi.cluster, process).returncode == 0
 
 
 WAITING = JOB + "say('ready')\nwhile True:\n    barrier().wait()\n    time.sleep(0.05)\n"
@@ -93,7 +93,7 @@ def test_a_killed_rank_ends_the_job_and_nothing_is_left(mpi: Mpi) -> None:
     process = mpi.start(WAITING)
     mpi.cluster.await_line(process, "ready", times=2)
     os.kill(mpi.cluster.hosts.find("hostB", "python job.py")[-1], signal.SIGKILL)
-    done = mpi.cluster.finish(process, PATIENCE_SECONDS)
+    done = finish(mpi.cluster, process)
     assert done.returncode not in (0, None)
     assert "horovodrun: the job failed: mpirun ended with exit code" in done.stderr
     mpi.cluster.hosts.await_nothing(10)
@@ -113,7 +113,7 @@ def test_the_launchers_end_is_that_of_both_hosts(mpi: Mpi, end: str) -> None:
             psutil.wait_procs([launcher], timeout=0.6)
             if launcher.is_running():
                 launcher.send_signal(signal.SIGINT)
-    done = mpi.cluster.finish(process, PATIENCE_SECONDS)
+    done = finish(mpi.cluster, process)
     assert done.returncode in {"a killed launcher": (137, -9), "Ctrl-C": (130,)}.get(end, (130, -2))
     mpi.cluster.hosts.await_nothing(10)
 
@@ -125,7 +125,7 @@ def test_a_function_runs_on_both_hosts(mpi: Mpi) -> None:
         "python", "-c", f"import horovod, socket; print('RESULT', {call})",
         HOROVOD_SSH_COMMAND=f"ssh -F {config}", **mpi.environment,
     )  # fmt: skip
-    done = mpi.cluster.finish(process, PATIENCE_SECONDS)
+    done = finish(mpi.cluster, process)
     assert lines(done.stdout, start="RESULT") == ["RESULT ['hostA', 'hostB']"], done.stderr
 
 
