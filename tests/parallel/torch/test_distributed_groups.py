@@ -543,9 +543,11 @@ def test_a_rank_with_one_more_call_is_told_when_it_ends(ranks: Ranks, later: int
         group = dist.new_group([0, 1]) if of_some else dist.group.WORLD
         for _ in range(3):
             dist.all_reduce(torch.ones(3), group=group)
+        store = dist.distributed_c10d._get_default_store()
         if rank == 0:
             dist.all_reduce(torch.ones(3), group=group, async_op=True)
-        store = dist.distributed_c10d._get_default_store()
+            store.set("called", "")
+        store.wait(["called"])  # else rank 1 may have left before the call
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if rank == later:
