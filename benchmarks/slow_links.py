@@ -15,8 +15,7 @@ divided by it: the table is of hosts with a core each.
    a tenth of the product.
 
 Where the kernel has no ``netem``, a switch of this benchmark delays the packets; where it has no quotas, hosts share the cores,
-and ``share`` in the record is what each process got. Both are said. torchft's DiLoCo is not compared: it needs a lighthouse
-server.
+and ``share`` in the record is what each process got. Both are said. torchft's DiLoCo is compared if torchft is installed.
 ``--quick`` only shows that everything runs.
 """
 
@@ -33,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from slow_links_contenders import CONTENDERS, EVERY, ONE
+from slow_links_contenders import CONTENDERS, EVERY, ONE, installed
 from slow_links_hosts import DEVICE, LinkedHosts, address_of
 from slow_links_tasks import TASKS
 
@@ -96,6 +95,7 @@ class Bench:
                 "WORLD_SIZE": str(size),
                 "MASTER_ADDR": address_of(host - host % size),
                 "MASTER_PORT": str(self._port),
+                "OWN_ADDR": address_of(host),
                 "GLOO_SOCKET_IFNAME": DEVICE,
                 "OMP_NUM_THREADS": "1",
             }
@@ -229,7 +229,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--mnist", type=Path, required=True, help="an .npz file with x, images, and y, digits")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--links", nargs="*", default=list(LINKS), choices=list(LINKS))
-    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=list(CONTENDERS), metavar="NAME")
+    parser.add_argument("--contenders", nargs="+", default=installed(), choices=list(CONTENDERS), metavar="NAME")
     parser.add_argument("--share", type=float, default=0.4, help="the part of a core of each host")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(

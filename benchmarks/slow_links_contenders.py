@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -141,6 +142,70 @@ class PostLocalSgd(Ddp):
         )
 
 
+class Torchft(Ddp):
+    """torchft's streaming DiLoCo in float32 (quantizing needs CUDA). A host is a replica group; host 0 has the lighthouse."""
+
+    every = EVERY
+    FRAGMENTS = (5, 2, 1)
+    """Their number must divide EVERY. The first with which no fragment is empty is taken."""
+
+    def begin(self) -> None:
+        os.environ.setdefault("RUST_LOG", "error")  # else the lighthouse logs every quorum
+        from torchft.coordination import LighthouseServer
+
+        super().begin()
+        self.size = dist.get_world_size()
+        where = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 1000}"
+        self.lighthouse = LighthouseServer(bind=where, min_replicas=self.size) if rank() == 0 else None
+        self.where = f"http://{where}"
+
+    def make(self, model: nn.Module, lr: float) -> Made:
+        from torchft import Manager, ProcessGroupGloo
+        from torchft.local_sgd import DiLoCo
+
+        plain = torch.optim.Adam(model.parameters(), lr)
+        own = os.environ["OWN_ADDR"]
+        self.store = dist.TCPStore(own, 0, is_master=True, wait_for_workers=False)
+        self.manager = Manager(
+            pg=ProcessGroupGloo(),
+            load_state_dict=None,
+            state_dict=None,
+            min_replica_size=self.size,
+            use_async_quorum=False,  # DiLoCo refuses the other
+            rank=0,
+            world_size=1,
+            store_addr=own,
+            store_port=self.store.port,
+            lighthouse_addr=self.where,
+            replica_id=f"host{rank()}",
+            hostname=own,
+            init_sync=False,  # all begin with the same weights
+        )
+        choices = (in_parts(list(model.parameters()), count) for count in self.FRAGMENTS)
+        parts = next(parts for parts in choices if all(parts))
+        outer = [torch.optim.SGD(part, lr=0.7, momentum=0.9, nesterov=True) for part in parts]
+        fragments = [nn.ParameterList(part) for part in parts]
+        DiLoCo(self.manager, fragments, plain, outer, EVERY, fragment_sync_delay=DELAY).__enter__()
+        return model, plain, lambda: None
+
+    def end(self) -> None:
+        self.manager.shutdown(wait=False)
+        super().end()
+        if self.lighthouse is not None:
+            self.lighthouse.shutdown()
+
+
+def in_parts(parameters: Sequence[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
+    """Neighbours together, in so many parts with about the same number of elements."""
+    whole = sum(each.numel() for each in parameters)
+    parts: list[list[nn.Parameter]] = [[] for _ in range(count)]
+    before = 0
+    for each in parameters:
+        parts[(before + each.numel() // 2) * count // whole].append(each)
+        before += each.numel()
+    return parts
+
+
 CONTENDERS: dict[str, Callable[[], Alone]] = {
     ONE: Alone,
     "Horovod, float32": lambda: Horovod("none"),
@@ -152,8 +217,15 @@ CONTENDERS: dict[str, Callable[[], Alone]] = {
     "DDP, fp16 hook": lambda: Ddp("fp16"),
     "DDP, PowerSGD": lambda: Ddp("powersgd"),
     "DDP, post-local SGD": PostLocalSgd,
+    "torchft, DiLoCo": Torchft,
 }
 """By the name in tables."""
+
+
+def installed() -> list[str]:
+    """Names of the contenders that can run here: of torchft, only if it is installed."""
+    there = importlib.util.find_spec("torchft") is not None
+    return [name for name in CONTENDERS if there or not name.startswith("torchft")]
 
 
 def rank() -> int:

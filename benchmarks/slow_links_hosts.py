@@ -111,13 +111,18 @@ class LinkedHosts:
             raise SystemExit("the switch that delays packets has failed")
 
     def _end_switch(self) -> None:
+        if self._kill_switch():
+            for host in range(self.count):
+                self._inside(self.count, "ip", "link", "set", f"port{host}", "promisc", "off", "master", "switch")
+
+    def _kill_switch(self) -> bool:
+        """Whether there was one."""
         if self._switch is None:
-            return
+            return False
         self._switch.kill()
         self._switch.communicate()
         self._switch = None
-        for host in range(self.count):
-            self._inside(self.count, "ip", "link", "set", f"port{host}", "promisc", "off", "master", "switch")
+        return True
 
     def share(self, part: float) -> str:
         """Give each host this part of a core. Returns how, or "" if this machine cannot."""
@@ -149,7 +154,7 @@ class LinkedHosts:
         return subprocess.Popen([*_WITH_US, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def close(self) -> None:
-        self._end_switch()
+        self._kill_switch()
         for sleeper in self._sleepers:
             sleeper.kill()
             sleeper.wait()
