@@ -264,11 +264,14 @@ class Hosts:
 
     def left(self, start: str = "") -> list[str]:
         """Processes on all hosts, of those whose command lines begin with ``start``."""
-        found = [(name, pid, line) for name in ADDRESSES for pid, line in self.processes(name).items()]
-        found = [
-            each for each in found if each[2].startswith(start) and not (self.cut and each[2].startswith("sshd: "))
-        ]
-        return [f"{name}: {pid} {line}" for name, pid, line in found]
+        left = []
+        for name in ADDRESSES:
+            for pid, line in self.processes(name).items():
+                if self.cut and line.startswith("sshd: "):
+                    continue  # it may wait for a host that is gone
+                if line.startswith(start):
+                    left.append(f"{name}: {pid} {line}")
+        return left
 
     def mend(self) -> None:
         """Plug all cables in, and end what is left, such as an sshd that waits for a host that is gone."""

@@ -71,7 +71,8 @@ def finish(cluster: Cluster, process: subprocess.Popen[str]) -> subprocess.Compl
         if seconds_without_ranks == 15:
             for name in ADDRESSES:
                 for pid in cluster.hosts.find(name, "/bin/prte"):
-                    os.kill(pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError):  # it has ended with another
+                        os.kill(pid, signal.SIGKILL)
     return cluster.finish(process, 1)
 
 
