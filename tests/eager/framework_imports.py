@@ -2,9 +2,8 @@
 
 While a framework is imported, the garbage collector is off: it would look through some hundred thousand objects again and
 again, and find nothing. Afterwards it leaves them alone, also at the end of the process. What a script makes itself is
-collected, but more rarely (THRESHOLDS), and not what is in cycles that its globals hold in the end. So some tests start
-processes without this: the program of the README, that of docs/notebooks.md, and a script of
-``tests/parallel/tensorflow/test_scripts.py``.
+collected as ever, except in the end what is in cycles that its globals hold. So some tests start processes without this: the
+program of the README, that of docs/notebooks.md, and a script of ``tests/parallel/tensorflow/test_scripts.py``.
 
 What TensorFlow and Keras import only because it is installed beside them, for functions that no test uses, is missing for them.
 Others can import it.
@@ -22,8 +21,6 @@ from types import FrameType, ModuleType
 from typing import Any
 
 FRAMEWORKS = {"accelerate", "jax", "keras", "lightning", "sklearn", "tensorflow", "tf_keras", "torch", "transformers"}
-THRESHOLDS = (50_000, 20, 20)
-"""Of the garbage collector. With Python's own it takes 3 % of the processor time of the tests."""
 MISSING = {
     "IPython": ("keras.src.",),
     "huggingface_hub": ("keras.src.",),
@@ -50,7 +47,6 @@ class Frameworks(MetaPathFinder):
 
 def install() -> None:
     """For all imports of this process from now on."""
-    gc.set_threshold(*THRESHOLDS)
     if not any(isinstance(finder, Frameworks) for finder in sys.meta_path):
         sys.meta_path.insert(0, Frameworks())
 
