@@ -7,6 +7,7 @@ import pickle
 import queue
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -16,7 +17,7 @@ import pytest
 import horovod.mxnet as hvd
 from horovod.common import exceptions
 from ranks import Death
-from time_limits import SOON
+from time_limits import SOON, await_file
 
 
 def test_ranks_that_disagree_get_an_error_that_names_them_wherever_they_wait(job: Any) -> None:
@@ -156,12 +157,15 @@ def test_after_shutdown_operations_say_so_and_a_second_init_works(job: Any) -> N
     job(2, check)
 
 
-def test_a_rank_that_dies_fails_the_others_wherever_they_wait(job: Any) -> None:
-    def check() -> list[str]:
+def test_a_rank_that_dies_fails_the_others_wherever_they_wait(job: Any, tmp_path: Path) -> None:
+    def check(folder: Path) -> list[str]:
         x = mx.nd.ones((2,))
         pending = hvd.allreduce(x, name="pending") if hvd.rank() != 1 else None
         hvd.allgather(x)
+        (folder / str(hvd.rank())).touch()
         if hvd.rank() == 1:
+            for other in (0, 2):  # they may not have their result yet
+                await_file(folder / str(other))
             os.kill(os.getpid(), signal.SIGKILL)
         texts = []
         for call in (
@@ -177,7 +181,7 @@ def test_a_rank_that_dies_fails_the_others_wherever_they_wait(job: Any) -> None:
             texts.append(str(found.value))
         return texts
 
-    results = job(3, check, dies={1})
+    results = job(3, check, tmp_path, dies={1})
     assert isinstance(results[1], Death)
     for texts in (results[0], results[2]):
         assert all("rank 1" in text for text in texts), texts
