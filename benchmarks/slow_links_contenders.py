@@ -196,7 +196,8 @@ class Torchft(Ddp):
 
 
 def in_parts(parameters: Sequence[nn.Parameter], count: int) -> list[list[nn.Parameter]]:
-    """Neighbours together, in so many parts with about the same number of elements."""
+    """So many parts with about the same number of elements, each of layers that follow each other, as a model's modules are,
+    which torchft takes as fragments."""
     whole = sum(each.numel() for each in parameters)
     parts: list[list[nn.Parameter]] = [[] for _ in range(count)]
     before = 0

@@ -18,6 +18,8 @@ from time_limits import SOON
 from torch_versions import GLOO
 
 PATIENCE_SECONDS = SOON
+WITHOUT_RANKS_SECONDS = 15
+"""Longer than a launcher takes to start the first rank, or to end after the last one, on a busy machine."""
 NO_MPI4PY = "import sys; sys.modules['mpi4py'] = None\n"
 MPI_FIRST = "from mpi4py import MPI\n"
 SAY_RANKS = r"""
@@ -68,7 +70,7 @@ def finish(cluster: Cluster, process: subprocess.Popen[str]) -> subprocess.Compl
         with suppress(subprocess.TimeoutExpired):
             return cluster.finish(process, 1)
         seconds_without_ranks = 0 if cluster.hosts.left("python ") else seconds_without_ranks + 1
-        if seconds_without_ranks == 15:
+        if seconds_without_ranks == WITHOUT_RANKS_SECONDS:
             for name in ADDRESSES:
                 for pid in cluster.hosts.find(name, "/bin/prte"):
                     with suppress(ProcessLookupError):  # it has ended with another
@@ -199,7 +201,7 @@ def test_a_rank_that_dies_after_all_have_left_does_not_keep_those_on_the_other_h
         "import os, time, numpy, plain\nfrom horovod.common import basics\n"
         f"plain.init()\nrank = basics.rank()\n{COME}"
         "plain.allreduce(numpy.ones(9, numpy.float32), 'x')\nplain.shutdown()\n"
-        f"if rank == {lost}:\n    os._exit(3)\ntime.sleep({late})\n"
+        f"if rank == {lost}:\n    os._exit(3)  # it dies: no exit handler, and none of MPI's, runs\ntime.sleep({late})\n"
     )
     status, said = finish_leniently(cluster, kind, "python", script)
     assert status and "Segmentation" not in said
