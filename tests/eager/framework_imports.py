@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 from typing import Any
@@ -33,7 +32,7 @@ MISSING = {
 """For whom a package is missing: how the names of the modules begin that import it."""
 
 
-class Frameworks(MetaPathFinder):
+class Frameworks:
     """Finds frameworks as ever, and what is missing for some not at all."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
@@ -48,7 +47,7 @@ class Frameworks(MetaPathFinder):
 def install() -> None:
     """For all imports of this process from now on."""
     if not any(isinstance(finder, Frameworks) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Frameworks())
+        sys.meta_path.insert(0, Frameworks())  # type: ignore[arg-type]  # its base class takes 20 ms to import
 
 
 def _importer(frame: FrameType | None) -> str:

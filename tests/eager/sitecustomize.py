@@ -1,5 +1,6 @@
 """Spares processes that tests launch PyTorch's compiler, which PyTorch imports with the first optimizer and with
-DistributedDataParallel: that takes as long as importing PyTorch itself.
+DistributedDataParallel: that takes as long as importing PyTorch itself. Also the shapes of results, a quarter of importing
+PyTorch, which the compiler and tensors without data use, and a second list of all that TensorFlow has, a tenth of importing it.
 
 A Python process imports this module at its start if PYTHONPATH names this folder. A script that compiles nothing then gets, of
 ``torch._dynamo``, only what such a script calls. Whatever else it uses of it, or of its submodules, imports the real one. What
@@ -8,17 +9,16 @@ else spares it time is in ``framework_imports``.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 import framework_imports
+import later
 
-NAME = "torch._dynamo"
+COMPILER = "torch._dynamo"
+SHAPES = "torch._meta_registrations"
+NAMES = "tensorflow._api.v2.compat.v1.compat"
 
 
 class Submodule:
@@ -29,57 +29,55 @@ class Submodule:
         vars(self).update(functions)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(getattr(real(), self._name), name)
+        return getattr(getattr(compiler(), self._name), name)
 
 
-class NoCompiler(ModuleType):
-    """What eager code calls of ``torch._dynamo``: nothing is compiled, so nothing is kept from being compiled."""
+class Compiled(type):
+    """Of the class of compiled modules: what is none can be said without importing it."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return type(instance).__module__.startswith(COMPILER) and isinstance(instance, compiler().OptimizedModule)
+
+
+class NoCompiler(later.Later):
+    """What eager code uses of ``torch._dynamo``: nothing is compiled, so nothing is kept from being compiled."""
+
+    class OptimizedModule(metaclass=Compiled): ...
 
     utils = Submodule("utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
     trace_rules = Submodule("trace_rules", clear_lru_cache=lambda: None)
 
     @staticmethod
-    def disable(fn: Any, recursive: bool = True, **_: Any) -> Any:
-        return fn
+    def disable(fn: Any = None, recursive: bool = True, **_: Any) -> Any:
+        return (lambda function: function) if fn is None else fn
 
     @staticmethod
     def graph_break() -> None:
         pass
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(real(), name)
+    def real(self) -> ModuleType:
+        return compiler()
 
 
-class WithoutCompiler(MetaPathFinder, Loader):
-    """Finds :class:`NoCompiler` in place of ``torch._dynamo``, until the real one is used."""
+class NoShapes(later.Later):
+    """Eager code uses nothing of the module itself, and one statement of those that it imports."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name == NAME:
-            spec = ModuleSpec(name, self, is_package=True)
-            spec.submodule_search_locations = [f"{folder}/_dynamo" for folder in path or ()]
-            return spec
-        if name.startswith(f"{NAME}."):
-            real()
-        return None
+    def begin(self) -> None:
+        import torch
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return NoCompiler(spec.name)
+        if hasattr(
+            torch._C, "_set_generator_metaclass"
+        ):  # from PyTorch 2.13 on, torch.Generator() is an error without it
+            from torch._opaque_base import OpaqueBaseMeta
 
-    def exec_module(self, module: ModuleType) -> None:
-        pass
+            torch._C._set_generator_metaclass(OpaqueBaseMeta)
 
 
-def real() -> ModuleType:
-    """The compiler itself, imported from now on by everything."""
-    if finder in sys.meta_path:
-        sys.meta_path.remove(finder)
-        sys.modules.pop(NAME, None)
-        vars(sys.modules["torch"]).pop("_dynamo", None)
-    return importlib.import_module(NAME)
+def compiler() -> ModuleType:
+    """The compiler itself, and what it uses, imported from now on by everything."""
+    later.imported(SHAPES)
+    return later.imported(COMPILER)
 
 
 framework_imports.install()
-finder = WithoutCompiler()
-sys.meta_path.insert(0, finder)
+later.install({COMPILER: NoCompiler, SHAPES: NoShapes, NAMES: later.Later})

@@ -16,7 +16,9 @@ model = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.ones(1, 2)).sum().backward()
 optimizer.step()
-print("after a step:", "torch._dynamo.eval_frame" in sys.modules)
+print("after a step:", "torch._dynamo.eval_frame" in sys.modules, hasattr(torch._meta_registrations, "__file__"))
+compiled_class = torch._dynamo.OptimizedModule
+assert not isinstance(model, compiled_class)
 graphs = []
 
 def backend(graph, inputs):
@@ -24,15 +26,16 @@ def backend(graph, inputs):
     return graph.forward
 
 expected = model(torch.ones(1, 2))
-assert torch.compile(model, backend=backend)(torch.ones(1, 2)).equal(expected)
-print("compiled:", len(graphs))
+compiled = torch.compile(model, backend=backend)
+assert compiled(torch.ones(1, 2)).equal(expected) and isinstance(compiled, compiled_class)
+print("compiled:", len(graphs), hasattr(torch._meta_registrations, "__file__"))
 """
 
 
 def test_the_compiler_is_imported_by_a_script_that_compiles(launcher: Launcher) -> None:
     done = finish(launcher.python("-c", SCRIPT))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["after a step: False", "compiled: 1"]
+    assert done.stdout.splitlines() == ["after a step: False False", "compiled: 1 True"]
 
 
 COLLECTED = """
@@ -59,6 +62,19 @@ def test_what_a_script_makes_itself_is_collected(launcher: Launcher) -> None:
     done = finish(launcher.python("-c", COLLECTED))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["collected, too"]
+
+
+def test_what_tensorflow_has_is_found_under_every_name(launcher: Launcher) -> None:
+    pytest.importorskip("tensorflow")
+    script = """
+import tensorflow as tf
+names = tf.compat.v1.compat
+assert not hasattr(names, "__file__") and names.v1.Session is tf.compat.v1.Session
+import tensorflow.compat.v1 as v1
+assert v1.compat.v2.reduce_sum is tf.reduce_sum and v1.compat.as_text(b"x") == "x"
+"""
+    done = finish(launcher.python("-c", script))
+    assert done.returncode == 0, done.stderr
 
 
 def test_keras_finds_its_back_end_and_not_what_it_could_do_without(launcher: Launcher) -> None:
