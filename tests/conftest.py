@@ -17,6 +17,7 @@ from hypothesis import settings
 
 # PyTorch's threads wait for each other without using the cores that others need: half of what a small training costs.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's have no such policy
 
 if importlib.util.find_spec("triton"):  # of PyTorch's builds for CUDA: it aborts if TensorFlow was imported before
     import triton  # noqa: F401
