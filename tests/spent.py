@@ -1,8 +1,8 @@
 """What the tests cost: processor time and duration, by folder, and the tests with the most processor time, if it is a second.
 
 Processor time is that of pytest's own process and of all processes that it starts, pools of ranks and launchers included. A
-busy machine changes it little. It is measured from one report of a test to the next, and travels to pytest's main process with
-the report.
+busy machine changes it little. It is measured from the end of one test to that of the next, and travels to pytest's main
+process with a report.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ class Spent:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Any:
         report = yield
-        now = processor_seconds()
-        # What a process has used is gone when it ends as nobody's child, as daemons do; it was counted while they lived.
-        report.processor_seconds, self._last = max(0.0, now - self._last), now
+        if report.when == "teardown":  # the last of a test
+            now = processor_seconds()
+            # What a process has used is gone when it ends as nobody's child, as daemons do; it was counted while they lived.
+            report.processor_seconds, self._last = max(0.0, now - self._last), now
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
