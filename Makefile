@@ -190,6 +190,7 @@ clean:  ## remove what tools and runs left behind; the virtual environment stays
 $(HAVE_VENV):
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(call install,pip (that of older Pythons takes twice as long),--upgrade pip)
 	@mkdir -p $(STAMPS) && touch $@
 
 # PyTorch alone, and few retries, since the address may be out of reach; what PyTorch needs comes with the project.

@@ -302,7 +302,7 @@ if not GLOO:
     ENGINES = {name: engine for name, engine in ENGINES.items() if "gloo" not in name}
 ENGINES |= {
     f"mpi-{name}": Engine(make, sizes=sizes, all_types=False)
-    for name, make, sizes in (("mpich", _mpich, [2, 3, 4]), ("openmpi", _open_mpi, [3]))
+    for name, make, sizes in (("mpich", _mpich, some([2, 3, 4], [2, 3])), ("openmpi", _open_mpi, [3]))
     if prefix_of(name) is not None
 }
 

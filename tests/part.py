@@ -1,7 +1,8 @@
 """Which tests run. Every change must pass a part, ``make test``; ``make test-all`` sets HOROVOD_TEST_ALL=1 and runs all.
 
-The part has every test. What a test draws at random is drawn fewer times, and of variants that differ in a size, a back end or
-an optimizer alone, it has some: each size, and each back end, in some test of its kind.
+The part has every test but those that repeat, with a whole example, what others find in its parts. What a test draws at random
+is drawn fewer times, and of variants that differ in a size, a back end or an optimizer alone, the part has some: each size, and
+each back end, in some test of its kind.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ import zlib
 from collections.abc import Sequence
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 ALL = os.environ.get("HOROVOD_TEST_ALL") == "1"
+
+repeats = pytest.mark.skipif(not ALL, reason="it repeats, with a whole example, what other tests find: make test-all")
 
 
 def draws(number: int) -> int:

@@ -29,6 +29,7 @@ import pytest
 import horovod
 from free_ports import free_port
 from launcher.harness import EAGER
+from part import some
 from ranks import RankPool
 from time_limits import SOON
 
@@ -271,6 +272,9 @@ def failures(start: str) -> list[Any]:
     return found
 
 
+DIAGNOSED = failures("diagnosed")
+
+
 def quotes(quoted: str, printed: str) -> bool:
     """Whether all of a quotation stands in what was printed."""
     return (
@@ -314,7 +318,7 @@ def test_what_the_launcher_says_of_a_failure(_: list[str], code: str, quoted: st
     assert done.returncode and quotes(quoted, done.stderr), done.stderr
 
 
-@pytest.mark.parametrize(("settings", "code", "quoted"), failures("diagnosed"))
+@pytest.mark.parametrize(("settings", "code", "quoted"), some(DIAGNOSED, DIAGNOSED[::2]))
 def test_what_is_diagnosed(settings: list[str], code: str, quoted: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(code)

@@ -22,6 +22,7 @@ import pytest
 import horovod
 from keras_ranks import env_of
 from launcher.harness import EAGER
+from part import repeats
 from ranks import RankPool
 
 pytest.importorskip("tensorflow")
@@ -421,6 +422,7 @@ def test_the_notebook_is_kept_with_outputs_of_these_scripts(monkeypatch: pytest.
     assert text.count("image/png") == 2, "both pictures"
 
 
+@repeats
 def test_the_notebook_runs(images: Path, tmp_path: Path) -> None:
     """With the last step under horovodrun: there only rank 0 speaks, and in whole lines."""
     pytest.importorskip("nbclient")

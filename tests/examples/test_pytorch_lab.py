@@ -15,6 +15,7 @@ import pytest
 
 import horovod
 from launcher.harness import EAGER
+from part import repeats
 from time_limits import JOB
 
 pytest.importorskip("torch")
@@ -65,6 +66,7 @@ def accuracies(done: subprocess.CompletedProcess[str], by_pytorch_alone: bool = 
     return found
 
 
+@repeats
 def test_one_process_two_ranks_and_ddp_learn_the_same(run: Run) -> None:
     accuracies(run("python step_0_one_process.py"))
     with_hvd = accuracies(run("horovodrun -np 2 python step_1_two_ranks.py"))

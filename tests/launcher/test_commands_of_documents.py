@@ -57,7 +57,7 @@ def commands(page: str) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("page", some(PAGES, PAGES[:3]))
+@pytest.mark.parametrize("page", some(PAGES, PAGES[:2]))
 def test_the_commands_of_a_page_do_what_it_says(page: str, launcher: Launcher) -> None:
     pytest.importorskip("torch")
     found = commands(page)
