@@ -65,9 +65,8 @@ class NoShapes(later.Later):
     def begin(self) -> None:
         import torch
 
-        if hasattr(
-            torch._C, "_set_generator_metaclass"
-        ):  # from PyTorch 2.13 on, torch.Generator() is an error without it
+        # From PyTorch 2.13 on, torch.Generator() is an error without it.
+        if hasattr(torch._C, "_set_generator_metaclass"):
             from torch._opaque_base import OpaqueBaseMeta
 
             torch._C._set_generator_metaclass(OpaqueBaseMeta)
