@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,24 +17,16 @@ POOL = 3
 """Ranks of a pool; smaller jobs use a part of it, for TensorFlow and JAX take seconds to import."""
 
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0", "CUDA_VISIBLE_DEVICES": ""}
-JAX_CACHES_ALL = {
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
-}
 
 
 def env_of(backend: str, version: int = 3) -> dict[str, str]:
     """The environment of ranks on one backend, whose ``tf.keras`` is this version of Keras; the test is skipped where they are
-    not installed. JAX compiles faster with few optimizations, which no test is about. What one rank has compiled, others load.
+    not installed. JAX compiles faster with few optimizations, which no test is about.
     """
     for needed in (backend, "keras" if version == 3 else "tf_keras"):
         if importlib.util.find_spec(needed) is None:
             pytest.skip(f"{needed} is not installed")
-    env = {**QUIET, "KERAS_BACKEND": backend}
-    if backend == "jax":
-        cache = str(Path(tempfile.gettempdir(), "jax"))
-        env |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_COMPILATION_CACHE_DIR": cache, **JAX_CACHES_ALL}
+    env = {**QUIET, "KERAS_BACKEND": backend, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     return env if version == 3 else {**env, "TF_USE_LEGACY_KERAS": "1"}
 
 
