@@ -64,4 +64,4 @@ def imported(name: str) -> ModuleType:
 
 def install(modules: Mapping[str, type[Later]]) -> None:
     """For all imports of this process from now on."""
-    sys.meta_path.insert(0, LaterModules(modules))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, LaterModules(modules))  # type: ignore[arg-type]  # for the same reason
