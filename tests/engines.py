@@ -34,13 +34,16 @@ from horovod.comm.spans import Vectors
 from horovod.comm.tcp.communicator import TcpCommunicator
 from late_oneccl import LateLibrary
 from mpi_ranks import group_under, prefix_of
-from part import some
+from part import one_of, some
 from time_limits import SOON
 from torch_versions import GLOO
 
 _T = TypeVar("_T")
 
 TIMEOUT = timedelta(seconds=30)
+
+SMALL = 3
+"""Up to so many ranks, a group tries all data types."""
 """Of a collective, in tests that expect none to fail."""
 
 Factory = Callable[[int, timedelta], list[Communicator]]
@@ -282,11 +285,11 @@ def _open_mpi(size: int, timeout: timedelta) -> list[Communicator]:
 
 ENGINES: dict[str, Engine] = {
     "single": Engine(_single, sizes=[1]),
-    "shm": Engine(_shm, sizes=some(range(2, 9), [2, 3, 5, 8])),
+    "shm": Engine(_shm, sizes=range(2, 9)),
     "shm-small-pieces": Engine(_shm_small_pieces, sizes=[2, 3, 8], piece=_of_a_batch),
     "shm-direct": Engine(_shm_direct, sizes=[2, 3, 8]),
     "shm-auto": Engine(_shm_auto, sizes=[2]),
-    "tcp": Engine(_tcp, sizes=some(range(1, 9), [1, 2, 3, 5, 8])),
+    "tcp": Engine(_tcp, sizes=range(1, 9)),
     "tcp-loopback": Engine(_tcp_loopback, sizes=[2, 3]),
     "tcp-small-pieces": Engine(_tcp_small_pieces, sizes=[2, 3, 8], piece=_of_each_share),
     "tcp-two-links": Engine(_tcp_two_links, sizes=[2, 3], piece=_of_each_share),
@@ -302,12 +305,19 @@ if not GLOO:
     ENGINES = {name: engine for name, engine in ENGINES.items() if "gloo" not in name}
 ENGINES |= {
     f"mpi-{name}": Engine(make, sizes=sizes, all_types=False)
-    for name, make, sizes in (("mpich", _mpich, some([2, 3, 4], [2, 3])), ("openmpi", _open_mpi, [3]))
+    for name, make, sizes in (("mpich", _mpich, [2, 3, 4]), ("openmpi", _open_mpi, [3]))
     if prefix_of(name) is not None
 }
 
 SEVERAL = [name for name, engine in ENGINES.items() if max(engine.sizes) > 1]
 """The engines of groups that can fail."""
+
+
+def sizes_of(engine: str, test: str) -> Sequence[int]:
+    """How many ranks the groups have that a test runs on: in the part a small group, for all data types, and a larger one."""
+    sizes = ENGINES[engine].sizes
+    parted = [[each for each in sizes if each <= SMALL], [each for each in sizes if each > SMALL]]
+    return some(sizes, [one_of(part, f"{test} {engine}") for part in parted if part])
 
 
 class RankGroup(list[Communicator]):

@@ -31,9 +31,14 @@ def some(variants: Sequence[T], part: Sequence[T]) -> Sequence[T]:
     return variants if ALL else part
 
 
+def one_of(variants: Sequence[T], test: str) -> T:
+    """One of the variants, by the test's name: each is in the part in some test."""
+    return variants[zlib.crc32(test.encode()) % len(variants)]
+
+
 def backends_of(test: str) -> Sequence[str]:
     """Keras's back ends that a test runs on: in the part PyTorch, where it takes a tenth of the time, and one of the others, by
     the test's name.
     """
     others = ("jax", "tensorflow")
-    return ("torch", *some(others, [others[zlib.crc32(test.encode()) % 2]]))
+    return ("torch", *some(others, [one_of(others, test)]))

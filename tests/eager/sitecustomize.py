@@ -1,6 +1,7 @@
 """Spares processes that tests launch PyTorch's compiler, which PyTorch imports with the first optimizer and with
 DistributedDataParallel: that takes as long as importing PyTorch itself. Also the shapes of results, a quarter of importing
-PyTorch, which the compiler and tensors without data use, and a second list of all that TensorFlow has, a tenth of importing it.
+PyTorch, which the compiler and tensors without data use, what exports models, and distributions, a tenth together, and a second
+list of all that TensorFlow has, a tenth of importing it.
 
 A Python process imports this module at its start if PYTHONPATH names this folder. A script that compiles nothing then gets, of
 ``torch._dynamo``, only what such a script calls. Whatever else it uses of it, or of its submodules, imports the real one. What
@@ -18,7 +19,7 @@ import later
 
 COMPILER = "torch._dynamo"
 SHAPES = "torch._meta_registrations"
-NAMES = "tensorflow._api.v2.compat.v1.compat"
+UNUSED = ("torch.export", "torch.distributions", "tensorflow._api.v2.compat.v1.compat")
 
 
 class Submodule:
@@ -79,4 +80,4 @@ def compiler() -> ModuleType:
 
 
 framework_imports.install()
-later.install({COMPILER: NoCompiler, SHAPES: NoShapes, NAMES: later.Later})
+later.install({COMPILER: NoCompiler, SHAPES: NoShapes, **dict.fromkeys(UNUSED, later.Later)})

@@ -13,21 +13,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines import ENGINES, group_of, run_ranks
+from engines import ENGINES, group_of, run_ranks, sizes_of
 from horovod.comm.base import Communicator
 from horovod.comm.compression.blocks import BlockFormat
 from horovod.comm.datatypes import Array
 from horovod.comm.hierarchical.rank_grid import RankGrid
 from part import draws
 
-COMPRESSING = [
-    (name, size)
-    for name, engine in ENGINES.items()
-    if name.partition("-")[0] in {"tcp", "gloo", "ccl", "mpi", "hierarchical"}
-    for size in engine.sizes
-    if 2 <= size <= 5
-]
 TYPES = [np.dtype(each) for each in (np.float32, np.float64, np.float16, ml_dtypes.bfloat16)]
+
+COMPRESSING = [name for name in ENGINES if name.partition("-")[0] in {"tcp", "gloo", "ccl", "mpi", "hierarchical"}]
+
+
+def groups(test: str, engines: Sequence[str] = COMPRESSING) -> list[tuple[str, int]]:
+    """The engines and sizes of the groups that a test runs on."""
+    return [(engine, size) for engine in engines for size in sizes_of(engine, test) if size >= 2]
+
 
 untimed = settings(max_examples=draws(15), suppress_health_check=list(HealthCheck))
 
@@ -84,7 +85,7 @@ def same_bits(first: Sequence[Array], second: Sequence[Array]) -> None:
         assert one.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize(("engine", "size"), COMPRESSING)
+@pytest.mark.parametrize(("engine", "size"), groups("same bits"))
 def test_ranks_get_the_same_bits_alone_and_fused_and_the_error_is_bounded(engine: str, size: int) -> None:
     with group_of(engine, size) as group:
 
@@ -128,7 +129,7 @@ def within(result: Array, inputs: Sequence[Array], form: BlockFormat, dtype: np.
         assert (np.abs(result[block] - exact[block]) <= bound).all()
 
 
-@pytest.mark.parametrize(("engine", "size"), COMPRESSING)
+@pytest.mark.parametrize(("engine", "size"), groups("statement"))
 def test_results_are_those_of_the_statement_whichever_engine_moves_the_blocks(engine: str, size: int) -> None:
     form, random = BlockFormat("some", 8, 64), np.random.default_rng(1)
     lengths = [70_001, 5, 0, 12_800]
@@ -148,7 +149,9 @@ def test_results_are_those_of_the_statement_whichever_engine_moves_the_blocks(en
         same_bits(other, found[0])
 
 
-@pytest.mark.parametrize(("engine", "size"), [each for each in COMPRESSING if "mpi" not in each[0]])
+@pytest.mark.parametrize(
+    ("engine", "size"), groups("error feedback", [each for each in COMPRESSING if "mpi" not in each])
+)
 @pytest.mark.parametrize("bits", [8, 4])
 def test_with_error_feedback_the_results_of_many_steps_add_up_to_the_sum(engine: str, size: int, bits: int) -> None:
     form, random, steps = BlockFormat("some", bits, 64), np.random.default_rng(2), 40

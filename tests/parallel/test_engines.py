@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines import ENGINES, SEVERAL, RankGroup, group_of, make_group, outcomes, run_ranks
+from engines import ENGINES, SEVERAL, SMALL, RankGroup, group_of, make_group, outcomes, run_ranks, sizes_of
 from horovod.comm.base import Aborted, Communicator, PeerFailure
 from horovod.comm.datatypes import COMPLEX, Array, DataType
 from horovod.comm.reduction import ReduceOp, can_fold
@@ -38,8 +38,8 @@ FEW = [DataType.BOOL, DataType.INT8, DataType.BFLOAT16, DataType.FLOAT32, DataTy
 
 
 def types(group: RankGroup) -> list[DataType]:
-    """All in groups of two or three ranks. What a type takes does not depend on how many there are: few in larger ones."""
-    return list(DataType) if group.all_types and len(group) <= 3 else FEW
+    """All in small groups. What a type takes does not depend on how many ranks there are: few in larger ones."""
+    return list(DataType) if group.all_types and len(group) <= SMALL else FEW
 
 
 def long(group: RankGroup, data_type: DataType, pieces: float = 5.5) -> int:
@@ -153,10 +153,14 @@ def shares(length: int, size: int) -> list[int]:
     return [stop - start for start, stop in pairwise(cuts)]
 
 
-GROUPS = [(name, size) for name, engine in ENGINES.items() for size in engine.sizes]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "group" in metafunc.fixturenames:
+        groups = [(name, size) for name in ENGINES for size in sizes_of(name, metafunc.function.__name__)]
+        ids = [f"{name}-{size}" for name, size in groups]
+        metafunc.parametrize("group", groups, indirect=True, scope="module", ids=ids)
 
 
-@pytest.fixture(scope="module", params=GROUPS, ids=lambda group: f"{group[0]}-{group[1]}")
+@pytest.fixture(scope="module")
 def group(request: pytest.FixtureRequest) -> Iterator[RankGroup]:
     with group_of(*request.param) as communicators:
         yield communicators

@@ -160,8 +160,8 @@ def test_momentum_of_legacy_optimizers_is_corrected(job: Job, version: int) -> N
 
 @pytest.mark.parametrize("ending", [".keras", ".h5", ""])
 def test_a_loaded_model_trains_on_where_it_was_saved(job: Job, version: int, ending: str, tmp_path: Any) -> None:
-    if version == 3 and not ending:
-        pytest.skip("Keras 3 does not write this format")
+    if ending not in {2: some([".keras", ".h5", ""], [".h5", ""]), 3: some([".keras", ".h5"], [".keras"])}[version]:
+        pytest.skip("Keras 3 does not write this format, or it is one for make test-all")
 
     def check(folder: str) -> Any:
         import tensorflow as tf

@@ -15,7 +15,7 @@ import torch
 import beside_gloo
 from horovod._base import config
 from mpi_ranks import command, prefix_of
-from part import draws
+from part import draws, some
 from process_groups import run_in_group
 from ranks import RankPool
 from time_limits import SOON
@@ -23,8 +23,9 @@ from time_limits import SOON
 ENGINES = ["shm", "tcp", "gloo"]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("engine", "size"), some([(engine, size) for engine in ENGINES for size in (2, 3)], [(each, 3) for each in ENGINES])
+)
 def test_results_are_those_of_gloo(ranks: Callable[..., RankPool], engine: str, size: int) -> None:
     pool = ranks(size, env={config.CPU_OPERATIONS: engine}, framework="torch")
     _judge(run_in_group(pool, _compare))
