@@ -28,12 +28,12 @@ class Inventory:
 
     Attributes:
         threads: by identifier, the name of each living Python thread.
-        children: direct child processes, those that have ended but were not waited for included.
+        children: the direct child processes, those that have ended but were not waited for included.
         descriptors: by number, what each open descriptor refers to.
     """
 
     threads: dict[int, str]
-    children: dict[int, str]
+    children: frozenset[int]
     descriptors: dict[int, str]
 
     @staticmethod
@@ -44,24 +44,17 @@ class Inventory:
                 descriptors[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")  # noqa: PTH115  as above
             except OSError:
                 pass  # that of the listing
-        children = {}
-        for pid in _children():
-            try:
-                child = psutil.Process(pid)
-                children[pid] = f"{child.name()} ({child.status()})"
-            except psutil.NoSuchProcess:
-                pass
         threads = {thread.ident or 0: thread.name for thread in threading.enumerate()}
-        return Inventory(threads, children, descriptors)
+        return Inventory(threads, frozenset(_children()), descriptors)
 
     def new(self, since: Inventory) -> list[str]:
         """What is here and was not in ``since``, in words."""
         threads = self.threads.items() - since.threads.items()
-        children = self.children.keys() - since.children.keys()
+        children = self.children - since.children
         descriptors = self.descriptors.items() - since.descriptors.items()
         return [
             *(f"thread {name!r}" for _, name in sorted(threads)),
-            *(f"child process {pid}: {self.children[pid]}" for pid in sorted(children)),
+            *(f"child process {pid}: {_described(pid)}" for pid in sorted(children)),
             *(f"descriptor {fd}: {target}" for fd, target in sorted(descriptors) if not HARMLESS.match(target)),
         ]
 
@@ -69,7 +62,7 @@ class Inventory:
         """The same less what is known to belong elsewhere."""
         return Inventory(
             self.threads,
-            {pid: name for pid, name in self.children.items() if pid not in children},
+            self.children - children,
             {fd: target for fd, target in self.descriptors.items() if fd not in descriptors},
         )
 
@@ -83,6 +76,14 @@ def _children() -> list[int]:
         except FileNotFoundError:
             pass  # the thread has ended, and its children are another's
     return found
+
+
+def _described(pid: int) -> str:
+    try:
+        child = psutil.Process(pid)
+        return f"{child.name()} ({child.status()})"
+    except psutil.NoSuchProcess:
+        return "it has ended meanwhile"
 
 
 def left_behind(before: Inventory, take: Callable[[], Inventory] = Inventory.take, patience: float = SOON) -> list[str]:

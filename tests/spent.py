@@ -2,12 +2,14 @@
 
 Processor time is that of pytest's own process and of all processes that it starts, pools of ranks and launchers included. A
 busy machine changes it little. It is measured from the end of one test to that of the next, and travels to pytest's main
-process with a report.
+process with a report. For a test that is over at once, only pytest's own process is looked at; what others use meanwhile counts
+for the next test that takes longer.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _SHOWN = 25
+_AT_ONCE_SECONDS = 0.03
 
 
 def processor_seconds() -> float:
@@ -38,13 +41,12 @@ class Spent:
     """A plugin of pytest: measures where tests run, and shows the sums where they are reported."""
 
     def __init__(self) -> None:
-        self._last = processor_seconds()
+        self._last, self._own, self._began = processor_seconds(), time.process_time(), time.monotonic()
         self._collecting = 0.0
         self._tests: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
 
     def pytest_collection_finish(self) -> None:
-        now = processor_seconds()
-        self._collecting, self._last = now - self._last, now
+        self._collecting = self._since_last(all_processes=True)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):  # of a process that runs a part of the tests
@@ -58,10 +60,17 @@ class Spent:
     def pytest_runtest_makereport(self) -> Any:
         report = yield
         if report.when == "teardown":  # the last of a test
-            now = processor_seconds()
-            # What a process has used is gone when it ends as nobody's child, as daemons do; it was counted while they lived.
-            report.processor_seconds, self._last = max(0.0, now - self._last), now
+            report.processor_seconds = self._since_last(time.monotonic() - self._began > _AT_ONCE_SECONDS)
         return report
+
+    def _since_last(self, all_processes: bool) -> float:
+        """The processor seconds since the last call: of all processes, or of this one."""
+        own, self._began = time.process_time(), time.monotonic()
+        spent, self._own = own - self._own, own
+        now = processor_seconds() if all_processes else self._last + spent
+        # What a process has used is gone when it ends as nobody's child, as daemons do; it was counted while they lived.
+        spent, self._last = max(0.0, now - self._last), now
+        return spent
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         processor, duration = self._tests[report.nodeid]

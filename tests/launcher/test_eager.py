@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from launcher.harness import Launcher, finish
+from part import ALL
 
 pytest.importorskip("torch")
+
+seldom = pytest.mark.skipif(not ALL, reason="it checks what the tests import, after a change of that: make test-all")
 
 SCRIPT = """
 import sys
@@ -64,6 +67,7 @@ def test_what_a_script_makes_itself_is_collected(launcher: Launcher) -> None:
     assert done.stdout.splitlines() == ["collected, too"]
 
 
+@seldom
 def test_what_tensorflow_has_is_found_under_every_name(launcher: Launcher) -> None:
     pytest.importorskip("tensorflow")
     script = """
@@ -77,6 +81,7 @@ assert v1.compat.v2.reduce_sum is tf.reduce_sum and v1.compat.as_text(b"x") == "
     assert done.returncode == 0, done.stderr
 
 
+@seldom
 def test_keras_finds_its_back_end_and_not_what_it_could_do_without(launcher: Launcher) -> None:
     pytest.importorskip("keras")
     pytest.importorskip("jax")

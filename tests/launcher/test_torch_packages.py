@@ -33,7 +33,7 @@ FURTHER = [
 
 @pytest.mark.parametrize(
     ("package", "example", "launched", "arguments"),
-    some([*JOBS, *FURTHER], JOBS),
+    some([*JOBS, *FURTHER], JOBS[:1]),  # the programs of their page train with each of the packages
     ids=lambda value: value if isinstance(value, str) and value.endswith(".py") else "",
 )
 def test_the_example_learns(

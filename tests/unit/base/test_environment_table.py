@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,18 @@ SOURCE = ROOT / "src" / "horovod"
 DECLARED_IN = Path(config.__file__)
 TABLE = ROOT / "docs" / "environment.md"
 NAME = re.compile(r"_?[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+
+
+@cache
+def sources() -> dict[Path, str]:
+    """The text of each module."""
+    return {path: path.read_text() for path in (ROOT / "src").rglob("*.py")}
+
+
+@cache
+def words() -> dict[Path, frozenset[str]]:
+    """The names and numbers in each module."""
+    return {path: frozenset(re.findall(r"\w+", text)) for path, text in sources().items()}
 
 
 def documented() -> dict[str, str]:
@@ -48,8 +61,9 @@ def readers(constant: str) -> list[Path]:
     uses = rf"\b{constant}\b" + (rf"|config\.{setting[1]}\b" if setting else "")
     uses += "".join(rf"|\b{function}\((?!env:)" for function in functions)
     handing_on = {"tunables.py", "worker_environment.py", "config.py"}
-    sources = (ROOT / "src").rglob("*.py")
-    return [path for path in sources if path.name not in handing_on and re.search(uses, path.read_text())]
+    named = {constant, *functions, *([setting[1]] if setting else [])}
+    candidates = [path for path, found in words().items() if path.name not in handing_on and named & found]
+    return [path for path in candidates if re.search(uses, sources()[path])]
 
 
 def test_every_variable_that_is_known_is_documented_and_no_other_is_said_to_be_read() -> None:
@@ -65,7 +79,7 @@ def test_what_is_honoured_is_used_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, status in documented().items() if status == "not read"])
 def test_variables_that_are_not_read_appear_nowhere(name: str) -> None:
-    assert not [path for path in (ROOT / "src").rglob("*.py") if re.search(rf"\b{name}\b", path.read_text())]
+    assert not [path for path, found in words().items() if name in found]
 
 
 @pytest.mark.parametrize(
