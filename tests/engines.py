@@ -41,10 +41,10 @@ from torch_versions import GLOO
 _T = TypeVar("_T")
 
 TIMEOUT = timedelta(seconds=30)
+"""Of a collective, in tests that expect none to fail."""
 
 SMALL = 3
 """Up to so many ranks, a group tries all data types."""
-"""Of a collective, in tests that expect none to fail."""
 
 Factory = Callable[[int, timedelta], list[Communicator]]
 

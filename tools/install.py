@@ -52,6 +52,10 @@ NO_MATTER = {
 }
 """Settings of pip that do not change what is installed."""
 DOT_SECONDS = 3.0
+MOST_DOTS = 2400
+"""Two hours: then the program is ended."""
+END_SECONDS = 10.0
+"""How long a program that is ended may take to remove what it has not finished."""
 LAST_LINES = 20
 
 
@@ -69,13 +73,13 @@ class Settings(NamedTuple):
 
 def for_uv(listed: str) -> Settings:
     """What ``pip config list`` prints, for uv."""
-    found: dict[str, tuple[int, str]] = {}
-    for line in listed.splitlines():
-        name, _, value = line.partition("=")
-        level, _, setting = name.rpartition(".")
-        if level in LEVELS and LEVELS.index(level) >= found.get(setting, (0, ""))[0]:
-            found[setting] = LEVELS.index(level), str(ast.literal_eval(value))
-    variables = {COMMON[each]: value for each, (_, value) in found.items() if each in COMMON}
+    found: dict[str, str] = {}
+    for level in LEVELS:
+        for line in listed.splitlines():
+            name, _, value = line.partition("=")
+            if name.rpartition(".")[0] == level:
+                found[name.rpartition(".")[2]] = str(ast.literal_eval(value))
+    variables = {COMMON[each]: value for each, value in found.items() if each in COMMON}
     if "UV_FIND_LINKS" in variables:
         variables["UV_FIND_LINKS"] = ",".join(variables["UV_FIND_LINKS"].split())
     variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # as with pip: the best version, whichever index has it
@@ -86,15 +90,19 @@ def run(command: Sequence[str], log: Path, variables: Mapping[str, str] | None =
     """Run a command, and print a dot from time to time; whether it succeeded."""
     with log.open("ab") as output:
         program = subprocess.Popen(command, stdout=output, stderr=output, env={**(variables or {}), **os.environ})
-        while True:
+        try:
+            for _ in range(MOST_DOTS):
+                try:
+                    return program.wait(DOT_SECONDS) == 0
+                except subprocess.TimeoutExpired:
+                    print(".", end="", flush=True)
+            return False
+        finally:
+            program.terminate()  # does nothing if it has ended
             try:
-                return program.wait(DOT_SECONDS) == 0
+                program.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
-                print(".", end="", flush=True)
-            except BaseException:
-                program.terminate()
-                program.wait()
-                raise
+                program.kill()
 
 
 def install(python: str, arguments: Sequence[str], log: Path, pip_alone: bool = False) -> bool:

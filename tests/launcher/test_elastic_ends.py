@@ -8,6 +8,7 @@ from shlex import quote
 import pytest
 
 from launcher.harness import Launcher
+from ranks import SOURCE, TESTS
 
 SCRIPT = """
 import os, sys, time
@@ -37,8 +38,9 @@ def train(state):
         if state.step == 10:
             (hosts.parent / f"ten.{basics.rank()}").touch()
         if state.step == 10 and basics.rank() == 1 and how != "new":
-            while not all((hosts.parent / f"ten.{other}").exists() for other in (0, 2)):
-                time.sleep(0.001)  # else they may be in the collective of that commit when this rank ends
+            from time_limits import await_file
+            for other in (0, 2):  # else they may be in the collective of that commit when this rank ends
+                await_file(hosts.parent / f"ten.{other}")
             if how == "return":
                 return
             if how == "sys.exit":
@@ -61,7 +63,8 @@ LINE = 1 + SCRIPT[: SCRIPT.index("        over = all(")].count("\n")
 @pytest.mark.parametrize("how", ["return", "sys.exit", "os._exit"])
 def test_a_rank_that_ends_well_while_others_train_fails_the_job(launcher: Launcher, tmp_path: Path, how: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    ended = launcher.run("-H", "localhost:3", "--min-np", "1", "python", "train.py", how, str(tmp_path / "hosts"))
+    words = ["-H", "localhost:3", "--min-np", "1", "python", "train.py", how, str(tmp_path / "hosts")]
+    ended = launcher.run(*words, PYTHONPATH=f"{SOURCE}:{TESTS}")
     assert ended.returncode == 1 and "written" not in ended.stdout
     returned = "returned from the training function after 10 commits and " if how == "return" else ""
     first = f"Process 1 (rank 1, on localhost) {returned}ended with exit code 0"

@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from time_limits import SOON
+
 ROOT = Path(__file__).parents[2]
 
 LISTED = """:env:.cert='/ours.pem'
@@ -69,14 +71,14 @@ def tried(python: str, uv: str, **variables: str) -> subprocess.CompletedProcess
     """The tool with a program in place of uv."""
     folder = Path(python).parent / "modules"
     folder.mkdir()
-    if uv:
-        (folder / "uv.py").write_text(uv)
+    (folder / "uv.py").write_text(uv)
     environment = {**os.environ, "PYTHONPATH": str(folder), "PIP_CONFIG_FILE": os.devnull, **variables}
     return subprocess.run(
         [sys.executable, "-P", str(ROOT / "tools/install.py"), python, "a thing", "-e", "."],
         env=environment,
         capture_output=True,
         text=True,
+        timeout=SOON,
     )
 
 
