@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
-WAITING = ("cluster", "faults")
+WAITING = ("cluster", "faults", "unit/comm/tcp", "unit/control", "unit/core/engines", "unit/runner")
 """Folders whose tests wait more than they compute: for hosts, and for limits that pass."""
 SHORT = ("unit",)
 """Folders whose tests are short. They come last, so that all processes of pytest end at about the same time."""
@@ -21,11 +21,18 @@ def places(files: Iterable[str]) -> Mapping[str, float]:
     rest: list[str] = []
     waiting: list[str] = []
     for file in dict.fromkeys(files):
-        folders = PurePath(file).parts[1:-1]
-        if folders and folders[0] in SHORT:
+        if _is_in(file, WAITING):
+            waiting.append(file)
+        elif _is_in(file, SHORT):
             found[file] = 1
         else:
-            (waiting if folders and folders[0] in WAITING else rest).append(file)
+            rest.append(file)
     for some in waiting, rest:
         found.update((file, (index + 0.5) / len(some)) for index, file in enumerate(some))
     return found
+
+
+def _is_in(file: str, folders: Iterable[str]) -> bool:
+    """Whether a file of tests is in one of the folders, at any depth."""
+    within = PurePath(*PurePath(file).parts[1:])
+    return any(within.is_relative_to(each) for each in folders)
