@@ -134,6 +134,25 @@ def test_the_warning_about_gradients_that_were_set_and_changed_names_the_line_th
     job(2, check)
 
 
+@pytest.mark.parametrize("are_of_backward", [False, True])
+def test_gradients_that_are_zero_have_no_such_warning(job: Any, are_of_backward: bool) -> None:
+    def check() -> None:
+        parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+        for parameter in parameters:
+            if are_of_backward:
+                parameter.sum().backward()
+            else:
+                parameter.grad = torch.ones(3)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1))
+        optimizer.zero_grad(set_to_none=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+        assert [parameter.tolist() for parameter in parameters] == [[1.0] * 3] * 2
+
+    job(2, check)
+
+
 def test_gradients_are_reduced_where_they_are(job: Any) -> None:
     def check() -> None:
         model = nn.Linear(300, 300)

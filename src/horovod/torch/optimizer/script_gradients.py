@@ -74,9 +74,13 @@ def set_by_hand(passes: GradientPasses, slots: Iterable[ParameterState], touched
 
 
 def were_changed(slots: Iterable[ParameterState], found: int) -> bool:
-    """Whether the script has set all gradients of the set ``found``, and has then changed them in place."""
+    """Whether the script has set all gradients of the set ``found``, and has then changed them in place, not to zero."""
+    gradients = []
     for slot in slots:
+        if not slot.bit & found:
+            continue
         gradient = slot.parameter.grad
-        if slot.bit & found and (gradient is None or slot.reduced() is gradient or not gradient._version):
+        if gradient is None or slot.reduced() is gradient or not gradient._version:
             return False
-    return True
+        gradients.append(gradient)
+    return any(gradient.layout is not torch.strided or bool(gradient.any()) for gradient in gradients)
