@@ -50,10 +50,10 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 HAVE_NCCL_HOST := $(if $(and $(NCCL_SOURCE),$(CUDA_HEADERS)),$(NCCL_HOST)/libnccl.so.2)
 export NCCL_HOST_CODE := $(if $(HAVE_NCCL_HOST),$(abspath $(NCCL_HOST)))
-# One line for each thing that is installed: $(call install,what,arguments), by uv, and $(call pip_install,what,arguments). What
-# they say is in install.log of the environment.
-install = @$(BIN)/python tools/install.py $(BIN)/python '$(1)' $(2)
-pip_install = @$(BIN)/python tools/install.py --pip $(BIN)/python '$(1)' $(2)
+# One line for each thing that is installed: $(call install,what,arguments), by uv, and $(call pip_install,what,arguments), in
+# $(VENV) or the environment that comes third. What they say is in install.log of the environment.
+install = @$(BIN)/python tools/install.py $(or $(3),$(VENV))/bin/python '$(1)' $(2)
+pip_install = @$(BIN)/python tools/install.py --pip $(or $(3),$(VENV))/bin/python '$(1)' $(2)
 comma := ,
 RESULTS := benchmarks/results
 MEASURE = $(BIN)/python benchmarks/collectives.py --np $(NP)
@@ -227,37 +227,35 @@ $(HAVE_TEST): pyproject.toml $(HAVE_TORCH) $(HAVE_MPI)
 
 $(HAVE_MXNET): pyproject.toml $(HAVE_VENV)
 	test -x $(MXNET_VENV)/bin/python || $(PYTHON) -m venv $(MXNET_VENV)
-	$(BIN)/python tools/install.py $(MXNET_VENV)/bin/python MXNet --only-binary mxnet --only-binary numpy -e '.[mxnet,pytest]'
+	$(call install,MXNet,--only-binary mxnet --only-binary numpy -e '.[mxnet$(comma)pytest]',$(MXNET_VENV))
 	@mkdir -p $(@D) && touch $@
 
-$(HAVE_RAY): pyproject.toml
+$(HAVE_RAY): pyproject.toml $(HAVE_VENV)
 	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
-	$(RAY_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ALONE)
-	$(RAY_VENV)/bin/python -m pip --disable-pip-version-check -q install 'ray[client,train]==2.60.0' -e '.[torch,pytest]'
+	$(call pip_install,$(TORCH),$(TORCH_ALONE),$(RAY_VENV))
+	$(call install,Ray,'ray[client$(comma)train]==2.60.0' -e '.[torch$(comma)pytest]',$(RAY_VENV))
 	@mkdir -p $(@D) && touch $@
 
-$(HAVE_SPARK): pyproject.toml
+$(HAVE_SPARK): pyproject.toml $(HAVE_VENV)
 	test -x $(SPARK_VENV)/bin/python || $(PYTHON) -m venv $(SPARK_VENV)
-	$(SPARK_VENV)/bin/python -m pip --disable-pip-version-check -q install $(TORCH_ALONE)
-	$(SPARK_VENV)/bin/python -m pip --disable-pip-version-check -q install 'pyspark[connect]==$(SPARK)' -e '.[torch,pytest,examples]'
+	$(call pip_install,$(TORCH),$(TORCH_ALONE),$(SPARK_VENV))
+	$(call install,Spark,'pyspark[connect]==$(SPARK)' -e '.[torch$(comma)pytest$(comma)examples]',$(SPARK_VENV))
 	@mkdir -p $(@D) && touch $@
 
-$(HAVE_OLDEST): pyproject.toml
+$(HAVE_OLDEST): pyproject.toml $(HAVE_VENV)
 	test -x $(OLDEST_VENV)/bin/python || $(OLDEST_PYTHON) -m venv $(OLDEST_VENV)
-	$(OLDEST_VENV)/bin/python -m pip --disable-pip-version-check -q install uv
-	VIRTUAL_ENV=$(abspath $(OLDEST_VENV)) $(OLDEST_VENV)/bin/uv pip install -q --resolution lowest-direct \
-		-e '.[torch,tensorflow,keras,pytest]'
+	$(BIN)/uv pip install -q --python $(OLDEST_VENV)/bin/python --resolution lowest-direct \
+		-e '.[torch,tensorflow,keras,pytest]'  # pip cannot
 	@mkdir -p $(@D) && touch $@
 
-$(HAVE_DOCS): pyproject.toml
+$(HAVE_DOCS): pyproject.toml $(HAVE_VENV)
 	test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -q install -e '.[docs]'
+	$(call install,what builds the site,-e '.[docs]',$(DOCS_VENV))
 	@mkdir -p $(@D) && touch $@
 
-$(HAVE_NEWEST): pyproject.toml
+$(HAVE_NEWEST): pyproject.toml $(HAVE_VENV)
 	test -x $(NEWEST_VENV)/bin/python || $(NEWEST_PYTHON) -m venv $(NEWEST_VENV)
-	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check -q install --upgrade pip
-	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check -q install -e '.[torch,examples,bench,test]' '$(NEWEST_TORCH)' \
-		'$(TENSORFLOW)'
-	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check -q install --no-deps '$(TF_KERAS)'
+	$(call install,the newest versions,-e '.[torch$(comma)examples$(comma)bench$(comma)test]' '$(NEWEST_TORCH)' '$(TENSORFLOW)',\
+		$(NEWEST_VENV))
+	$(call install,Keras 2,--no-deps '$(TF_KERAS)',$(NEWEST_VENV))
 	@mkdir -p $(@D) && touch $@
