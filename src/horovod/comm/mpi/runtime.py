@@ -31,6 +31,7 @@ import numpy as np
 from horovod._base.config import START_TIMEOUT
 from horovod.comm.engine import EngineError, MpiRanks
 from horovod.comm.lasting import lasting_list
+from horovod.comm.mpi.process_end import leave_libraries_alone
 from horovod.comm.mpi.start import MpiThread
 
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "MPI_LOCALRANKID")
@@ -306,6 +307,7 @@ def in_time(call: Callable[[], _T], deadline: float, what: str) -> _T:
         if outcome.done():
             raise
         _late.append(call)
+        leave_libraries_alone()
         raise EngineError(f"MPI has not {what} in time: not all of its ranks take part") from None
 
 

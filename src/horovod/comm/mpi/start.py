@@ -18,6 +18,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
+from horovod.comm.mpi.process_end import leave_libraries_alone
+
 _LOOK_SECONDS = 0.5
 """Seconds between two checks whether another process has ended, while this one waits for the others."""
 
@@ -69,6 +71,7 @@ class MpiThread:
                 gone = ended_ranks()
                 if left <= 0:
                     break
+        leave_libraries_alone()
         raise TimeoutError(
             f"MPI has not started {'' if gone else f'within {time.monotonic() - began:.3g} seconds '}in this process, since it "
             f"waits for all ranks of the launcher{f', and {gone} has ended' if gone else ''}"
@@ -93,6 +96,7 @@ class MpiThread:
                 return self._finalized.result(_LOOK_SECONDS)
             except FutureTimeoutError:
                 if given_up():
+                    leave_libraries_alone()
                     return False
 
     def _finalize_if_agreed(self) -> bool:
