@@ -63,7 +63,7 @@ def test_a_search_ends_and_nothing_that_it_began_with_is_faster(
 
 
 def test_searches_end_near_the_best() -> None:
-    """Of 400 searches like these nine in ten reach 0.90 of the best, and one in a hundred less than 0.84."""
+    """Of 400 searches like these nine in ten reached 0.90 of the best, and two did not reach 0.84."""
     found = []
     for seed in range(draws(60)):
         drawn = random.Random(seed)

@@ -12,6 +12,7 @@ import pytest
 from ranks import SOURCE
 from time_limits import SOON
 
+# Such processes end there as all others do, by the docstring of the function.
 pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "on_exit"), reason="the C library has no on_exit")
 
 
