@@ -45,7 +45,7 @@ class Inventory:
             except OSError:
                 pass  # that of the listing
         threads = {thread.ident or 0: thread.name for thread in threading.enumerate()}
-        return Inventory(threads, frozenset(_children()), descriptors)
+        return Inventory(threads, frozenset(direct_children()), descriptors)
 
     def new(self, since: Inventory) -> list[str]:
         """What is here and was not in ``since``, in words."""
@@ -67,8 +67,10 @@ class Inventory:
         )
 
 
-def _children() -> list[int]:
-    """The direct child processes, by the thread that started each: psutil would look at every process of the machine."""
+def direct_children() -> list[int]:
+    """The process ids of this process's children, by the thread that started each: psutil would look at every process of the
+    machine.
+    """
     found: list[int] = []
     for task in Path("/proc/self/task").iterdir():
         try:

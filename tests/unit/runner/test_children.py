@@ -26,6 +26,7 @@ from horovod.runner.agent.messages import ProcessPlan
 from horovod.runner.event_loop import Loop
 from horovod.runner.probes import ProbeResult, run_probes
 from interruptions import every_point
+from leaks import direct_children
 from time_limits import SOON
 
 
@@ -43,12 +44,12 @@ def handler() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def living() -> set[psutil.Process]:
+def living() -> set[int]:
     """Children of this process that have not ended; a child that has ended may wait to be reaped.
 
     Some may be those of fixtures that last as long as the tests.
     """
-    return {each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE}
+    return {pid for pid in direct_children() if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE}
 
 
 def raised_before_line(number: int, work: Callable[[], Any], last: Any) -> bool:
@@ -193,7 +194,7 @@ def test_an_exception_at_any_place_of_a_ranks_start_leaves_it_to_its_agent() -> 
         )
         agents[-1].start(dict(os.environ), [ProcessPlan(0, ("sleep", "1000"), {}, False)])
 
-    for _ in every_point(start):
+    def end() -> None:
         for agent in agents:
             agent.kill()
         deadline = time.monotonic() + SOON
@@ -201,13 +202,14 @@ def test_an_exception_at_any_place_of_a_ranks_start_leaves_it_to_its_agent() -> 
             assert time.monotonic() < deadline, living()
             time.sleep(0.01)
         agents.clear()
+
+    for _ in every_point(start):
+        end()
         points += 1
-    for agent in agents:
-        agent.kill()
+    end()
     loop.close()
-    agents.clear()
     gc.collect()
-    subprocess._cleanup()  # reaps what was killed a moment ago
+    subprocess._cleanup()  # reaps those whose start was interrupted, which have ended
     assert points > 3
 
 
