@@ -184,24 +184,34 @@ def test_with_error_feedback_the_results_of_many_steps_add_up_to_the_sum(engine:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_number_that_is_not_finite_leaves_no_error_behind(bad: float) -> None:
+def test_a_number_that_is_not_finite_leaves_no_error_behind_and_that_of_other_blocks_stays(bad: float) -> None:
     form = BlockFormat("some", 8, 4)
     with group_of("tcp", 2) as group:
 
-        def run(communicator: Communicator) -> tuple[Array, Array]:
-            errors: list[Array | None] = [np.zeros(16, np.float32)]
-            vector = np.arange(16, dtype=np.float32)
-            vector[communicator.rank * 9] = bad
+        def run(communicator: Communicator, places: Sequence[int]) -> tuple[Array, Array]:
+            errors: list[Array | None] = [np.zeros(48, np.float32)]
+            vector = np.arange(48, dtype=np.float32) * 0.3
+            if places:
+                vector[places[communicator.rank]] = bad
             with np.errstate(all="ignore"):
                 communicator.allreduce_compressed([vector], [vector], 1.0, 1.0, form, errors)
-            error = errors[0]
-            assert error is not None
-            return vector, error
+            assert errors[0] is not None
+            return vector.reshape(-1, form.block), errors[0].reshape(-1, form.block)
 
-        (first, error), (second, other_error) = run_ranks(group, run)
-    assert np.isnan(first).reshape(4, 4).all(axis=1).tolist() == [True, False, True, False]
-    same_bits([first], [second])
-    assert np.isfinite(error).all() and np.isfinite(other_error).all()
+        usual = run_ranks(group, lambda communicator: run(communicator, []))
+
+        @untimed
+        @given(places=st.tuples(st.integers(0, 47), st.integers(0, 47)))
+        def check(places: tuple[int, int]) -> None:
+            found = run_ranks(group, lambda communicator: run(communicator, places))
+            same_bits([found[0][0]], [found[1][0]])
+            lost = {place // form.block for place in places}
+            kept = [index for index in range(48 // form.block) if index not in lost]
+            for (result, error), (usual_result, usual_error) in zip(found, usual, strict=True):
+                assert set(np.flatnonzero(np.isnan(result).all(axis=1)).tolist()) == lost and np.isfinite(error).all()
+                same_bits([result[kept], error[kept]], [usual_result[kept], usual_error[kept]])
+
+        check()
 
 
 def test_shares_of_a_host_begin_with_a_block() -> None:
