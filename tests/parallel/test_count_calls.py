@@ -13,9 +13,6 @@ from ranks import RankPool
 
 DESIGN = Path(__file__).resolve().parents[2] / "docs" / "design.md"
 ROOM = 1.1
-CALLS_OF = {"4 KB": 200, "40 MB": 40, "": 100}
-"""How often a call is made, by a part of its name."""
-
 ATTEMPTS = 5
 """A call for which a rank is late enters some functions more. Of so many calls one is mostly not late, but on a loaded machine
 all may be, and then they are made again."""
@@ -37,7 +34,7 @@ def test_a_call_enters_no_more_functions_than_the_design_page_says(call: str, ra
     most_functions, most_files = (ROOM * number for number in SAID[call])
     found = []
     for _ in range(ATTEMPTS):
-        found = count(ranks(2, framework="torch"), call, calls=next(n for size, n in CALLS_OF.items() if size in call))
+        found = count(ranks(2, framework="torch"), call, calls=40 if "40 MB" in call else 200)
         if len(files(found)) <= most_files and len(found) <= most_functions:
             return
     pytest.fail(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import install
 from time_limits import SOON
 
 ROOT = Path(__file__).parents[2]
@@ -28,15 +27,6 @@ freeze.all='true'
 
 
 @pytest.fixture
-def install() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install", ROOT / "tools/install.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
 def python(tmp_path: Path) -> str:
     """The interpreter of an environment without uv, which pip does not install into: it fails, and prints its arguments."""
     (tmp_path / "bin").mkdir()
@@ -48,7 +38,7 @@ def python(tmp_path: Path) -> str:
     return str(program)
 
 
-def test_settings_that_say_where_packages_come_from_are_passed_on(install: ModuleType) -> None:
+def test_settings_that_say_where_packages_come_from_are_passed_on() -> None:
     assert install.for_uv(LISTED) == (
         {
             "SSL_CERT_FILE": "/ours.pem",
@@ -62,7 +52,7 @@ def test_settings_that_say_where_packages_come_from_are_passed_on(install: Modul
     )
 
 
-def test_other_settings_are_named(install: ModuleType) -> None:
+def test_other_settings_are_named() -> None:
     listed = LISTED + "global.only-binary=':all:'\n:env:.constraint='limits.txt'\n"
     assert install.for_uv(listed).others == ["constraint", "only-binary"]
 

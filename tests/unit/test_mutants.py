@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import random
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+import mutants
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,16 +26,7 @@ def total(numbers: list[int], most: int = 7) -> int:
 '''
 
 
-@pytest.fixture(scope="module")
-def mutants() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "tools/mutants.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_each_kind_of_place_is_changed_and_messages_defaults_and_types_are_not(mutants: ModuleType) -> None:
+def test_each_kind_of_place_is_changed_and_messages_defaults_and_types_are_not() -> None:
     found = {(each.line, each.before, each.after) for each in mutants.mutants(MODULE)}
     assert found == {
         (4, "0", "1"),
@@ -54,7 +45,7 @@ def test_each_kind_of_place_is_changed_and_messages_defaults_and_types_are_not(m
     }
 
 
-def test_a_mutant_of_a_module_is_another_program(mutants: ModuleType) -> None:
+def test_a_mutant_of_a_module_is_another_program() -> None:
     path = random.choice(sorted((ROOT / "src/horovod").rglob("*.py")))
     original = path.read_text()
     program = ast.dump(ast.parse(original))
@@ -64,7 +55,7 @@ def test_a_mutant_of_a_module_is_another_program(mutants: ModuleType) -> None:
         assert ast.dump(ast.parse(mutant.text)) != program, (path, mutant)
 
 
-def test_the_areas_have_sources_and_tests(mutants: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_areas_have_sources_and_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     for area in ["draws", *mutants.AREAS]:
         modules, tests = mutants.chosen(area, random.Random(1))

@@ -54,7 +54,7 @@ class _Computing(threading.Thread):
         last, deadline = self.turns + number, time.monotonic() + SOON
         while self.turns < last:
             assert time.monotonic() < deadline, "the thread had no turn"
-            time.sleep(0.001)  # without the lock
+            time.sleep(0.001)  # without Python's lock, so that the thread has its turns
 
 
 def test_a_group_of_tensors_is_taken_without_letting_another_thread_compute() -> None:
