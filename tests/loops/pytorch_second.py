@@ -182,6 +182,44 @@ def in_a_compiled_function(loss: torch.Tensor) -> None:
         torch.compile(back, backend="eager")()
 
 
+def compiled_step(side: TorchSide, backend: str, passes: int, clipped: bool) -> nn.Module:
+    """A loop whose step is one compiled function, from ``zero_grad()`` to ``step()``."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = (
+        side.wrap(optimizer, model, backward_passes_per_step=passes) if passes > 1 else side.wrap(optimizer, model)
+    )
+
+    def train(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        optimizer.zero_grad()
+        for rows, classes in batches:
+            (nn.functional.cross_entropy(model(rows), classes) / passes).backward()
+        clip(model.parameters(), TIGHT) if clipped else None
+        optimizer.step()
+
+    compiled = torch.compile(train, backend=backend)
+    try:
+        for step in range(STEPS):
+            compiled([side.batch(passes * step + each) for each in range(passes)])
+    finally:
+        torch.compiler.reset()
+    return model
+
+
+for _backend, _passes, _clipped, _part in (
+    ("eager", 1, True, True),
+    ("eager", 2, False, False),
+    ("aot_eager", 1, False, False),
+    ("aot_eager", 2, True, False),
+):
+    TABLE.add(
+        f"step_is_compiled_by_{_backend}_{_passes}_{'clipped' if _clipped else 'plain'}",
+        partial(compiled_step, backend=_backend, passes=_passes, clipped=_clipped),
+        sizes=(2,),
+        part=_part,
+    )
+
+
 COMPILED = r"AssertionError: The gradient of '\S+' comes from a backward pass with compiled autograd.*Switch it off"
 TABLE.add(
     "backward_is_compiled",

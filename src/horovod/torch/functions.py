@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from horovod._bindings.objects import allgather_made, allgather_object, broadcast_made, broadcast_object
+from horovod._bindings import objects
+from horovod._bindings.objects import allgather_made, broadcast_made
 from horovod.comparison.samples import parameters_are_replaced
 from horovod.core.lifecycle.context import keeps_own
 from horovod.core.negotiation.agreement import list_ranks
@@ -18,10 +19,14 @@ from horovod.torch.ops.broadcast import broadcast_async_
 from horovod.torch.ops.handles import synchronize
 from horovod.torch.optimizer.compressor_state import for_all_ranks
 from horovod.torch.tensors import check_kind, plain
+from horovod.torch.uncompiled import uncompiled
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
+allgather_object, broadcast_object = uncompiled(objects.allgather_object), uncompiled(objects.broadcast_object)
 
+
+@uncompiled
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
     """Overwrite tensors on every rank with those of rank ``root_rank``, in place. Every rank must call it.
 
@@ -155,6 +160,7 @@ def _replaced(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     return value
 
 
+@uncompiled
 def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None) -> None:
     """Broadcast the hyper-parameters and the state of rank ``root_rank``'s optimizer. Every rank must call it.
 

@@ -15,11 +15,13 @@ from horovod._bindings.reductions import Sum
 from horovod.core.lifecycle.process_set import ProcessSet
 from horovod.torch.ops.allgather import allgather
 from horovod.torch.ops.allreduce import allreduce_
+from horovod.torch.uncompiled import uncompiled
 
 DEVICES = {"cuda"}
 """The kinds of devices that have the kernels."""
 
 
+@uncompiled
 class FusedNormalize(torch.autograd.Function):
     """Normalises by the statistics of all ranks' batches, and updates the running ones."""
 

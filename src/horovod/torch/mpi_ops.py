@@ -52,6 +52,7 @@ from horovod.torch.ops.reducescatter import (
     reducescatter_async,
 )
 from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
+from horovod.torch.uncompiled import uncompiled
 
 __all__ = [
     "Adasum",
@@ -106,6 +107,7 @@ __all__ += exported_names.__all__
 _basics = HorovodBasics(__file__)
 
 
+@uncompiled
 def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = None) -> None:
     """As :func:`horovod.common.basics.init`. Handles of an earlier job are forgotten."""
     if not basics.is_initialized():
@@ -114,6 +116,7 @@ def init(comm: Any = None, process_sets: Iterable[ProcessSet] | str | None = Non
     basics.init(comm, process_sets)
 
 
+@uncompiled
 def shutdown() -> None:
     """As :func:`horovod.common.basics.shutdown`. Handles are forgotten."""
     basics.shutdown()
@@ -121,6 +124,7 @@ def shutdown() -> None:
     torch_devices.forget()
 
 
+@uncompiled
 def join(device: int = -1) -> int:
     """Declare that this rank has no more data, and wait until all ranks have called it.
 
@@ -159,6 +163,7 @@ def join(device: int = -1) -> int:
     return int(handle.result)
 
 
+@uncompiled
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when every member of ``process_set`` has called it. Threads of one rank take turns.
 

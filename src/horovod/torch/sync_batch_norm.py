@@ -23,6 +23,7 @@ from horovod.core.submission.arguments import set_id
 from horovod.torch import fused_batch_norm
 from horovod.torch.ops.allgather import allgather
 from horovod.torch.ops.allreduce import allreduce_
+from horovod.torch.uncompiled import uncompiled
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -212,6 +213,7 @@ def _per_channel(vector: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return vector.to(like.dtype).reshape(1, -1, *[1] * (like.dim() - 2))
 
 
+@uncompiled
 @torch.no_grad()
 def _gather_statistics(input: torch.Tensor, process_set: ProcessSet) -> _Statistics:
     channels = input.shape[1]
@@ -235,6 +237,7 @@ def _gather_statistics(input: torch.Tensor, process_set: ProcessSet) -> _Statist
     return _Statistics(mean, variance, total)
 
 
+@uncompiled
 class _Normalize(torch.autograd.Function):
     """Normalises with given statistics. Its backward takes into account that they depend on the inputs of all ranks."""
 

@@ -33,8 +33,8 @@ _PLAIN_CLASSES = (torch.Tensor, torch.nn.Parameter)
 _ordinary: set[type] = {*_PLAIN_CLASSES}
 """Classes of tensors that have memory of their own."""
 _dispatch_keys: Any = torch._C._dispatch_keys
-_LAZILY_NEGATED: Any = torch._C.DispatchKey.Negative
-_LAZILY_CONJUGATED: Any = torch._C.DispatchKey.Conjugate
+_LAZILY_NEGATED: Any = torch._C._dispatch_key_parse("Negative")  # PyTorch 2.1 has no DispatchKey.Negative
+_LAZILY_CONJUGATED: Any = torch._C._dispatch_key_parse("Conjugate")
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _TORCH_BFLOAT16 = torch.bfloat16
 

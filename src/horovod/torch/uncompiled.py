@@ -1,57 +1,32 @@
-"""Excludes code from PyTorch's compiler: collectives that a waiting thread executes itself, groups of ``torch.distributed``,
-and gradient hooks.
+"""Excludes code of this package from PyTorch's compiler.
 
-Inside a compiled function the compiler traces every Python function that runs on the thread, also after a graph break. It must
-not compile the code that executes collectives.
+Inside a compiled function the compiler traces every Python function that runs on the thread, also after a graph break. The code
+that submits and executes collectives must not be compiled: that takes seconds, longer the more collectives are prepared, as
+the compiler looks at every object that this code reads. So whatever a compiled function can call is excluded: public functions,
+the distributed parts of optimizers, gradient hooks, and groups of ``torch.distributed``. A call of them is a graph break.
 
-With compiled autograd, a whole backward pass is such a function, hooks included. PyTorch calls nothing at its end, so nothing
-can reduce the gradients before the script uses them. Leaving the compiled code in every hook is no solution: compiling this
-takes a minute for 16 parameters. So such passes are refused.
+With compiled autograd, a whole backward pass is a compiled function. PyTorch calls nothing at its end, so nothing can reduce
+the gradients before the script uses them. Such passes are refused.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from functools import update_wrapper
+from inspect import unwrap
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
 
-from horovod.core.requests.handle import Driver, Handle
-
-is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
-"""Whether the compiler traces the calling function. PyTorch before 2.3 has this function under a private name."""
-
-is_traced: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", None) or is_compiling
-"""The same, for hooks: it takes less time if nothing is compiled. PyTorch before 2.3 does not have this function."""
-
 _COMPILED_BACKWARD = (
     "The gradient of {name!r} comes from a backward pass with compiled autograd, which does not report its end, so "
     "gradients cannot be reduced before the script uses them. Switch it off (torch._dynamo.config.compiled_autograd = False, "
-    "no torch._dynamo.compiled_autograd), and call backward() outside compiled functions. torch.compile of models and losses "
-    "works."
+    "no torch._dynamo.compiled_autograd). torch.compile of models, losses and whole steps works."
 )
-_callback: Callable[[], Any] | None = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", None)
-"""Returns the compiler's callback if it traces this thread, else None. PyTorch that is too old to tell does not have it."""
-_uncompiled: dict[Callable[..., None], Callable[..., None]] = {}
-
-
-def drive(driver: Driver, handle: Handle) -> None:
-    """Call ``driver.drive(handle)`` without compiling it."""
-    if "torch._dynamo" not in sys.modules or not (is_compiling() or _callback is None or _callback() is not None):
-        driver.drive(handle)
-        return
-    _call(_drive, driver, handle)
-
-
-def refuse_compiled(name: str) -> None:
-    """Called by a gradient hook that is being traced, with the name of the parameter.
-
-    Raises:
-        AssertionError: raised when the compiled code runs.
-    """
-    _call(refuse_backward, name)
+_REASON = "horovod executes collectives without compiling them"
+_compiler: Any = torch._C._dynamo.eval_frame
 
 
 def refuse_backward(name: str) -> None:
@@ -71,31 +46,53 @@ _Made = TypeVar("_Made", bound="type | Callable[..., Any]")
 def uncompiled(made: _Made) -> _Made:
     """Decorator: the compiler skips a function, or the methods of a class, and everything that they call.
 
-    It marks their code, which does not load the compiler. PyTorch before 2.6 can only skip the functions themselves.
+    It does what ``torch.compiler.disable`` does, without loading the compiler, which takes seconds.
     """
-    for value in [made] if isinstance(made, FunctionType) else vars(made).values():
-        function = value.fget if isinstance(value, property) else value
-        if isinstance(function, FunctionType):
-            _skip(function.__code__)
+    if not isinstance(made, type):
+        function: _Made = _excluded(made)
+        return function
+    for name, value in list(vars(made).items()):
+        if isinstance(value, FunctionType):
+            setattr(made, name, _excluded(value))
+        elif isinstance(value, (staticmethod, classmethod)):
+            setattr(made, name, type(value)(_excluded(value.__func__)))
+        elif isinstance(value, property) and value.fget is not None:
+            setattr(made, name, value.getter(_excluded(value.fget)))
     return made
 
 
-def _skip(code: CodeType) -> None:
-    compiler: Any = torch._C._dynamo.eval_frame
-    if hasattr(compiler, "set_code_exec_strategy"):
-        skip = compiler._FrameAction.SKIP
-        compiler.set_code_exec_strategy(code, compiler._FrameExecStrategy(skip, skip))
-    else:
-        compiler.skip_code(code)
+def _mark(function: Any) -> Any:
+    """Have the compiler break the graph where it meets a call of a function."""
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = _REASON
+    return function
 
 
-def _call(function: Callable[..., None], *arguments: Any) -> None:
-    """Call a function of this module without compiling it. The compiler may trace the calling function."""
-    if function not in _uncompiled:
-        disable: Any = torch.compiler.disable
-        _uncompiled[function] = disable(function)
-    _uncompiled[function](*arguments)
+if hasattr(_compiler, "set_code_exec_strategy"):
 
+    def traceable(function: _Made) -> _Made:
+        """Decorator of a method that calls that of a wrapped optimizer: the compiler may take both into its graphs. PyTorch
+        before 2.6 skips them, because it fails to continue such a method after a graph break."""
+        return function
 
-def _drive(driver: Driver, handle: Handle) -> None:
-    driver.drive(handle)
+    def _excluded(function: Any) -> Any:
+        skip = _compiler._FrameAction.SKIP
+        code = unwrap(function).__code__  # that of a decorator such as contextmanager() is not ours
+        _compiler.set_code_exec_strategy(code, _compiler._FrameExecStrategy(skip, skip))
+        return _mark(function)
+
+else:  # PyTorch before 2.6 only skips functions themselves, not what they call
+
+    def traceable(function: _Made) -> _Made:
+        return uncompiled(function)
+
+    def _excluded(function: Any) -> Any:
+        def alone(*args: Any, **kwargs: Any) -> Any:
+            before = _compiler.set_eval_frame(None)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _compiler.set_eval_frame(before)
+
+        _compiler.skip_code(alone.__code__)
+        return _mark(update_wrapper(alone, function))

@@ -245,26 +245,6 @@ def test_join_in_a_job_of_one_returns_rank_0(job: Any) -> None:
     assert job(1, lambda: hvd.join()) == [0]
 
 
-def test_small_collectives_run_in_a_compiled_function(job: Any) -> None:
-    """They run on the thread whose code the compiler looks at, and it must leave them alone."""
-
-    def check() -> None:
-        @torch.compile(backend="eager")
-        def step(x: torch.Tensor) -> torch.Tensor:
-            twice = 2 * x
-            total = hvd.allreduce(twice, name="compiled", op=hvd.Sum)
-            hvd.barrier()
-            return total + 1
-
-        try:
-            for _ in range(20):
-                assert step(torch.full((4,), hvd.rank() + 1.0)).tolist() == [7.0] * 4
-        finally:
-            torch.compiler.reset()
-
-    job(2, check)
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_may_submit_at_different_times_and_in_different_orders(job: Any, size: int) -> None:
     """The same collectives everywhere; who waits at once, asks, comes late or waits for several together differs by rank."""

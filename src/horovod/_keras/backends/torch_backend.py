@@ -22,11 +22,12 @@ from horovod.core.requests.handle import all_of
 from horovod.torch.compression import Compression
 from horovod.torch.ops.allreduce import grouped_allreduce_alike
 from horovod.torch.ops.handles import synchronize
-from horovod.torch.uncompiled import is_compiling
+from horovod.torch.uncompiled import uncompiled
 
 __all__ = ["Compression", "TorchReducer"]
 
 
+@uncompiled  # a collective cannot be part of a compiled graph
 class TorchReducer(Reducer):
     """Reduces one optimizer's gradients each time they are applied."""
 
@@ -41,11 +42,9 @@ class TorchReducer(Reducer):
                 setattr(parameter, _STATE, None)
                 parameter.register_post_accumulate_grad_hook(_note_gradient)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def arrivals(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Arrival]:
         return [_arrival(gradient, each.value) for gradient, each in zip(gradients, variables, strict=True)]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # PyTorch does not type it
     def applied(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         if self.guard is not None:
             dense = {index: each for index, each in enumerate(gradients) if each is not None and not each.is_sparse}
@@ -73,8 +72,6 @@ class TorchReducer(Reducer):
         op: ReduceOp,
         factor: float,
     ) -> list[Any]:
-        if is_compiling():
-            torch._dynamo.graph_break()  # a collective cannot be part of a compiled graph
         if self.guard is not None and op != ReduceOp.MAX:
             self.guard.check(variables)
             self._show(self.guard, gradients, variables)
@@ -144,6 +141,7 @@ _STATE, _REDUCED = "_horovod_gradient", "reduced"
 """The attribute of a parameter with the state of its gradient: None, its version after the backward pass, or _REDUCED."""
 
 
+@uncompiled
 def _note_gradient(parameter: Any) -> None:
     """Called when a backward pass has added to a parameter's gradient."""
     setattr(parameter, _STATE, parameter.grad._version)

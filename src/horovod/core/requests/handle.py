@@ -34,18 +34,6 @@ class Driver(Protocol):
         """Make the worker thread carry the collective out at once, because no other thread will."""
 
 
-_drive: Callable[[Driver, Handle], None] | None = None
-
-
-def drive_by(drive: Callable[[Driver, Handle], None]) -> None:
-    """Call ``drive(driver, handle)`` instead of ``driver.drive(handle)``. It must make that call itself.
-
-    For a framework that traces the Python code of a thread, and must not trace the worker.
-    """
-    global _drive
-    _drive = drive
-
-
 _first = threading.RLock()
 """Guards the list of callbacks of every handle while it is made; most handles need none. Reentrant for signal handlers."""
 
@@ -183,10 +171,7 @@ class Handle(msgspec.Struct, eq=False, gc=False):
         if driver is None:
             return
         try:
-            if _drive is None:
-                driver.drive(self)
-            else:
-                _drive(driver, self)
+            driver.drive(self)
         except BaseException:  # of a signal handler, perhaps before anything was announced
             self.leave_to_worker()
             raise

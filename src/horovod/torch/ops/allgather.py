@@ -15,6 +15,7 @@ from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allreduce import grouped_allreduce
 from horovod.torch.ops.handles import Started, register
 from horovod.torch.tensors import plain, tracked
+from horovod.torch.uncompiled import uncompiled
 
 Rows = Sequence[Sequence[int]]
 """By tensor, the number of rows from each rank."""
@@ -50,6 +51,7 @@ def _start(
     return Started(handle, memory, make=result)
 
 
+@uncompiled
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Start to concatenate ``tensor`` of all members of ``process_set`` along dimension 0, and return a handle.
 
@@ -72,6 +74,7 @@ def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: 
     return register(_start(_SINGLE, [tensor], name, process_set))
 
 
+@uncompiled
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
@@ -95,6 +98,7 @@ def _own_slices(grads: Sequence[torch.Tensor], rows: Rows, process_set: ProcessS
     return [grad[sum(of[:me]) : sum(of[: me + 1])] for grad, of in zip(averaged, rows, strict=True)]
 
 
+@uncompiled
 class HorovodAllgather(torch.autograd.Function):
     """The gradients of an allgather, or of a group: this rank's rows of the ranks' average."""
 
@@ -119,6 +123,7 @@ def _gathered(prefix: str, tensors: Sequence[torch.Tensor], name: str | None, pr
     return _start(prefix, tensors, name, process_set, awaited=True).result()
 
 
+@uncompiled
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -138,6 +143,7 @@ def allgather(
     return result
 
 
+@uncompiled
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:

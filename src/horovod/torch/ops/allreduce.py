@@ -25,6 +25,7 @@ from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.arguments import compressed
 from horovod.torch.ops.handles import Started, register
 from horovod.torch.tensors import check, check_sign, empty_like, flat_array, is_plain, layout_of, plain, tracked
+from horovod.torch.uncompiled import uncompiled
 
 _SINGLE, _GROUP = "allreduce", "grouped_allreduce"
 
@@ -101,6 +102,7 @@ def _start_several(
     return Started(handle, memory, outputs[0] if prefix == _SINGLE else tuple(outputs))
 
 
+@uncompiled
 def allreduce_async(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -139,6 +141,7 @@ def allreduce_async(
     return register(_start(tensor, name, reduction, in_place=False))
 
 
+@uncompiled
 def allreduce_async_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -159,6 +162,7 @@ def allreduce_async_(
     return register(_start(tensor, name, reduction, in_place=True))
 
 
+@uncompiled
 def allreduce_(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -178,6 +182,7 @@ def allreduce_(
     return result
 
 
+@uncompiled
 def grouped_allreduce_async(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -202,6 +207,7 @@ def grouped_allreduce_async(
     return register(_start_several(_GROUP, list(tensors), name, reduction, in_place=False))
 
 
+@uncompiled
 def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -222,6 +228,7 @@ def grouped_allreduce_async_(
     return register(_start_several(_GROUP, list(tensors), name, reduction, in_place=True))
 
 
+@uncompiled
 def grouped_allreduce_(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
@@ -242,6 +249,7 @@ def grouped_allreduce_(
     return result
 
 
+@uncompiled
 def grouped_allreduce_alike(
     tensors: Sequence[torch.Tensor],
     labels: Sequence[str],
@@ -279,6 +287,7 @@ def grouped_allreduce_alike(
     return register(Started(handle, memory, tuple(tensors)))
 
 
+@uncompiled
 class HorovodAllreduce(torch.autograd.Function):
     """The gradients of an allreduce, or of a group: the gradients are reduced in the same way."""
 
@@ -311,6 +320,7 @@ def _reduced(
     return [result] if prefix == _SINGLE else result
 
 
+@uncompiled
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
@@ -347,6 +357,7 @@ def allreduce(
     return compressed(compression, [tensor], lambda sent: _reduced(_SINGLE, sent, name, reduction))[0]
 
 
+@uncompiled
 def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,

@@ -15,6 +15,7 @@ from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.arguments import split_rows
 from horovod.torch.ops.handles import Started, register
 from horovod.torch.tensors import plain, tracked
+from horovod.torch.uncompiled import uncompiled
 
 Splits = torch.Tensor | Sequence[int] | None
 
@@ -49,6 +50,7 @@ def _start(
     return Started(handle, memory, make=result)
 
 
+@uncompiled
 def alltoall_async(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
@@ -77,6 +79,7 @@ def alltoall_async(
     return register(_start(tensor, splits, name, process_set))
 
 
+@uncompiled
 class HorovodAlltoall(torch.autograd.Function):
     """The gradient of an alltoall: each row's gradient is sent back to the rank that the row came from."""
 
@@ -97,6 +100,7 @@ class HorovodAlltoall(torch.autograd.Function):
         return grad, None, None, None
 
 
+@uncompiled
 def alltoall(
     tensor: torch.Tensor, splits: Splits = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:

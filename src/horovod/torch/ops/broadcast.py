@@ -14,8 +14,10 @@ from horovod.torch.device.memory import memory_of
 from horovod.torch.ops.allreduce import allreduce
 from horovod.torch.ops.handles import Started, register
 from horovod.torch.tensors import check, empty_like, plain, tracked
+from horovod.torch.uncompiled import uncompiled
 
 
+@uncompiled
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
@@ -59,6 +61,7 @@ def _is_root(root_rank: int) -> bool:
     return running().identity.rank == root_rank
 
 
+@uncompiled
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -71,6 +74,7 @@ def broadcast_(
     return result
 
 
+@uncompiled
 def broadcast_async(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
@@ -92,6 +96,7 @@ def _copy(tensor: torch.Tensor, root_rank: int) -> torch.Tensor:
     return new
 
 
+@uncompiled
 class HorovodBroadcast(torch.autograd.Function):
     """The gradient of a broadcast: the average of the ranks' gradients on the root, and zeros on other ranks."""
 
@@ -113,6 +118,7 @@ class HorovodBroadcast(torch.autograd.Function):
         return grad, None, None, None
 
 
+@uncompiled
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:

@@ -8,11 +8,9 @@ from typing import Any
 
 import msgspec
 
-from horovod.core.requests.handle import Handle, drive_by
+from horovod.core.requests.handle import Handle
 from horovod.torch.device.base import TorchMemory
-from horovod.torch.uncompiled import drive
-
-drive_by(drive)  # PyTorch's compiler must not compile a wait for a collective
+from horovod.torch.uncompiled import uncompiled
 
 
 class Started(msgspec.Struct, gc=False):
@@ -55,6 +53,7 @@ def clear() -> None:
     _open.clear()
 
 
+@uncompiled
 def poll(handle: int) -> bool:
     """Whether the collective is complete and, on a device, its output is there, so that :func:`synchronize` returns at once.
 
@@ -76,6 +75,7 @@ def poll(handle: int) -> bool:
     return known.memory is None or known.memory.arrived(known.handle)
 
 
+@uncompiled
 def synchronize(handle: int) -> Any:
     """Wait for a collective, and return its output. Returns None for a handle whose output was returned before.
 

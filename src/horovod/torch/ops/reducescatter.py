@@ -20,6 +20,7 @@ from horovod.torch.ops.allgather import grouped_allgather
 from horovod.torch.ops.arguments import compressed
 from horovod.torch.ops.handles import Started, register
 from horovod.torch.tensors import check, empty, plain, tracked
+from horovod.torch.uncompiled import uncompiled
 
 _SINGLE, _GROUP = "reducescatter", "grouped_reducescatter"
 
@@ -53,6 +54,7 @@ def _start(
     return Started(handle, memory, result)
 
 
+@uncompiled
 def reducescatter_async(
     tensor: torch.Tensor,
     name: str | None = None,
@@ -87,6 +89,7 @@ def reducescatter_async(
     )
 
 
+@uncompiled
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -109,6 +112,7 @@ def grouped_reducescatter_async(
     return register(_start(_GROUP, list(tensors), name, reduction))
 
 
+@uncompiled
 class HorovodReducescatter(torch.autograd.Function):
     """The gradients gather the rows of all ranks, and multiply them by both factors, and for a Sum by the number of ranks."""
 
@@ -142,6 +146,7 @@ def _scattered(
     return [result] if prefix == _SINGLE else result
 
 
+@uncompiled
 def grouped_reducescatter(
     tensors: Sequence[torch.Tensor],
     name: str | None = None,
@@ -166,6 +171,7 @@ def grouped_reducescatter(
     return compressed(compression, tensors, lambda sent: _scattered(_GROUP, sent, name, reduction))
 
 
+@uncompiled
 def reducescatter(
     tensor: torch.Tensor,
     name: str | None = None,

@@ -13,8 +13,10 @@ from horovod.core.submission.arguments import full_name
 from horovod.torch.ops.allgather import allgather_async
 from horovod.torch.ops.handles import synchronize
 from horovod.torch.tensors import plain
+from horovod.torch.uncompiled import uncompiled
 
 
+@uncompiled
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str | None, op: Any, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:

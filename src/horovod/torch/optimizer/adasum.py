@@ -27,6 +27,7 @@ from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.parameters import OptimizerParameters
 from horovod.torch.optimizer.settings import OptimizerSettings
 from horovod.torch.optimizer.wrapped import WrappedOptimizer
+from horovod.torch.uncompiled import uncompiled
 
 _CHANGED = (
     "The gradient of {name!r} was changed after backward, which has no effect with op=hvd.Adasum: steps are made during "
@@ -34,6 +35,7 @@ _CHANGED = (
 )
 
 
+@uncompiled
 class AdasumReduction(DistributedPart):
     """The distributed part of an optimizer with Adasum."""
 

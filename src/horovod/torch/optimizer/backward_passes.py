@@ -18,6 +18,7 @@ import torch
 
 from horovod.observe.step_clock import FORWARD, clock
 from horovod.torch.optimizer.reduction_round import Participant, reduce_together
+from horovod.torch.uncompiled import uncompiled
 
 current_task: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the graph task that this thread works for; -1 if there is none. Every backward pass has a different number."""
@@ -36,6 +37,7 @@ class PassListener(ABC):
         """
 
 
+@uncompiled
 class BackwardPass:
     """The callback at the end of one pass.
 

@@ -11,8 +11,10 @@ import torch
 from horovod.core.lifecycle.context import is_initialized
 from horovod.torch.optimizer.counted_passes import CountedPasses
 from horovod.torch.optimizer.parameters import OptimizerParameters
+from horovod.torch.uncompiled import uncompiled
 
 
+@uncompiled
 class DistributedPart(ABC):
     """The distributed part of one optimizer. It holds the objects that do the work, which do not know it.
 

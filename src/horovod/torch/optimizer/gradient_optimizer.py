@@ -15,6 +15,7 @@ from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.parameters import OptimizerParameters
 from horovod.torch.optimizer.settings import OptimizerSettings
 from horovod.torch.optimizer.wrapped import WrappedOptimizer
+from horovod.torch.uncompiled import traceable
 
 
 class GradientOptimizer(WrappedOptimizer):
@@ -41,6 +42,7 @@ class GradientOptimizer(WrappedOptimizer):
         """A context in which ``step()`` does not synchronise, because ``synchronize()`` was called before."""
         return self._horovod.skipping()
 
+    @traceable
     def step(self, closure: Any = None) -> Any:
         """Reduce the gradients that are not reduced yet, and make a step. Every rank must call it.
 

@@ -22,7 +22,7 @@ from horovod.torch.optimizer.gradient_views import is_as_left
 from horovod.torch.optimizer.parameters import OptimizerParameters
 from horovod.torch.optimizer.reduction_round import Participant
 from horovod.torch.optimizer.script_gradients import found_outside
-from horovod.torch.uncompiled import in_compiled_backward, is_traced, refuse_backward, refuse_compiled
+from horovod.torch.uncompiled import in_compiled_backward, refuse_backward, uncompiled
 
 _GRADIENT = attrgetter("grad")
 _REDUCED = methodcaller("reduced")
@@ -368,9 +368,8 @@ class GradientPasses(CountedPasses, PassListener):
 def _coming_to(passes: weakref.ref[GradientPasses], slot: ParameterState) -> Callable[[torch.Tensor], None]:
     """The function that is called before the hook of ``slot``."""
 
+    @uncompiled
     def coming(gradient: torch.Tensor) -> None:
-        if is_traced():
-            refuse_compiled(slot.name)
         present = passes()
         if present is not None:
             present.gradient_comes(slot)

@@ -42,6 +42,7 @@ from horovod.torch.optimizer.gradient_passes import GradientPasses
 from horovod.torch.optimizer.gradient_rounds import GradientRounds
 from horovod.torch.optimizer.parameters import OptimizerParameters
 from horovod.torch.optimizer.reduction_round import reduce_together, register_optimizer
+from horovod.torch.uncompiled import uncompiled
 
 _SKIPPED = (
     "optimizer.step() was called inside optimizer.skip_synchronize() while gradients are being reduced; "
@@ -72,6 +73,7 @@ _OTHER_SETTINGS = (
 )
 
 
+@uncompiled
 class GradientReduction(DistributedPart):
     """The distributed part of an optimizer that steps with reduced gradients. The optimizer's methods call it.
 

@@ -12,6 +12,7 @@ from horovod.torch.optimizer.local_parameters import LocalParameters
 from horovod.torch.optimizer.local_settings import LocalSettings
 from horovod.torch.optimizer.local_steps import OUTER, LocalSteps
 from horovod.torch.optimizer.settings import OptimizerSettings
+from horovod.torch.uncompiled import traceable
 
 
 class LocalGradientOptimizer(GradientOptimizer):
@@ -34,6 +35,7 @@ class LocalGradientOptimizer(GradientOptimizer):
         self._horovod_local.discard()
         super().zero_grad(set_to_none)
 
+    @traceable
     def step(self, closure: Any = None) -> Any:
         """Reduce the gradients over the ranks of this host, make a step, and exchange what is due with the other hosts.
 

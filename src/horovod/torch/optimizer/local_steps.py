@@ -7,11 +7,13 @@ from typing import Any
 from horovod.torch.optimizer.compressor_state import MEMORY, load_memory, saved_memory
 from horovod.torch.optimizer.local_parameters import LocalParameters
 from horovod.torch.optimizer.local_settings import LocalSettings
+from horovod.torch.uncompiled import uncompiled
 
 OUTER = "horovod_outer"
 """The key of the outer state in ``state_dict()``."""
 
 
+@uncompiled
 class LocalSteps:
     """The steps of one optimizer.
 

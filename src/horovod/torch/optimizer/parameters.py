@@ -23,7 +23,7 @@ from horovod.torch.optimizer.gradient_hooks import GradientHook
 from horovod.torch.optimizer.identity import OptimizerIdentity
 from horovod.torch.optimizer.parameter_names import names_by_position
 from horovod.torch.optimizer.settings import OptimizerSettings, check_parameter
-from horovod.torch.uncompiled import is_traced, refuse_compiled
+from horovod.torch.uncompiled import uncompiled
 
 _IMPLEMENTATION, _PARAMETERS = attrgetter("_cdata"), itemgetter("params")
 _GONE = "only the optimizer and its hooks call this, and the hooks are removed with the optimizer"
@@ -312,9 +312,8 @@ class OptimizerParameters:
 def _heard_by(listener: weakref.ref[GradientListener], slot: ParameterState) -> Callable[[torch.Tensor], None]:
     """The function that the hook of ``slot`` calls."""
 
+    @uncompiled
     def heard(parameter: torch.Tensor) -> None:
-        if is_traced():
-            refuse_compiled(slot.name)
         present = listener()
         if present is not None:
             present.gradient_is_ready(slot, parameter.grad)
