@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from horovod._bindings import objects
-from horovod._bindings.objects import allgather_made, broadcast_made
+from horovod._bindings.objects import allgather_made, allgather_object, broadcast_made, broadcast_object
 from horovod.comparison.samples import parameters_are_replaced
 from horovod.core.lifecycle.context import keeps_own
 from horovod.core.negotiation.agreement import list_ranks
@@ -23,7 +22,7 @@ from horovod.torch.uncompiled import uncompiled
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
-allgather_object, broadcast_object = uncompiled(objects.allgather_object), uncompiled(objects.broadcast_object)
+globals().update({each.__name__: uncompiled(each) for each in (allgather_object, broadcast_object)})  # of all bindings
 
 
 @uncompiled
