@@ -18,11 +18,11 @@ from horovod.torch.ops.broadcast import broadcast_async_
 from horovod.torch.ops.handles import synchronize
 from horovod.torch.optimizer.compressor_state import for_all_ranks
 from horovod.torch.tensors import check_kind, plain
-from horovod.torch.uncompiled import uncompiled
+from horovod.torch.uncompiled import share_uncompiled, uncompiled
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
-globals().update({each.__name__: uncompiled(each) for each in (allgather_object, broadcast_object)})  # of all bindings
+share_uncompiled(globals(), allgather_object, broadcast_object)
 
 
 @uncompiled

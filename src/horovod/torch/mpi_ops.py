@@ -52,7 +52,7 @@ from horovod.torch.ops.reducescatter import (
     reducescatter_async,
 )
 from horovod.torch.ops.sparse_allreduce import sparse_allreduce_async
-from horovod.torch.uncompiled import uncompiled
+from horovod.torch.uncompiled import share_uncompiled, uncompiled
 
 __all__ = [
     "Adasum",
@@ -105,6 +105,15 @@ __all__ = [
 __all__ += exported_names.__all__
 
 _basics = HorovodBasics(__file__)
+
+share_uncompiled(
+    globals(),
+    exported_names.add_process_set,
+    exported_names.host_process_set,
+    exported_names.remove_process_set,
+    exported_names.start_timeline,
+    exported_names.stop_timeline,
+)
 
 
 @uncompiled

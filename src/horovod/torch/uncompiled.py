@@ -27,6 +27,8 @@ _COMPILED_BACKWARD = (
 )
 _REASON = "horovod executes collectives without compiling them"
 _compiler: Any = torch._C._dynamo.eval_frame
+_SKIPS_CALLEES = hasattr(_compiler, "set_code_exec_strategy")
+"""Whether the compiler can skip all that a function calls. PyTorch before 2.6 only skips the function itself."""
 
 
 def refuse_backward(name: str) -> None:
@@ -61,32 +63,26 @@ def uncompiled(made: _Made) -> _Made:
     return made
 
 
-def _mark(function: Any) -> Any:
-    """Have the compiler break the graph where it meets a call of a function."""
-    function._torchdynamo_disable = True
-    function._torchdynamo_disable_msg = _REASON
-    return function
+def share_uncompiled(namespace: dict[str, Any], *functions: Callable[..., Any]) -> None:
+    """Exclude functions that all bindings share. ``namespace`` is that of the module of this binding that exports them."""
+    namespace.update({each.__name__: uncompiled(each) for each in functions})
 
 
-if hasattr(_compiler, "set_code_exec_strategy"):
+def traceable(method: _Made) -> _Made:
+    """Decorator of a method that calls that of a wrapped optimizer: the compiler may take both into its graphs. PyTorch before
+    2.6 skips them, because it fails to continue such a method after a graph break."""
+    return method if _SKIPS_CALLEES else uncompiled(method)
 
-    def traceable(function: _Made) -> _Made:
-        """Decorator of a method that calls that of a wrapped optimizer: the compiler may take both into its graphs. PyTorch
-        before 2.6 skips them, because it fails to continue such a method after a graph break."""
-        return function
 
-    def _excluded(function: Any) -> Any:
+def _excluded(function: Any) -> Any:
+    """The function, or what is to be called instead of it."""
+    if _SKIPS_CALLEES:
         skip = _compiler._FrameAction.SKIP
         code = unwrap(function).__code__  # that of a decorator such as contextmanager() is not ours
         _compiler.set_code_exec_strategy(code, _compiler._FrameExecStrategy(skip, skip))
-        return _mark(function)
+        alone = function
+    else:
 
-else:  # PyTorch before 2.6 only skips functions themselves, not what they call
-
-    def traceable(function: _Made) -> _Made:
-        return uncompiled(function)
-
-    def _excluded(function: Any) -> Any:
         def alone(*args: Any, **kwargs: Any) -> Any:
             before = _compiler.set_eval_frame(None)
             try:
@@ -95,4 +91,7 @@ else:  # PyTorch before 2.6 only skips functions themselves, not what they call
                 _compiler.set_eval_frame(before)
 
         _compiler.skip_code(alone.__code__)
-        return _mark(update_wrapper(alone, function))
+        update_wrapper(alone, function)
+    alone._torchdynamo_disable = True  # the compiler breaks its graph where it meets a call
+    alone._torchdynamo_disable_msg = _REASON
+    return alone

@@ -46,7 +46,11 @@ def test_every_public_function_that_communicates_is_excluded() -> None:
     makers = {"DistributedOptimizer", "LocalOptimizer"}
     assert len(of_torch) > 30
     assert {name for name in of_torch if not is_excluded(functions[name])} == (QUERIES & of_torch) | makers
-    assert is_excluded(hvd.allgather_object) and is_excluded(hvd.broadcast_object)
+    shared = ("allgather_object", "broadcast_object", "add_process_set", "host_process_set", "remove_process_set")
+    assert all(is_excluded(getattr(hvd, name)) for name in (*shared, "start_timeline", "stop_timeline"))
+    assert not any(
+        is_excluded(each) for each in (hvd.rank, hvd.size, hvd.local_rank, hvd.cross_size, hvd.is_initialized)
+    )
     autograd = [
         getattr(hvd, name) for name in hvd.__all__ if name.startswith("Horovod") and name != "HorovodInternalError"
     ]
