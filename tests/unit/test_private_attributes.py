@@ -23,7 +23,7 @@ INTERFACE = {
 
 ELSEWHERE = {
     "_check_input_dim", "_name", "_optimizer", "_post_accumulate_grad_hooks", "_replace", "_seed",
-    "_set_static_graph", "_shutdown",
+    "_set_static_graph", "_shutdown", "_torchdynamo_disable",
 }  # fmt: skip
 """Names of Horovod's that objects of other packages have, too. Tests read them there."""
 
