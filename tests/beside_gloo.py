@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from torch.distributed import ReduceOp
 REDUCED = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.int8,
 ]  # fmt: skip
-MOVED = [*REDUCED, torch.bool, torch.complex64, torch.complex128, torch.int16, torch.float8_e4m3fn, torch.float8_e5m2]
+MOVED = [*REDUCED, torch.bool, torch.complex64, torch.complex128, torch.int16]
+if torch.__version__ >= "2.3":  # which can fill such tensors
+    MOVED += [torch.float8_e4m3fn, torch.float8_e5m2]
 FEW = {torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float8_e5m2}
 """One of each width and of each way of adding."""
 
@@ -43,6 +46,11 @@ def compare(backend: str | None = None, all_types: bool = True) -> list[str]:
         return (made + 1j * made).to(dtype) if dtype.is_complex else made.to(dtype)
 
     gloo_moves = set(REDUCED) - {torch.bfloat16}
+    try:
+        dist.all_gather_into_tensor(torch.zeros(size), torch.zeros(1), group=gloo)
+        gathers_into = True
+    except RuntimeError:  # Gloo of PyTorch 2.1
+        gathers_into = False
 
     def bits(tensor: Any) -> Any:
         return torch.view_as_real(tensor).reshape(-1) if tensor.is_complex() else tensor.reshape(-1).view(torch.uint8)
@@ -90,7 +98,8 @@ def compare(backend: str | None = None, all_types: bool = True) -> list[str]:
 
         def coalesced_sums(group: Any, dtype: Any) -> list[Any]:
             listed = [values(dtype, count, of) for of, count in enumerate((5, 1, 3000))]
-            with warnings.catch_warnings(action="ignore", category=FutureWarning):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)
                 dist.all_reduce_coalesced(listed, group=group)
             managed = [values(dtype, count, of) for of, count in enumerate((6, 2, 2000))]
             with dist._coalescing_manager(group):
@@ -116,12 +125,18 @@ def compare(backend: str | None = None, all_types: bool = True) -> list[str]:
         listed = [torch.zeros(7, dtype=dtype) for _ in range(size)]
         dist.all_gather(listed, values(dtype, 7), group=group)
         single = torch.zeros(4 * size, dtype=dtype)
-        dist.all_gather_into_tensor(single, values(dtype, 4), group=group)
+        gather_into(single, values(dtype, 4), group)
         coalesced = [torch.zeros(count * size, dtype=dtype) for count in (2, 1000)]
-        with dist._coalescing_manager(group):
+        with dist._coalescing_manager(group) if group is own or gathers_into else nullcontext():
             for of, tensor in enumerate(coalesced):
-                dist.all_gather_into_tensor(tensor, values(dtype, len(tensor) // size, of), group=group)
+                gather_into(tensor, values(dtype, len(tensor) // size, of), group)
         return [*listed, single, *coalesced]
+
+    def gather_into(gathered: Any, tensor: Any, group: Any) -> None:
+        if group is own or gathers_into:
+            dist.all_gather_into_tensor(gathered, tensor, group=group)
+        else:
+            dist.all_gather(list(gathered.chunk(size)), tensor, group=group)
 
     def gather_scatter(group: Any, dtype: Any) -> list[Any]:
         root, there = size - 1, rank == size - 1

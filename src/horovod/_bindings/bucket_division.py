@@ -9,12 +9,12 @@ types and settings that are the same on all ranks.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from horovod.common.util import split_list
 from horovod.core.lifecycle.context import running
+from horovod.observe.call_site import warn
 
 SMALL_BYTES = 1 << 20
 OVERLAPPING_BYTES = 16 << 20
@@ -68,11 +68,11 @@ def cut(sizes: Sequence[tuple[Hashable, int]], limit: int) -> list[list[int]]:
     return buckets
 
 
-def chosen_groups(groups: Any, num_groups: int, stacklevel: int) -> Any:
+def chosen_groups(groups: Any, num_groups: int) -> Any:
     """``groups=`` of an optimizer; with a warning the older ``num_groups=``, if only that is given."""
     if num_groups == 0:
         return groups
-    warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=stacklevel + 1)
+    warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning)
     return num_groups if groups is None else groups
 
 

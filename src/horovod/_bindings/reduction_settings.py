@@ -6,7 +6,6 @@ in :mod:`horovod._bindings.reductions`, :mod:`horovod._bindings.bucket_division`
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.common.basics import is_initialized
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
+from horovod.observe.call_site import warn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +82,9 @@ class ReductionSettings:
             ValueError: the process set does not exist here.
         """
         if not is_initialized():
-            warnings.warn(
+            warn(
                 f"A distributed optimizer is loaded as {kind}, which trains alone, because Horovod is not initialised. To "
                 "train with other ranks, call hvd.init() first, or hvd.DistributedOptimizer(optimizer, ...) afterwards.",
-                stacklevel=3,
             )
             return False
         if self.process_set.process_set_id is None:

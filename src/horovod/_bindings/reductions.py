@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +14,7 @@ from horovod.common.util import get_average_backwards_compatibility_fun
 from horovod.core.lifecycle.context import running
 from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.core.submission.arguments import loose_truth, set_id, shown, whole_number
+from horovod.observe.call_site import warn
 
 Average = ReduceOp.AVERAGE
 Sum = ReduceOp.SUM
@@ -48,7 +48,7 @@ def reduction(op: Any, average: bool | None = None) -> ReduceOp:
         return Average if op is None else op
     if isinstance(average, str) and op is None:
         text = f"the argument average={shown(average)} counts as True and is not a name; write name={shown(average)}"
-        warnings.warn(text, stacklevel=3)
+        warn(text)
         return Average if average else Sum
     chosen = handle_average_backwards_compatibility(op, None if average is None else loose_truth(average, "average"))
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from horovod._keras.first_step import at_first_step, forget, trains_alone, trains_on_tensorflow
 from horovod._keras.values import all_say, broadcast_variables, highest
 from horovod.common.basics import is_initialized, rank, size
 from horovod.core.lifecycle.context import running
+from horovod.observe.call_site import warn
 
 
 class BroadcastGlobalVariables:
@@ -70,7 +70,7 @@ class BroadcastGlobalVariables:
         self._asked = True
         model = self.model
         if size() > 1 and trains_alone(model):
-            warnings.warn(_ALONE.format(name=type(model.optimizer).__name__), stacklevel=2)
+            warn(_ALONE.format(name=type(model.optimizer).__name__))
         # A rank that loaded a checkpoint may have variables that other ranks do not have yet.
         if all_say(_made(model)):
             self._broadcast(model)
@@ -95,9 +95,7 @@ class BroadcastGlobalVariables:
         self._broadcast(model)
         if late and rank() == self.root_rank and size() > 1:
             names = ", ".join(str(getattr(each, "path", each.name)) for each in late[:3])
-            warnings.warn(
-                _LATE.format(names=names, more=f" and {len(late) - 3} more" if len(late) > 3 else ""), stacklevel=2
-            )
+            warn(_LATE.format(names=names, more=f" and {len(late) - 3} more" if len(late) > 3 else ""))
 
     def _broadcast(self, model: Any) -> None:
         optimizer = getattr(model, "optimizer", None)

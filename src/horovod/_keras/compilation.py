@@ -8,10 +8,10 @@ callbacks in the compiled step. PyTorch does not either, because its compiler sp
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import Any
 
 from horovod._keras.loss_scale import is_distributed
+from horovod.observe.call_site import warn
 
 _TEXT = (
     "Horovod: this model trains with a DistributedOptimizer, so its training step is not compiled by XLA (which cannot compile "
@@ -27,7 +27,7 @@ def turn_off_xla(model_class: Any) -> None:
     @functools.wraps(make)
     def make_train_function(self: Any, force: bool = False) -> Any:
         if self.jit_compile and not self.run_eagerly and is_distributed(self.optimizer):
-            warnings.warn(_TEXT, stacklevel=3)
+            warn(_TEXT)
             self.jit_compile = False
         return make(self, force)
 

@@ -62,7 +62,7 @@ def checked(
     gradient_predivide_factor = real(gradient_predivide_factor, "gradient_predivide_factor")
     check_predivide(gradient_predivide_factor, chosen)
     passes = positive_whole(backward_passes_per_step, "backward_passes_per_step")
-    groups = chosen_groups(groups, 0 if num_groups is None else whole(num_groups, "num_groups"), stacklevel=3)
+    groups = chosen_groups(groups, 0 if num_groups is None else whole(num_groups, "num_groups"))
     groups = check_groups(whole_if_number(groups), "variables", id)
     return KerasSettings(
         compression=NoneCompressor if compression is None else compression,

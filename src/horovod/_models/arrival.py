@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from enum import Enum
 
-from horovod.observe.call_site import caller
+from horovod.observe.call_site import caller, warn
 
 
 class Arrival(Enum):
@@ -46,11 +45,10 @@ class ChangeWarning:
             return
         self._given = True
         others = f" and {len(labels) - 1} others" if len(labels) > 1 else ""
-        warnings.warn(
+        warn(
             f"Horovod: the gradients of {labels[0]}{others} reached {self._method} at {caller()} not reduced, but changed "
             "since the backward pass. Horovod reduces them as they are now. That is right for linear changes, such as adding "
             "gradients up or dividing them by a number. It is wrong for clipping, which then clips each rank's own gradients: "
             "call gradients = hvd.reduce_gradients(optimizer, gradients, variables) before it, or take the gradients of "
             "hvd.DistributedGradientTape",
-            stacklevel=2,
         )

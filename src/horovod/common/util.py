@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sysconfig
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +13,7 @@ from horovod.comm.engine import is_at_least, version_of
 from horovod.common import basics
 from horovod.common.basics import module_available
 from horovod.core.errors import HorovodVersionMismatchError, get_version_mismatch_message
+from horovod.observe.call_site import warn
 
 __all__ = [
     "ccl_built",
@@ -119,7 +119,7 @@ def check_installed_version(name: str, version: str, exception: Exception | None
         return
     if exception is not None:
         raise HorovodVersionMismatchError(name, version, installed) from exception
-    warnings.warn(get_version_mismatch_message(name, version, installed), stacklevel=2)
+    warn(get_version_mismatch_message(name, version, installed))
 
 
 @contextlib.contextmanager
@@ -156,7 +156,7 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, b
             return op
         if average is None:
             return reduce_ops.Average
-        warnings.warn("Parameter `average` has been replaced with `op`: hvd.Average or hvd.Sum", DeprecationWarning, 3)
+        warn("Parameter `average` has been replaced with `op`: hvd.Average or hvd.Sum", DeprecationWarning)
         return reduce_ops.Average if average else reduce_ops.Sum
 
     return decide

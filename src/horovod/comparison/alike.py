@@ -6,7 +6,6 @@ it, but rank 0 warns once. With ``HOROVOD_CHECK=error`` all ranks raise; with ``
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
@@ -17,6 +16,7 @@ from horovod.comparison.comparison import Comparison
 from horovod.comparison.precision import Elements, differ
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.context import running
+from horovod.observe.call_site import warn
 
 OFF, ERROR = "off", "error"
 _SHOWN = 3
@@ -127,7 +127,7 @@ def complain(text: str, ranks: Sequence[int], name: str = "", only_warn: bool = 
         hint = (
             f"{CHECK}={OFF} hides it" if only_warn else f"{CHECK}={ERROR} makes this an error, {CHECK}={OFF} hides it"
         )
-        warnings.warn(f"{text} ({hint}.)", stacklevel=3)
+        warn(f"{text} ({hint}.)")
 
 
 def made_at(line: str) -> str:

@@ -1,9 +1,10 @@
-"""Finds the line of the user's script that led to a call, or from which an exception was raised, for errors."""
+"""Finds the line of the user's script that led to a call, or from which an exception was raised, for errors and warnings."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +101,15 @@ def caller(ours: int = 0) -> str:
     if known is not None and known[0] is code:  # the usual case: a line of the user's that was found before
         return known[1]
     return _line(_users_frame(frame))
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Issue a warning at the line of the user's code that led to this call, however many functions of libraries lie between."""
+    frame = _users_frame(sys._getframe(1))
+    assert frame is not None
+    known = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__")
+    warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, module, known)
 
 
 def raised_at(error: BaseException) -> str:

@@ -5,7 +5,6 @@ Importing this package must stay fast: the launcher, the guardian and every rank
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -153,4 +152,6 @@ class _HorovodArgs:
 
 
 def _deprecated(old: str, new: str) -> None:
-    warnings.warn(f"horovod.run({old}=...) is deprecated; use {new}", DeprecationWarning, stacklevel=3)
+    from horovod.observe.call_site import warn
+
+    warn(f"horovod.run({old}=...) is deprecated; use {new}", DeprecationWarning)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TextIO
 
 from horovod._base import config
+from horovod.observe.call_site import warn
 from horovod.runner.checks import number_of_ranks
 from horovod.runner.on_spark.tasks import TasksRequest
 from horovod.runner.options import Options
@@ -78,7 +78,7 @@ def run(
     if use_mpi:
         raise ValueError("use_mpi: on Spark the ranks are started by Spark's tasks, not by mpirun; leave it out")
     if extra_mpi_args:
-        warnings.warn("extra_mpi_args has no effect: horovod.spark.run uses no mpirun", stacklevel=2)
+        warn("extra_mpi_args has no effect: horovod.spark.run uses no mpirun")
     seconds = _start_seconds(start_timeout)
     spark = sessions.active()
     size = number_of_ranks(spark.default_num_proc if num_proc is None else num_proc)

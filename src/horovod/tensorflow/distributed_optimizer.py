@@ -66,7 +66,7 @@ def DistributedOptimizer(
     chosen = reduction(op)
     if chosen == Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
-    groups = chosen_groups(groups, 0 if num_groups is None else whole(num_groups, "num_groups"), stacklevel=2)
+    groups = chosen_groups(groups, 0 if num_groups is None else whole(num_groups, "num_groups"))
     backward_passes_per_step = positive_whole(backward_passes_per_step, "backward_passes_per_step")
     settings = TensorFlowReduction(
         op=chosen,

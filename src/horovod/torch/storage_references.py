@@ -17,6 +17,8 @@ _STORAGE, _ADDRESS = methodcaller("untyped_storage"), attrgetter("_cdata")
 
 AVAILABLE = _count is not None
 """Whether this PyTorch counts references to memory for Python code."""
+ALONE_IN_HOOKS = AVAILABLE and torch.__version__ >= "2.8"
+"""Whether a gradient that nothing else uses counts as alone in its hook. Backward still refers to it before PyTorch 2.8."""
 
 
 def _counts(tensors: Sequence[torch.Tensor]) -> list[int]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddp_programs import BLOCKS, STEPS
 from horovod._base import config
-from horovod.torch.storage_references import AVAILABLE
+from horovod.torch.storage_references import ALONE_IN_HOOKS
 from process_groups import run_in_group
 from ranks import RankPool
 
@@ -22,7 +22,7 @@ Ranks = Callable[..., RankPool]
 PROGRAMS = int(os.environ.get("TEST_DDP_PROGRAMS", "15"))
 """How many random programs run together."""
 
-pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this PyTorch does not count references to memory")
+pytestmark = pytest.mark.skipif(not ALONE_IN_HOOKS, reason="this PyTorch lets no gradient be alone in its hook")
 
 
 def random_program(random: Random) -> dict[str, Any]:

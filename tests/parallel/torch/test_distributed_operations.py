@@ -19,8 +19,9 @@ from part import draws, some
 from process_groups import run_in_group
 from ranks import RankPool
 from time_limits import SOON
+from torch_versions import GLOO
 
-ENGINES = ["shm", "tcp", "gloo"]
+ENGINES = ["shm", "tcp", *GLOO]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import json
 import queue
 import sys
 import threading
+import warnings
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -135,3 +137,21 @@ def test_files_that_are_made_for_ever_fill_no_memory(monkeypatch: pytest.MonkeyP
 def test_a_file_whose_name_is_no_text_can_be_told_to_others() -> None:
     found = compiled("/home/user/caf\udce9.py")(call_site.caller)
     assert found == "/home/user/caf\\udce9.py:2"
+
+
+def test_a_warning_stands_at_the_users_line_and_is_shown_once_for_each() -> None:
+    libraries = [compiled(str(folder / "some.py")) for folder in (PACKAGE, LIBRARY, Path(threading.__file__).parent)]
+
+    def call() -> None:
+        function = partial(call_site.warn, "the text", DeprecationWarning)
+        for library in libraries:
+            function = partial(library, function)  # type: ignore[arg-type]  # made by exec()
+        function()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            call()
+    (warning,) = caught
+    assert (warning.filename, warning.lineno) == (HERE, call.__code__.co_firstlineno + 4)
+    assert (str(warning.message), warning.category) == ("the text", DeprecationWarning)

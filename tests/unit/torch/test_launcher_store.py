@@ -17,12 +17,15 @@ from hypothesis import strategies as st
 from horovod.control.rendezvous.client import RendezvousClient
 from horovod.control.rendezvous.server import RendezvousServer
 from horovod.torch.distributed.launcher_store import LauncherStore
+from horovod.torch.distributed.store import has_key
 from time_limits import SOON
 
 SECRET = b"s" * 32
 _numbers = itertools.count()
 KEYS = st.sampled_from(["a", "b", "c/d"])
 VALUES = st.sampled_from([b"", b"1", b"other"])
+_LACKS_CHECK = not hasattr(dist.HashStore, "check")
+"""PyTorch 2.1 has no ``check`` in Python, and its ``compare_set`` ends the process."""
 CALLS = st.one_of(
     st.tuples(st.just("set"), KEYS, VALUES.filter(bool)),
     st.tuples(st.just("add"), st.sampled_from(["n", "m"]), st.integers(-3, 3)),
@@ -31,7 +34,7 @@ CALLS = st.one_of(
     st.tuples(st.just("append"), KEYS, VALUES.filter(bool)),
     st.tuples(st.just("check"), st.lists(KEYS, min_size=1)),
     st.tuples(st.just("get"), KEYS),
-)
+).filter(lambda call: not (_LACKS_CHECK and call[0] in ("check", "compare_set")))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def make() -> Iterator[Callable[[str], Any]]:
 
 def outcome(store: Any, call: tuple[Any, ...]) -> Any:
     name, *arguments = call
-    if name == "get" and not store.check(arguments):
+    if name == "get" and not has_key(store, arguments[0]):
         return None  # it would wait
     if name == "compare_set":
         arguments = [each.decode() if isinstance(each, bytes) else each for each in arguments]

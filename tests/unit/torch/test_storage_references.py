@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.torch.storage_references import AVAILABLE, are_alone, is_alone
+from horovod.torch.storage_references import ALONE_IN_HOOKS, AVAILABLE, are_alone, is_alone
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="this PyTorch does not count references to memory")
 
@@ -61,5 +61,5 @@ def test_a_gradient_is_alone_in_its_hook_and_afterwards_unless_others_use_it(wha
         parameter.register_post_accumulate_grad_hook(hook)
     for passes in (1, 2):  # the second adds to the memory of the first
         loss(*both).backward()
-        assert found == [not shared] * 2 * passes
+        assert found == [not shared] * 2 * passes or not (ALONE_IN_HOOKS or shared)
         assert [parameter.grad is not None and is_alone(parameter.grad) for parameter in both] == [not shared] * 2

@@ -10,7 +10,6 @@ import atexit
 import logging
 import os
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from horovod.core.lifecycle.world import choose
 from horovod.core.negotiation.messages import Operation
 from horovod.core.worker.worker import WorkerThread
 from horovod.observe import logging as observe_logging
+from horovod.observe.call_site import warn
 
 if TYPE_CHECKING:
     from horovod._base.process_identity import ProcessIdentity
@@ -222,14 +222,14 @@ def shutdown() -> None:
     if found and strict:
         raise MismatchError(found)
     if found:
-        warnings.warn(f"{found} ({CHECK}=error makes this an error, {CHECK}=off hides it.)", stacklevel=3)
+        warn(f"{found} ({CHECK}=error makes this an error, {CHECK}=off hides it.)")
 
 
 def _end() -> None:
     """Shut down at the end of the process, when no error can be raised any more."""
     found, _ = _shut_down()
     if found:
-        warnings.warn(f"{found} ({CHECK}=off hides this.)", stacklevel=2)
+        warn(f"{found} ({CHECK}=off hides this.)")
 
 
 def end(reason: str) -> bool:

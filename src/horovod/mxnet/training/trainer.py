@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from typing import Any
 
@@ -12,6 +11,7 @@ from horovod.core.lifecycle.process_set import ProcessSet, global_process_set
 from horovod.mxnet.compression import Compression, Compressor
 from horovod.mxnet.training.gradients import Gradients
 from horovod.mxnet.training.optimizer import DistributedOptimizer
+from horovod.observe.call_site import warn
 
 
 class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped base
@@ -51,9 +51,8 @@ class DistributedTrainer(mx.gluon.Trainer):  # type: ignore[misc]  # untyped bas
         if not (prefix is None or isinstance(prefix, str)):
             raise AssertionError(f"prefix={prefix!r}: expected a str or None")
         if isinstance(optimizer, DistributedOptimizer):
-            warnings.warn(
+            warn(
                 "DistributedTrainer does not take DistributedOptimizer as its optimizer. It has been unwrapped for you.",
-                stacklevel=2,
             )
             optimizer = optimizer.unwrap()
         if isinstance(params, dict):

@@ -108,7 +108,7 @@ def DistributedGradientTape(
         raise ValueError("this tape is a DistributedGradientTape already; wrap the original")
     if not callable(getattr(gradtape, "gradient", None)):
         raise TypeError(f"expected a tf.GradientTape, not {shown(gradtape)}")
-    groups = chosen_groups(groups, 0 if num_groups is None else whole(num_groups, "num_groups"), stacklevel=2)
+    groups = chosen_groups(groups, 0 if num_groups is None else whole(num_groups, "num_groups"))
     settings = TensorFlowReduction(
         op=reduction(op),
         predivide=gradient_predivide_factor,

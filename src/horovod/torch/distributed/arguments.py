@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+c10d: Any = torch._C._distributed_c10d
+"""Has all of PyTorch's classes of options; ``torch.distributed.distributed_c10d`` lacks some in some versions."""
 _REDUCTIONS = (dist.ReduceOp, type(dist.ReduceOp.SUM))
 
 

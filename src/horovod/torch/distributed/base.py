@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Protocol
 
-import torch
-
 from horovod.torch.distributed import membership as memberships
+from horovod.torch.distributed.arguments import c10d
 from horovod.torch.distributed.futures import threads
 from horovod.torch.distributed.group_operations import Operations
 from horovod.torch.distributed.point_to_point.send_and_recv import PointToPoint
@@ -113,7 +112,7 @@ class BackendGroup(Operations, PointToPoint):
     @property
     def options(self) -> Any:
         """PyTorch's options of a back end: the name, and the time limit of sends and receives."""
-        kind: Any = torch._C._distributed_c10d.Backend.Options
+        kind: Any = getattr(c10d.Backend, "Options", None) or c10d.ProcessGroup.Options  # in PyTorch 2.1
         return kind(NAME, timedelta(seconds=self._submitter.seconds))
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:

@@ -10,11 +10,9 @@ does not change: it broadcasts buffers, moves inputs, and decides in forward whe
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import update_wrapper
-from types import FrameType
 from typing import Any
 
 import torch
@@ -25,7 +23,8 @@ from horovod.core.lifecycle.context import running
 from horovod.torch.distributed.base import BackendGroup
 from horovod.torch.distributed.ddp_gradients import GradientsInPlace, Hooks
 from horovod.torch.distributed.on_loss import refusals
-from horovod.torch.storage_references import AVAILABLE
+from horovod.torch.distributed.submission import calling_frame
+from horovod.torch.storage_references import ALONE_IN_HOOKS
 from horovod.torch.tensors import DATA_TYPES
 from horovod.torch.uncompiled import uncompiled
 
@@ -50,7 +49,7 @@ _ARGUMENTS = (
 )
 _NEED_BUCKETS = ("find_unused_parameters", "use_python_reducer", "batched_grad_copy")
 _NEEDED = ("_rebuild_buckets", "_get_zeros_like_grad_buckets", "_autograd_hook", "prepare_for_backward")
-_SUPPORTED = AVAILABLE and all(hasattr(_Reducer, name) for name in _NEEDED)
+_SUPPORTED = ALONE_IN_HOOKS and all(hasattr(_Reducer, name) for name in _NEEDED)
 """Whether this PyTorch has what a reduction in place needs."""
 _made: weakref.WeakSet[InPlaceReducer] = weakref.WeakSet()
 _in_buckets = WeakTensorKeyDictionary()
@@ -63,7 +62,7 @@ class InPlaceReducer(_Reducer):  # type: ignore[misc]  # C++, without types
 
     def __init__(self, *args: Any, **options: Any) -> None:
         given = {**dict(zip(_ARGUMENTS, args, strict=False)), **options}
-        self._module = weakref.ref(_module_of(sys._getframe(1)))
+        self._module = weakref.ref(_calling_module())
         self._group = given["process_group"]
         self._parameters: list[torch.Tensor] = list(given["params"])
         self._names: dict[int, str] = given.get("param_to_name_mapping") or {}
@@ -296,9 +295,10 @@ def _using_buckets(register: Any) -> Any:
     return update_wrapper(registering, register)
 
 
-def _module_of(frame: FrameType) -> Any:
-    """The DDP module whose method runs in ``frame``; a new object if it is none."""
-    found = frame.f_locals.get("self")
+def _calling_module() -> Any:
+    """The DDP module whose method makes a reducer; a new object if it is none."""
+    frame = calling_frame()
+    found = None if frame is None else frame.f_locals.get("self")
     return found if isinstance(found, torch.nn.parallel.DistributedDataParallel) else _Nothing()
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 from horovod.core.negotiation.messages import Operation
-from horovod.torch.distributed.arguments import options_of
+from horovod.torch.distributed.arguments import c10d, options_of
 from horovod.torch.distributed.group_reductions import Reductions
 from horovod.torch.distributed.movements import Movements
 from horovod.torch.distributed.work import HorovodWork
@@ -30,5 +28,5 @@ class Operations(Reductions, Movements):
     """
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> HorovodWork:
-        opts = options_of(dist.distributed_c10d.BarrierOptions, opts, timeout)
+        opts = options_of(c10d.BarrierOptions, opts, timeout)
         return self._submitter.start("barrier", Operation.BARRIER, (), (), [], opts)

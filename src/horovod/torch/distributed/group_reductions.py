@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from horovod._bindings.reductions import ReductionArguments
 from horovod.comm.reduction import ReduceOp
@@ -16,6 +15,7 @@ from horovod.core.requests.tensor import Tensor
 from horovod.torch.distributed.arguments import (
     ArgumentError,
     as_list,
+    c10d,
     equally_many,
     for_each_rank,
     listed,
@@ -36,7 +36,6 @@ from horovod.torch.uncompiled import uncompiled
 
 Combine = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-c10d: Any = dist.distributed_c10d  # its stubs lack some classes of options
 _ALLREDUCE_OPTIONS = c10d.AllreduceOptions
 
 

@@ -7,12 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from horovod.core.negotiation.messages import Operation
 from horovod.torch.distributed.arguments import (
     ArgumentError,
     as_list,
+    c10d,
     equally_many,
     for_each_rank,
     listed,
@@ -38,8 +38,6 @@ from horovod.torch.tensors import empty_like, plain_view
 from horovod.torch.uncompiled import uncompiled
 
 Tensors = Sequence[torch.Tensor]
-
-c10d: Any = dist.distributed_c10d  # its stubs lack some classes of options
 
 
 @uncompiled

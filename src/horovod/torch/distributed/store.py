@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -25,6 +26,25 @@ _PAUSE_SECONDS = (0.0005, 0.05)
 _PATIENCE_SECONDS = 10.0
 """How much longer than the time limit the other ranks wait for rank 0, which has the same limit and publishes who is missing.
 At most as long as that limit. Also how long rank 0 waits in :meth:`StoreExchange.end`."""
+
+
+def has_key(store: Any, key: str) -> bool:
+    """Whether a ``torch.distributed.Store`` has a value for a key.
+
+    PyTorch 2.1 has no ``Store.check`` in Python. There it waits for the key as briefly as the store can: for some
+    milliseconds, or a second if it is a ``FileStore``.
+
+    Raises:
+        RuntimeError: the store cannot be used.
+    """
+    if hasattr(store, "check"):
+        return bool(store.check([key]))
+    try:
+        store.wait([key], timedelta(milliseconds=1))
+    except RuntimeError:  # the key is missing, or the store cannot be used, in which case it raises again
+        store.add("horovod/asked", 0)
+        return False
+    return True
 
 
 class _Answer(msgspec.Struct, array_like=True):
@@ -156,7 +176,7 @@ class StoreExchange:
             pause = min(pause * 1.5, longest)
 
     def _has(self, key: str) -> bool:
-        return bool(self._asked(lambda: self._store.check([key])))
+        return bool(self._asked(lambda: has_key(self._store, key)))
 
     def _asked(self, ask: Any) -> Any:
         try:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ MOVED = ReductionArguments()
 """The reduction arguments of a collective that reduces nothing."""
 DDP_BUCKET = ReductionArguments(ReduceOp.SUM, chosen_form=None)
 """The reduction of a bucket of DDP's gradients. The calls of a script itself are never compressed."""
-_FOLDER = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parent.parent) + "/"
 
 
 def checked_reduction(op: Any) -> ReductionArguments:
@@ -73,7 +74,7 @@ def checked_reduction(op: Any) -> ReductionArguments:
     if known is not None:
         return known
     if kind.name == "PREMUL_SUM":
-        factor = op.factor
+        _, factor = op.__getstate__()  # PyTorch 2.1 has no attribute of it
         if isinstance(factor, torch.Tensor) and factor.numel() != 1:
             raise ArgumentError("the factor of ReduceOp.PREMUL_SUM must be one number, not a tensor of several")
         return ReductionArguments(ReduceOp.SUM, prescale=float(factor))
@@ -351,11 +352,17 @@ DISPATCHER = dist.distributed_c10d.__file__
 """The Python code of ``torch.distributed`` that calls groups. They are also called by C++ code, and by the script directly."""
 
 
+def calling_frame() -> FrameType | None:
+    """The frame of the Python code that has called the group, itself or through C++ code. It is not of ``horovod.torch``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame
+
+
 def calling_file() -> str:
-    """The file of the Python code that has called the group, itself or through C++ code."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_FOLDER):
-        frame = frame.f_back  # type: ignore[assignment]
+    """The file of the Python code that has called the group."""
+    frame = calling_frame()
     return "" if frame is None else frame.f_code.co_filename
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -24,6 +26,12 @@ Finish = Callable[[Handle], None]
 
 _NO_LIMIT = timedelta(0)
 """PyTorch's value for a wait that has no limit of its own."""
+_KEPT_BY_CPP = torch.__version__ >= "2.7"
+"""Whether C++ code that gets a work keeps its Python object, too. Before PyTorch 2.7 it keeps only its own part, whose ``wait``
+blocks forever once the Python object is gone (https://github.com/pytorch/pytorch/pull/146376)."""
+_KEPT_COUNT = 256
+_kept: deque[HorovodWork] = deque(maxlen=_KEPT_COUNT)
+"""The latest works that nobody has waited for yet, if C++ code does not keep them: it holds few at a time."""
 
 
 @uncompiled
@@ -63,6 +71,8 @@ class HorovodWork(dist.Work):
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._future: Any = None
+        if not _KEPT_BY_CPP:
+            _kept.append(self)
         if profiler._is_profiler_enabled:
             _record(what, handle, self._outputs)
 
@@ -77,6 +87,8 @@ class HorovodWork(dist.Work):
             HorovodInternalError: the collective failed. The text names the ranks, the group's call and the lines.
             CollectiveTimeoutError: the collective was not done within ``timeout``. It continues, and the caller may wait again.
         """
+        if not _KEPT_BY_CPP:
+            _keep_no_longer(self)
         own = timeout.total_seconds()
         seconds = own or self._seconds
         try:
@@ -122,6 +134,8 @@ class HorovodWork(dist.Work):
 
     def get_future(self) -> Any:
         """A ``torch.futures.Future`` of the list of outputs, or of the lists that were passed; the same one each time."""
+        if not _KEPT_BY_CPP:
+            _keep_no_longer(self)
         if self._future is None:
             devices = list({tensor.device for tensor in self._outputs if not tensor.is_cpu})
             origin = None if self._origin is None else self._origin()
@@ -167,6 +181,11 @@ class HorovodWork(dist.Work):
         return int(self._handle.result) if self._what == "recv" else -1
 
     _source_rank = source_rank
+
+
+def _keep_no_longer(work: HorovodWork) -> None:
+    with suppress(ValueError):  # it is not among the latest any more, or has been waited for
+        _kept.remove(work)
 
 
 def _record(what: str, handle: Handle, tensors: Sequence[torch.Tensor]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks as _of_all_optimizers
 
+from horovod.observe.call_site import warn
 from horovod.torch.optimizer.compressor_state import MEMORY, load_memory, saved_memory
 from horovod.torch.optimizer.gradient_reduction import GradientReduction
 from horovod.torch.optimizer.identity import OptimizerIdentity
@@ -67,10 +67,9 @@ class GradientOptimizer(WrappedOptimizer):
             reduction.end_step()
             return result
         if reduction.before_step():
-            warnings.warn(
+            warn(
                 "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
                 "This can cause training slowdown. Use `with optimizer.skip_synchronize():` around step().",
-                stacklevel=2,
             )
         if not (_of_all_optimizers or vars(self).get("_optimizer_step_pre_hooks")):
             reduction.look()

@@ -17,7 +17,6 @@ Each backward pass reduces the gradients that any rank's pass has touched, and w
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from horovod.comparison.looks import looks_in
 from horovod.comparison.samples import Samples, samples_of
 from horovod.core.errors import MismatchError
 from horovod.core.lifecycle.context import is_initialized
+from horovod.observe.call_site import warn
 from horovod.observe.step_clock import UPDATE, clock
 from horovod.torch.ops.allreduce import allreduce_
 from horovod.torch.optimizer.backward_passes import current_task
@@ -146,7 +146,7 @@ class GradientReduction(DistributedPart):
         self._looked = True
         for parameter, name in self.parameters.names.items():
             if parameter.requires_grad and parameter.grad is not None and not _reduces_any(parameter):
-                warnings.warn(_LEFT_OUT.format(name=name), stacklevel=4)
+                warn(_LEFT_OUT.format(name=name))
                 return
 
     def before_scaler_steps(self) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -14,6 +13,7 @@ from horovod.comm.reduction import ReduceOp
 from horovod.comm.tuned import TunedSettings
 from horovod.comparison.alike import is_compared
 from horovod.core.lifecycle.context import running
+from horovod.observe.call_site import warn
 from horovod.torch.optimizer.backward_passes import current_task
 from horovod.torch.optimizer.bucket_sender import BucketSender, is_sparse, zero_gradient
 from horovod.torch.optimizer.buckets import ParameterState
@@ -154,7 +154,7 @@ class GradientRounds(Participant, ParameterObserver):
         backward = touched | self._passes.named or current_task() >= 0  # which may have changed the gradients
         if found and not backward and not self._hinted and is_compared() and were_changed(slots, found):
             self._hinted = True
-            warnings.warn(_CLIPPED_BY_HAND.format(line=self.line), stacklevel=9)
+            warn(_CLIPPED_BY_HAND.format(line=self.line))
         return found
 
     def send_touched(self, conclusion: Conclusion) -> None:

@@ -86,7 +86,7 @@ def check_arguments(
     """
     chosen = reduction(op)
     check_predivide(predivide, chosen)
-    groups = chosen_groups(groups, num_groups, stacklevel=3)
+    groups = chosen_groups(groups, num_groups)
     check_passes(passes)
     if isinstance(compression, BucketCompressor) and (
         chosen not in (ReduceOp.AVERAGE, ReduceOp.SUM) or predivide != 1.0

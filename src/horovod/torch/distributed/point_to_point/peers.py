@@ -20,6 +20,7 @@ from horovod.control.connection import Connection
 from horovod.control.dial import Address, anywhere, dial_until, listening_socket
 from horovod.control.mesh import own_addresses
 from horovod.core.lifecycle.generation import Generation
+from horovod.torch.distributed.store import has_key
 
 _PAUSE_SECONDS = (0.001, 0.1)
 
@@ -98,7 +99,7 @@ class PeerDirectory:
         pause, longest = _PAUSE_SECONDS
         key = f"{self._prefix}/{rank}"
         while not over():
-            if self._store.check([key]):
+            if has_key(self._store, key):
                 return _decode(self._store.get(key))
             time.sleep(pause)
             pause = min(pause * 1.5, longest)
