@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from horovod.observe.call_site import is_users
+
 
 class LogMessages(logging.Handler):
     """A block; its value is the list of what is said in it, the log and the warnings."""
@@ -22,7 +24,7 @@ class LogMessages(logging.Handler):
         return self.kept
 
     def _warned(self, message: Warning | str, category: Any, filename: str, *others: Any) -> None:
-        if "/horovod/" in filename:
+        if "/horovod/" in filename or is_users(filename):  # not of another package
             self.kept.append(str(message))
 
     def __exit__(self, *args: object) -> None:

@@ -104,11 +104,13 @@ def caller(ours: int = 0) -> str:
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning at the line of the user's code that led to this call, however many functions of libraries lie between."""
-    frame = _users_frame(sys._getframe(1))
-    assert frame is not None
+    """Issue a warning at the line of the user's code that led to this call, however many functions of libraries lie between.
+    If there is none, because a framework's thread runs this, it stands at the line that calls this function."""
+    own = sys._getframe(1)
+    found = _users_frame(own)
+    frame = found if found is not None and is_users(found.f_code.co_filename) else own
     known = frame.f_globals.setdefault("__warningregistry__", {})
-    module = frame.f_globals.get("__name__")
+    module = frame.f_globals.get("__name__") or "<unknown>"  # for None nothing is issued
     warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, module, known)
 
 

@@ -155,3 +155,14 @@ def test_a_warning_stands_at_the_users_line_and_is_shown_once_for_each() -> None
     (warning,) = caught
     assert (warning.filename, warning.lineno) == (HERE, call.__code__.co_firstlineno + 4)
     assert (str(warning.message), warning.category) == ("the text", DeprecationWarning)
+
+
+def test_a_warning_on_a_thread_without_the_users_code_stands_where_it_is_issued() -> None:
+    issuing = compiled(str(PACKAGE / "some.py"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        thread = threading.Thread(target=issuing, args=(partial(call_site.warn, "the text"),))
+        thread.start()
+        thread.join(SOON)
+    (warning,) = caught
+    assert (warning.filename, warning.lineno) == (str(PACKAGE / "some.py"), 2)
