@@ -18,6 +18,7 @@ from horovod.torch.distributed import (
 from horovod.torch.distributed.base import NAME
 from horovod.torch.distributed.c10d_backend import HorovodBackend
 from horovod.torch.distributed.ddp_reducer import install
+from horovod.torch.distributed.destruction import watch_destruction
 from horovod.torch.distributed.process_group import HorovodProcessGroup
 from horovod.torch.distributed.submission import Submitter
 
@@ -34,6 +35,7 @@ def make(options: Any, backend_options: Any = None) -> HorovodProcessGroup | Hor
             changing members that cannot be.
         ValueError, TimeoutError, RuntimeError: the ranks do not find each other, or contradict each other.
     """
+    watch_destruction()
     wanted = _wanted()
     others = set(wanted.values()) - {NAME}
     if others and not c10d_backend.AVAILABLE:
