@@ -15,6 +15,9 @@ import elastic_events
 import horovod
 from launcher.harness import Launcher
 from part import some
+from torch_versions import needs_torch
+
+pytestmark = needs_torch("2.6", "C++ code that asks a group in Python for its size")
 
 EVENTS = 4
 LEAST = ["--min-np", "2", "--start-timeout", "600"]

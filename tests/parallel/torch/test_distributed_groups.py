@@ -355,6 +355,7 @@ def test_a_lost_rank_is_named(ranks: Ranks, how: signal.Signals, where: str) -> 
     assert "rank 1" in told and ("killed" in told or "stopped" in told), told
 
 
+@needs_torch("2.7", "_abort_process_group() of groups in Python")
 def test_abort_ends_what_is_in_flight_on_all_ranks(ranks: Ranks) -> None:
     def check() -> str:
         import torch.distributed as dist
@@ -415,7 +416,7 @@ def test_a_backend_takes_the_same_calls_as_a_group(ranks: Ranks) -> None:
             assert group.rank_and_size == (rank, size) and group.name() == "horovod"
             tensor, gathered = torch.ones(3), torch.zeros(3 * size)
             group.allreduce([tensor], dist.distributed_c10d.AllreduceOptions()).wait()
-            group.all_gather_single(gathered, tensor, dist.distributed_c10d.AllgatherOptions()).wait()
+            group.all_gather_single(gathered, tensor, c10d.AllgatherOptions()).wait()
             assert gathered.tolist() == [float(size)] * 3 * size
             group.monitored_barrier(timedelta(seconds=20))
             with pytest.raises(NotImplementedError, match="Name the source"):
@@ -517,6 +518,7 @@ def test_monitored_barrier_and_split_group_of_pytorch(ranks: Ranks) -> None:
     run_in_group(ranks(3, framework="torch"), check)
 
 
+@needs_torch("2.4", "split_group()")
 @pytest.mark.skipif(WITH_BACKENDS, reason="PyTorch 2.15 splits groups on CPUs")
 def test_split_group_is_an_error_where_pytorch_wants_an_accelerator(ranks: Ranks) -> None:
     def check() -> None:

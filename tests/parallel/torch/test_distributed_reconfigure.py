@@ -20,6 +20,7 @@ from torch_versions import needs_torch
 
 Ranks = Callable[..., RankPool]
 
+pytestmark = needs_torch("2.6", "C++ code that asks a group in Python for its size")
 needs_reconfigure = needs_torch("2.14", "torch.distributed._reconfigure")
 needs_backends = needs_torch("2.15", "back ends in Python")
 both = pytest.mark.parametrize("backend", ["horovod", pytest.param("gloo", marks=needs_reconfigure)])

@@ -16,6 +16,7 @@ from diloco import Case
 from horovod._base import config
 from part import draws
 from ranks import RankPool
+from torch_versions import needs_scaler
 
 SIZE = 4
 USUAL = Case("aabb", 4, 2, 1, 14, 0.7, 0.9, True, 0.5)
@@ -165,6 +166,7 @@ def test_all_hosts_have_the_average_at_the_end(on_hosts: Any) -> None:
         assert diloco.distance(seen[0], mean) < 1e-12, rank
 
 
+@needs_scaler
 def test_steps_that_a_scaler_skips_on_one_host_count_on_all(on_hosts: Any) -> None:
     def job() -> int:
         model, optimizer = make(USUAL)

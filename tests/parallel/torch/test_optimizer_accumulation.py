@@ -14,6 +14,7 @@ from torch import nn
 
 import horovod.torch as hvd
 from regression import MAKERS, assert_close, assert_same_on_all_ranks, batches, loss_of, network
+from torch_versions import needs_torch
 
 
 def one(**wrapping: Any) -> tuple[nn.Parameter, Any]:
@@ -111,6 +112,7 @@ def test_an_error_inside_no_sync_leaves_it(job: Any) -> None:
     job(2, check)
 
 
+@needs_torch("2.13", "a pool of addresses of tensors, perhaps before 2.13")
 def test_a_gradient_made_anew_between_local_passes_may_lie_where_the_old_one_was(job: Any) -> None:
     def check() -> None:
         parameter, optimizer = one()

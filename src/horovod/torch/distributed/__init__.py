@@ -7,6 +7,7 @@
     group           a ProcessGroup in Python
     backend         a Backend in Python, from PyTorch 2.15 on: one of several back ends of a group, or the one that such a
                     ProcessGroup registers for C++ code
+    destruction     shuts down the groups that the script destroys, which PyTorch does itself from 2.7 on
     splitting       makes a group from some ranks of another group
     next_membership gives the default group other ranks, and what was made of it
     group_rounds    the default group of an elastic job, which has other ranks in each round

@@ -12,7 +12,7 @@ from horovod.torch.distributed.base import BackendGroup
 _c10d: Any = dist.distributed_c10d
 
 
-class _Groups(dict[Any, Any]):
+class WatchedGroups(dict[Any, Any]):
     """PyTorch's table of groups, from which it removes the groups that it destroys. A script may hold the function itself."""
 
     def __delitem__(self, group: Any) -> None:
@@ -32,5 +32,5 @@ def _shut_down(group: Any) -> None:
 
 def watch_destruction() -> None:
     """Shut groups down when they are destroyed. Call it before a group is made."""
-    if torch.__version__ < "2.7" and not isinstance(_c10d._pg_map, _Groups):
-        _c10d._pg_map = _Groups(_c10d._pg_map)
+    if torch.__version__ < "2.7" and not isinstance(_c10d._pg_map, WatchedGroups):
+        _c10d._pg_map = WatchedGroups(_c10d._pg_map)

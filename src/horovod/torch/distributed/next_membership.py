@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed
 
 from horovod.torch.distributed import ddp_reducer
@@ -26,6 +27,10 @@ from horovod.torch.distributed.process_group import HorovodProcessGroup
 
 MESHES_SECONDS = 1.0
 """How long after a change a warning names device meshes of another number of ranks."""
+
+SIZE_CHANGES = torch.__version__ >= "2.6"
+"""Whether C++ code asks a group in Python for its size. Before PyTorch 2.6 it keeps the number of ranks that the group was made
+with, and DistributedDataParallel divides by it."""
 
 _log = logging.getLogger("horovod.torch")
 dist: Any = torch.distributed  # its stubs lack some classes
@@ -39,8 +44,16 @@ def adopt(group: HorovodProcessGroup, found: GroupMembership, store: Any, advice
         store: the store for groups that the script makes from now on, in which no earlier membership has written; None: the
             same as before, whose keys are new ones.
         advice: what to do about a device mesh, for a warning.
+
+    Raises:
+        RuntimeError: this PyTorch would go on to average over the earlier number of ranks.
     """
     world, before = dist.distributed_c10d._world, group.size()
+    if len(found.ranks) != before and not SIZE_CHANGES:
+        raise RuntimeError(
+            f"the default group had {before} ranks, and now there are {len(found.ranks)}, but PyTorch {torch.__version__} "
+            f"would still divide gradients by {before}: install PyTorch 2.6 or newer, or use hvd.DistributedOptimizer."
+        )
     for other in [each for each in world.pg_map if each is not group]:
         dist.destroy_process_group(other)
     if store is not None:

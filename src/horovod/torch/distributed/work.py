@@ -30,7 +30,7 @@ _KEPT_BY_CPP = torch.__version__ >= "2.7"
 """Whether C++ code that gets a work keeps its Python object, too. Before PyTorch 2.7 it keeps only its own part, whose ``wait``
 blocks forever once the Python object is gone (https://github.com/pytorch/pytorch/pull/146376)."""
 _KEPT_COUNT = 256
-_kept: deque[HorovodWork] = deque(maxlen=_KEPT_COUNT)
+unawaited: deque[HorovodWork] = deque(maxlen=_KEPT_COUNT)
 """The latest works that nobody has waited for yet, if C++ code does not keep them: it holds few at a time."""
 
 
@@ -72,7 +72,7 @@ class HorovodWork(dist.Work):
         self._failure: BaseException | None = None
         self._future: Any = None
         if not _KEPT_BY_CPP:
-            _kept.append(self)
+            unawaited.append(self)
         if profiler._is_profiler_enabled:
             _record(what, handle, self._outputs)
 
@@ -185,7 +185,7 @@ class HorovodWork(dist.Work):
 
 def _keep_no_longer(work: HorovodWork) -> None:
     with suppress(ValueError):  # it is not among the latest any more, or has been waited for
-        _kept.remove(work)
+        unawaited.remove(work)
 
 
 def _record(what: str, handle: Handle, tensors: Sequence[torch.Tensor]) -> None:
