@@ -1,7 +1,7 @@
 """Gives PyTorch the name ``horovod`` of the back end, and replaces another back end by it if the user asks for that.
 
 PyTorch calls :func:`register` through an entry point: 2.15 when a script first asks for the back end
-(``torch.distributed.backends``), all versions at the end of ``import torch`` (``torch.backends``). So this module imports
+(``torch.distributed.backends``), 2.5 and newer at the end of ``import torch`` (``torch.backends``). So this module imports
 little, and nothing of ``horovod.torch`` before a group is made: an error here would make ``import torch`` fail.
 """
 

@@ -29,8 +29,7 @@ _NO_LIMIT = timedelta(0)
 _KEPT_BY_CPP = torch.__version__ >= "2.7"
 """Whether C++ code that gets a work keeps its Python object, too. Before PyTorch 2.7 it keeps only its own part, whose ``wait``
 blocks forever once the Python object is gone (https://github.com/pytorch/pytorch/pull/146376)."""
-_KEPT_COUNT = 256
-unawaited: deque[HorovodWork] = deque(maxlen=_KEPT_COUNT)
+unawaited: deque[HorovodWork] = deque(maxlen=256)
 """The latest works that nobody has waited for yet, if C++ code does not keep them: it holds few at a time."""
 
 
