@@ -477,6 +477,8 @@ def test_a_running_job_is_asked(launcher: Launcher) -> None:
 
 
 def test_the_forms_for_tools(ranks: Ranks, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+
     def scene() -> None:
         step(0)
         if hvd.rank() == 0:

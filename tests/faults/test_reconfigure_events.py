@@ -10,10 +10,12 @@ import pytest
 
 from part import some
 from time_limits import JOB
+from torch_versions import needs_torch
 
 PROGRAM = Path(__file__).resolve().parents[1] / "reconfigure_events.py"
 
 
+@needs_torch("2.6", "C++ code that asks a group in Python for its size")
 @pytest.mark.parametrize("seed", some([1, 2], [1]))
 def test_the_others_go_on_to_the_result_of_one_process(seed: int) -> None:
     """``python tests/reconfigure_events.py --jobs 20 --events 15`` plays more."""

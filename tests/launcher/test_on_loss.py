@@ -13,6 +13,9 @@ import horovod
 import on_loss_kills
 from launcher.harness import Launcher
 from part import some
+from torch_versions import needs_torch
+
+pytestmark = needs_torch("2.6", "C++ code that asks a group in Python for its size; 2.5: --torch-backend")
 
 GO_ON = ["--torch-backend", "horovod", "--on-loss", "continue"]
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "torch_ddp_survives.py"

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.harness import Launcher, finish
 from time_limits import SOON
+from torch_versions import needs_torch
 
 pytest.importorskip("torch")
 
@@ -38,6 +39,7 @@ def run(launcher: Launcher, installed: str, *words: str, **extra: str) -> tuple[
     return sorted(line.split(">:", 1)[1] for line in done.stdout.splitlines()), done.stderr
 
 
+@needs_torch("2.5", "entry points that import torch calls")
 def test_a_script_for_torchrun_runs_unchanged(launcher: Launcher, installed: str) -> None:
     """By Gloo, and by the back end that the installation has registered, without an import."""
     assert run(launcher, installed, "python", "train.py", "gloo")[0] == ["ProcessGroup gloo 2"] * 2
